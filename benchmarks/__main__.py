@@ -12,7 +12,18 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 
-from benchmarks import command, jobs, planning, reaction, rest, shims, streams, submissions
+from benchmarks import (
+    command,
+    jobs,
+    planning,
+    reaction,
+    rest,
+    shims,
+    start,
+    store,
+    streams,
+    submissions,
+)
 from benchmarks.figures import Figure, table
 from benchmarks.machine import machine
 
@@ -20,6 +31,8 @@ BENCHMARKS: dict[str, Callable[[], Iterable[Figure | str]]] = {
     "planning": planning.run,
     "command": command.run,
     "rest": rest.run,
+    "store": store.run,
+    "start": start.run,
     "submissions": submissions.run,
     "jobs": jobs.run,
     "shims": shims.run,

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import socket
 import subprocess
 import sys
 import tempfile
@@ -55,22 +56,27 @@ def running(simulate: str = GPUS, *options: str, state: Path | None = None) -> I
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gpulease-bench-")))
         group = stack.enter_context(control_group(folder.name))
-        socket, log = folder / "s", folder / "log"
+        path, log = folder / "s", folder / "log"
         command = [sys.executable, "-m", "gpulease.daemon", "--simulate", simulate]
-        command += ["--socket", str(socket), "--state", str(state or folder / "state"), *options]
+        command += ["--socket", str(path), "--state", str(state or folder / "state"), *options]
         with log.open("wb") as output:
             process = subprocess.Popen(command, stdout=output, stderr=output)
             add(process.pid, group)
         try:
-            while not socket.exists():
+            while not _listens(path):
                 if process.poll() is not None:
                     raise RuntimeError(log.read_text())
                 time.sleep(0.005)
-            env = {**os.environ, "GPULEASE_SOCKET": str(socket)}
-            yield Running(process.pid, socket, env, ProcessGroup(process.pid, group))
+            env = {**os.environ, "GPULEASE_SOCKET": str(path)}
+            yield Running(process.pid, path, env, ProcessGroup(process.pid, group))
         finally:
             process.terminate()
             process.wait()
+
+
+def _listens(path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX) as link:
+        return link.connect_ex(str(path)) == 0
 
 
 def order(*argv: str, memory: int = G) -> SubmitRequest:

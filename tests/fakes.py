@@ -65,6 +65,9 @@ class FakeClock:
     def set_by(self) -> timedelta:
         return self.ahead
 
+    def thread_s(self) -> float:
+        return 0.0
+
     def follow(self) -> None:
         self.at += self.ahead
         self.moved += self.ahead
@@ -192,6 +195,13 @@ class MemoryStore:
 
     def live(self) -> Sequence[Job]:
         return tuple(job for job in self._jobs.values() if job.state is not State.ENDED)
+
+    def holding(self) -> Sequence[Job]:
+        return [job for job in self.live() if job.holds_memory]
+
+    def live_job(self, job: JobId) -> Job | None:
+        found = self._jobs.get(job)
+        return None if found is None or found.state is State.ENDED else found
 
     def user_count(self, uid: int) -> UserCount:
         mine = [job for job in self.live() if job.owner.uid == uid]

@@ -6,7 +6,6 @@ depends only on parts above it. Only `DaemonApp.adopt` changes parts later, at a
 
 import os
 import sys
-import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
@@ -246,7 +245,6 @@ def _scheduler(
         settle_exit=accounting.settle_exit,
         obstacle=enforcement.obstacle,
         windows=_windows(base).current,
-        thread_s=time.thread_time,
     )
 
 
@@ -348,13 +346,15 @@ def _request_context(
     settings = base.settings()
     windows = _windows(base)
     machine_views = MachineViews(scheduler, processes, sources, windows.current)
-    # Listings are drawn in a thread, with job views of their own.
-    listed_jobs = JobViews(scheduler, processes, sources, scheduler.explainer)
+
+    def job_views() -> JobViews:
+        return JobViews(scheduler, processes, sources, scheduler.explainer)
+
     return RequestContext(
         scheduler=scheduler,
-        job_views=JobViews(scheduler, processes, sources, scheduler.explainer),
+        job_views=job_views(),
         machine_views=machine_views,
-        listings=Listings(listed_jobs, machine_views, base.clock, scheduler.explainer),
+        listings=Listings(job_views, machine_views, base.clock, scheduler.explainer),
         clock=base.clock,
         defaults=request_defaults(settings),
         rights=rights(settings),

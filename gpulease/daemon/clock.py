@@ -24,6 +24,10 @@ class SystemClock:
         """Return how far the machine's clock is ahead of `now`."""
         return self._difference() - self._offset
 
+    def thread_s(self) -> float:
+        """Return the CPU time of the calling thread, in seconds."""
+        return time.thread_time()
+
     def follow(self) -> None:
         """Use the machine's time from now on."""
         self._offset = self._difference()

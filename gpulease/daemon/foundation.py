@@ -4,6 +4,7 @@ A daemon never opens an empty or older database beside running jobs that it does
 memory would be leased again.
 """
 
+import os
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -12,8 +13,6 @@ from pathlib import Path
 from gpulease.config import DATABASE_NAME, Settings
 from gpulease.daemon.disk_space import free_space
 from gpulease.daemon.worker_threads import ObservationThread, WriterThread
-from gpulease.domain.gpu import JobId
-from gpulease.domain.lease import State
 from gpulease.errors import (
     BadConfiguration,
     BadValue,
@@ -29,6 +28,7 @@ from gpulease.service.ports import Clock
 from gpulease.store.database_file import last_job
 from gpulease.store.engine import damaged
 from gpulease.store.recovery import SKIPPED_IDS
+from gpulease.store.schema import is_current
 from gpulease.store.store import SqlStore
 
 _MOST_SHOWN = 8
@@ -131,16 +131,19 @@ def open_record(settings: Settings) -> tuple[StateDirectory, SqlStore, tuple[str
             free_space(settings, 0)
         except OSError as error:
             raise state_fault(f"cannot use the state directory {state.path}", error) from error
-        path, running = state.path / DATABASE_NAME, state.running()
+        path, numbers = state.path / DATABASE_NAME, state.numbers()
         is_new = not path.exists() or path.stat().st_size == 0
-        if is_new and running:
+        if is_new and (running := state.running(numbers)):
             what = "empty" if path.exists() else "missing"
             raise damaged(path, f"it is {what}, and {_jobs(running)}")
-        taken = _taken(state, path) if is_new else state.last_job()
+        taken = max(numbers, default=0)
+        if is_new:
+            taken = _above(max(taken, last_job(path)))
+        _migrate(path)
         store = SqlStore(path)
         stack.callback(store.close)
         try:
-            _refuse_to_forget(running, store)
+            _refuse_to_forget(state.running(store.never_started(numbers)), path)
             # With a new or restored database, a job must not get the directory of another job.
             store.skip_ids_up_to(taken)
             identity = store.installation(), store.secret()
@@ -150,22 +153,35 @@ def open_record(settings: Settings) -> tuple[StateDirectory, SqlStore, tuple[str
     return state, store, identity
 
 
-def _taken(state: StateDirectory, path: Path) -> int:
+def _migrate(path: Path) -> None:
+    """Create or migrate the database in a child: what that imports (11 MiB) ends with the child.
+
+    If it fails, the daemon tries again when it opens the database, and reports why.
+    """
+    if is_current(path):
+        return
+    if child := os.fork():
+        os.waitpid(child, 0)
+        return
+    try:
+        SqlStore(path).close()
+    finally:
+        os._exit(0)
+
+
+def _above(last: int) -> int:
     """Return an id above all that may have been used before the database was removed."""
-    last = max(state.last_job(), last_job(path))
     return last + SKIPPED_IDS if last else 0
 
 
-def _refuse_to_forget(running: Sequence[int], store: SqlStore) -> None:
+def _refuse_to_forget(running: Sequence[int], path: Path) -> None:
     """Refuse a database that lacks running jobs: their memory would be leased again.
 
     Raises:
         StateUnusable: it is a restored older copy.
     """
-    known = {number: store.job(JobId(number)) for number in running}
-    lost = [number for number, job in known.items() if job is None or job.state is State.QUEUED]
-    if lost:
-        raise damaged(store.path, f"{_jobs(lost)} without a record in it; it may be an older copy")
+    if running:
+        raise damaged(path, f"{_jobs(running)} without a record in it; it may be an older copy")
 
 
 def _jobs(numbers: Sequence[int]) -> str:

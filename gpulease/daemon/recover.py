@@ -191,7 +191,7 @@ def _restore(path: Path, state: StateDirectory, report: RecoveryReport) -> None:
         _refuse_other_databases(path, damaged, read)
         aside = _keep_aside(path)
         target = scratch / DATABASE_NAME
-        counts = rebuild(target, damaged, read, state.last_job())
+        counts = rebuild(target, damaged, read, max(state.numbers(), default=0))
         _describe(report, path, aside, model, counts)
         _add_running(target, state, report, restored=True)
         if not is_sound(target):
@@ -302,7 +302,7 @@ def _add_running(
     seen = list(surviving_jobs(state.jobs))
     store = SqlStore(path)
     try:
-        store.skip_ids_up_to(state.last_job())
+        store.skip_ids_up_to(max(state.numbers(), default=0))
         store.installation(next((it.installation for it in seen if it.installation), None))
         for job in seen:
             _add(store, job, state.job(job.job), report)

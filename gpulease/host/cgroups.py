@@ -7,9 +7,11 @@ makes is below user.slice, and users cannot move a process into root's cgroups.
 import os
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import cache, lru_cache
 from pathlib import Path
+
+from gpulease.shim.process_tree import entry
 
 SLICE = "gpulease.slice"
 
@@ -162,39 +164,50 @@ def _content(pid: int) -> bytes:
 
 _SETTLED_S = 10.0
 """A runtime moves a process into its container right after the fork."""
-_SETTLED = -1.0
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
 class ContainerProcesses:
     """Finds all processes in containers, and reads the cgroups of young processes only.
 
-    A process that is outside containers at this age stays there, so it is read no more. The inode
+    A process of this age that is outside containers stays there, so it is read no more. The inode
     of its directory in /proc tells it from a later process with its pid, see `proc_fill_cache` in
     fs/proc/base.c of Linux.
     """
 
-    def __init__(self, steady: Callable[[], float] = time.monotonic) -> None:
-        self._steady = steady
-        self._outside: dict[int, float] = {}
-        """By inode, when a process was first seen, or _SETTLED."""
+    def __init__(self, settled_s: float = _SETTLED_S) -> None:
+        self._settled_s = settled_s
+        self._outside: set[int] = set()
+        """The inodes of the processes that stay outside."""
 
     def look(self) -> list[int]:
         """Return the pids of the processes in containers."""
-        now, inside, outside = self._steady(), [], {}
+        outside: set[int] = set()
+        inside = []
         with os.scandir("/proc") as names:
             for name in names:
                 if not name.name.isdigit():
                     continue
-                inode = name.inode()
-                first = self._outside.get(inode, now)
-                if first != _SETTLED:
-                    if container_of(int(name.name)) is not None:
-                        inside.append(int(name.name))
-                        continue
-                    first = _SETTLED if now - first >= _SETTLED_S else first
-                outside[inode] = first
+                pid, inode = int(name.name), name.inode()
+                if inode in self._outside or self._is_settled(pid):
+                    outside.add(inode)
+                elif container_of(pid) is not None:
+                    inside.append(pid)
         self._outside = outside
         return inside
+
+    def _is_settled(self, pid: int) -> bool:
+        """Return whether a process is outside containers, and old."""
+        # The age first: what is read later belongs to a process that is at least as old.
+        found = entry(pid)
+        if found is None or found.started / _TICKS_PER_S > _boot_s() - self._settled_s:
+            return False
+        content = _content(pid)
+        return bool(content) and _container_in(content) is None
+
+
+def _boot_s() -> float:
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 def _hierarchies() -> tuple[Path, ...]:

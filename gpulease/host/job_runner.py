@@ -129,8 +129,11 @@ class JobRunner:
 
     def _make_directory(self, job: Job, directory: Path) -> None:
         try:
-            self._state.ensure_jobs()
-            directory.mkdir(mode=0o711, exist_ok=True)
+            try:
+                directory.mkdir(exist_ok=True)
+            except FileNotFoundError:
+                self._state.ensure_jobs()
+                directory.mkdir(exist_ok=True)
             directory.chmod(0o711)
         except OSError as error:
             raise _unwritable(job, error) from error
@@ -154,7 +157,7 @@ class JobRunner:
         while True:
             async for news in self._events_of(job):
                 if isinstance(news, WorkerStarted):
-                    yield replace(news, levels=self._context.levels())
+                    yield self._with_levels(news)
                     continue
                 if not isinstance(news, WorkerExited):
                     yield news
@@ -164,6 +167,9 @@ class JobRunner:
                     await self._context.remove_limits(job)
                 yield self._with_reason(job, news)
                 return
+
+    def _with_levels(self, news: WorkerStarted) -> WorkerStarted:
+        return replace(news, levels=self._context.levels())
 
     async def _end_containers(self, job: Job, news: WorkerExited) -> None:
         """End the containers that the worker has left behind; they may still hold memory.
@@ -187,6 +193,12 @@ class JobRunner:
 
     async def _events_of(self, job: Job) -> AsyncIterator[WorkerNews]:
         """Yield events. The last is not WorkerExited if a missing record came back."""
+        record = read_record(self._state.job(job.id))
+        if record is not None and record.exited is not None and record.stopping is None:
+            # Most short jobs: start and end are stored at once, and the shim is not asked.
+            start = record.started and WorkerStarted(*record.started)
+            yield replace(_exited(job, record.exited), started=start and self._with_levels(start))
+            return
         async for event in shim_control.follow(self._state.job(job.id)):
             if isinstance(event, shim_control.Missing):
                 async for each in self._follow_without_record(job):

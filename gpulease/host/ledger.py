@@ -22,8 +22,8 @@ def ensure_ledger(directory: Path, owner: tuple[int, int] | None) -> str:
     """
     path = directory / LEDGER
     try:
-        directory.mkdir(mode=0o711, exist_ok=True)
         if not _is_fifo(path):
+            directory.mkdir(mode=0o711, exist_ok=True)
             os.mkfifo(path, 0o600)
             if owner is not None:
                 os.chown(path, *owner, follow_symlinks=False)

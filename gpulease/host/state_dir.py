@@ -4,9 +4,11 @@ import fcntl
 import logging
 import os
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
 from gpulease.config import DATABASE_NAME
+from gpulease.domain.gpu import JobId
 from gpulease.errors import StateUnusable, state_fault
 from gpulease.path_ownership import make_directories, shaky
 from gpulease.shim.record import is_alive, read_record
@@ -99,25 +101,23 @@ class StateDirectory:
         """Return the directory of a job, which may not exist."""
         return self.jobs / str(job)
 
-    def last_job(self) -> int:
-        """Return the highest job id among the directories; 0 without any."""
-        return max(
-            (int(each.name) for each in self.jobs.iterdir() if each.name.isdecimal()), default=0
-        )
+    def numbers(self) -> list[JobId]:
+        """Return the ids of the jobs that have a directory."""
+        # A path for each would take ten times as long.
+        return [JobId(int(name)) for name in os.listdir(self.jobs) if name.isdecimal()]  # noqa: PTH208
 
-    def running(self) -> list[int]:
-        """Return the ids of the jobs that run and belong in the database, which is not read."""
-        numbers = sorted(int(each.name) for each in self.jobs.iterdir() if each.name.isdecimal())
-        return [number for number in numbers if _runs(self.job(number))]
+    def running(self, numbers: Iterable[JobId]) -> list[JobId]:
+        """Return those of the jobs that run and belong in the database, which is not read."""
+        return [number for number in sorted(numbers) if _runs(f"{self.jobs}/{number}")]
 
     def close(self) -> None:
         """Unlock the directory."""
         os.close(self._lock)
 
 
-def _runs(directory: Path) -> bool:
+def _runs(directory: str) -> bool:
     # The lock first: the record of a shim that has ended is final.
-    if not is_alive(directory) or (directory / UNMANAGED).exists():
+    if not is_alive(directory) or Path(directory, UNMANAGED).exists():
         return False
     record = read_record(directory)
     return record is not None and record.exited is None

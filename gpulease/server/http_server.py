@@ -15,13 +15,12 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 
 from gpulease.errors import TooLarge
 from gpulease.server.auth import caller_of
-from gpulease.server.listener import Acceptor, ConnectionCounts, raw_response
+from gpulease.server.listener import HEAD_WITHIN_S, Acceptor, ConnectionCounts, raw_response
 from gpulease.server.messages import AsgiApp
 from gpulease.units import format_size
 
 _LARGEST_HEAD = 64 * 1024
 """Bytes of a request's line and headers."""
-_HEAD_WITHIN_S = 10.0
 _CLOSE_WITHIN_S = 2
 """For open connections when the server ends."""
 
@@ -51,8 +50,7 @@ class HttpProtocol(HttpToolsProtocol):
         """Bytes received of an incomplete head; None after its end, until the next begins."""
         self._head_size = 0
         """Bytes parsed of the head, which may have arrived in one piece."""
-        self._deadline = self.loop.call_later(_HEAD_WITHIN_S, transport.abort)
-        self.counts.add(self._uid)
+        self._deadline = self.loop.call_later(HEAD_WITHIN_S, transport.abort)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._deadline.cancel()
@@ -88,7 +86,7 @@ class HttpProtocol(HttpToolsProtocol):
             raise Pipelined
         self._unparsed = self._head_size = 0
         self._deadline.cancel()
-        self._deadline = self.loop.call_later(_HEAD_WITHIN_S, self.transport.abort)
+        self._deadline = self.loop.call_later(HEAD_WITHIN_S, self.transport.abort)
         super().on_message_begin()
 
     def on_url(self, url: bytes) -> None:

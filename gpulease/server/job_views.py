@@ -1,24 +1,21 @@
 """A job as the wire object that users see: its state, why it waits or ended, what it did."""
 
-from bisect import bisect_left
 from collections.abc import Mapping, Sequence
-from datetime import timedelta
-from itertools import takewhile
-from math import inf
-from typing import Any
+from datetime import datetime, timedelta
+from typing import Any, NamedTuple
 
 from gpulease.domain.eligibility import Block, BlockKind
-from gpulease.domain.explain import Explanations, Suggestion
+from gpulease.domain.explain import Suggestion
 from gpulease.domain.gpu import GpuReading, GpuUuid, JobId
 from gpulease.domain.hook_reports import Reports
 from gpulease.domain.idle import Release
 from gpulease.domain.job import Job
 from gpulease.domain.lease import Claim, State
 from gpulease.domain.overuse import Consequence, OverusePolicy
-from gpulease.domain.plan import Plan
 from gpulease.domain.queue_options import QueueOptions
 from gpulease.server.lease_views import LeaseViews, hook_view, is_adopted
-from gpulease.server.reasons import WaitReasonCache, exit_status, reason
+from gpulease.server.queue_positions import Placed, QueuePositions
+from gpulease.server.reasons import WaitExplanation, WaitReasonCache, exit_status, reason
 from gpulease.server.view_sources import ViewSources, instant, whole_minute
 from gpulease.service.explaining import Explainer
 from gpulease.service.ports import Event, ProcessFinder, Store
@@ -28,7 +25,21 @@ from gpulease.units import Share
 from gpulease.wire.jobs import ClaimView, EventView, JobView, QueueView, SuggestionView, UnheldView
 from gpulease.wire.machine import OveruseView
 
-_LAST = inf
+
+class WaitState(NamedTuple):
+    """Why a queued job waits, and until when."""
+
+    reason: str | None
+    position: int | None
+    start_at: datetime | None = None
+    """The expected start."""
+    block: Block | None = None
+    """What keeps it from starting apart from memory."""
+    explanation: WaitExplanation | None = None
+    """What it waits for, if nothing blocks it."""
+
+
+_NOT_WAITING = WaitState(None, None)
 
 
 class JobViews:
@@ -63,15 +74,9 @@ class JobViews:
         `pools` are the memory pools of its frameworks; None: those of the running job.
         `hooks` are the reports of its hooks to show; None for their summary only.
         """
-        plan = self._scheduler.plan if job.state is State.QUEUED else None
-        block = None if plan is None else plan.blocked.get(job.id)
-        waits = None if plan is None or block is not None else self._wait_reasons.of(job, plan)
-        explained = self._explainer.latest
-        may_start = plan is not None and self._scheduler.closed is None and _may_start(block)
-        start = explained.starts.get(job.id) if explained and may_start else None
-        why_now = self._scheduler.closed or (waits.why if waits else None)
-        why_now = why_now if block is None else block_sentence(block, self._scheduler.store)
-        why, hint = reason(job, why_now)
+        waits = self.wait(job) if job.state is State.QUEUED else _NOT_WAITING
+        explained = waits.explanation
+        why, hint = reason(job, waits.reason)
         idle_since_at, idle_ends_at = self._idle(job)
         has_directory = to_owner and job.granted_at is not None and job.holder is None
         return JobView(
@@ -82,12 +87,10 @@ class JobViews:
             reason=why or None,
             hint=hint,
             outcome=job.outcome.value if job.outcome else None,
-            position=self._positions.of(job, explained),
-            expected_start_at=instant(whole_minute(start.at)) if start else None,
+            position=waits.position,
+            expected_start_at=instant(waits.start_at),
             command=job.command,
-            claim=claim_view(
-                job.claim, self._scheduler.observer.readings() if job.claim.named else {}
-            ),
+            claim=self.claim(job.claim),
             leases=self.leases.of(job, self._sources.pools_of(job) if pools is None else pools),
             submitted_at=instant(job.submitted_at) or "",
             granted_at=instant(job.granted_at),
@@ -102,14 +105,14 @@ class JobViews:
             terminal=job.terminal,
             main_exited_at=instant(job.main_exited_at),
             suspended=self._is_suspended(job),
-            grace=_seconds(self._scheduler.grace(job)),
+            grace=self.grace(job),
             gives_up_at=instant(job.gives_up_at) if job.state is State.QUEUED else None,
             kept_until_at=instant(job.kept_until_at) if job.holds_memory else None,
             idle_since_at=idle_since_at,
             idle_ends_at=idle_ends_at,
-            refusals=waits.refusals if waits else [],
-            waits_for=waits.waits_for if waits else [],
-            behind=waits.behind if waits else None,
+            refusals=explained.refusals if explained else [],
+            waits_for=explained.waits_for if explained else [],
+            behind=explained.behind if explained else None,
             unheld=[
                 UnheldView(each.pid, each.command, each.why)
                 for each in self._sources.unheld(job.id)
@@ -123,15 +126,41 @@ class JobViews:
             retry_of=job.usage.retry_of,
             retried_as=job.usage.retried_as,
             label=job.label,
-            queue=self._queue_view(job.queue, block),
+            queue=self.queue(job.queue, waits.block),
             events=[EventView(instant(each.at) or "", each.kind, each.detail) for each in events],
         )
 
-    def in_order(self, waiting: Sequence[Job]) -> Sequence[Job]:
-        """Return queued jobs in the order of the queue; those without a place come last."""
-        explained = self._explainer.latest
-        places = {job.id: self._positions.of(job, explained) for job in waiting}
-        return sorted(waiting, key=lambda job: places[job.id] or _LAST)
+    def wait(self, job: Job) -> WaitState:
+        """Return why a queued job waits, and until when."""
+        plan, explained, closed = (
+            self._scheduler.plan, self._explainer.latest, self._scheduler.closed,
+        )  # fmt: skip
+        position = self._positions.of(job, explained)
+        if plan is None:
+            return WaitState(closed, position)
+        block = plan.blocked.get(job.id)
+        waits = self._wait_reasons.of(job, plan) if block is None else None
+        start = explained.starts.get(job.id) if explained and closed is None else None
+        why = closed or (waits.why if waits else None)
+        return WaitState(
+            why if block is None else block_sentence(block, self._scheduler.store),
+            position,
+            whole_minute(start.at) if start and _may_start(block) else None,
+            block,
+            waits,
+        )
+
+    def grace(self, job: Job) -> float | None:
+        """Return the seconds between SIGTERM and SIGKILL of a job; None for a hold."""
+        return _seconds(self._scheduler.grace(job))
+
+    def claim(self, claim: Claim) -> ClaimView:
+        """Return a claim as a wire object."""
+        return claim_view(claim, self._scheduler.observer.readings() if claim.named else {})
+
+    def first(self, most: int | None) -> Sequence[Placed]:
+        """Return the first jobs of the queue in its order; None: all of them."""
+        return self._positions.first(self._explainer.latest, most)
 
     def _activity(self, job: Job) -> dict[str, Any]:
         """Return what a job did with its GPUs, so far or until its end."""
@@ -146,7 +175,8 @@ class JobViews:
             "steps_per_second": counted and counted.rate,
         }
 
-    def _queue_view(self, options: QueueOptions, block: Block | None) -> QueueView:
+    def queue(self, options: QueueOptions, block: Block | None) -> QueueView:
+        """Return what was asked of the queue for a job, and what blocks it."""
         array, store = options.array, self._scheduler.store
         return QueueView(
             priority=options.priority.value,
@@ -191,43 +221,6 @@ class JobViews:
         return instant(seen.at - idle.idle_for), instant(ends_at)
 
 
-class QueuePositions:
-    """The position of each queued job, as of the latest explanations."""
-
-    def __init__(self, scheduler: Scheduler) -> None:
-        self._scheduler = scheduler
-        self._explanations: Explanations | None = None
-        self._newer: list[JobId] = []
-        """Jobs that the plan does not know, by id: until the next pass they come last."""
-
-    def of(self, job: Job, explanations: Explanations | None) -> int | None:
-        """Return the position of a job, 1 for the next; None unless it is queued."""
-        if job.state is not State.QUEUED:
-            return None
-        if explanations is not self._explanations:
-            self._explanations, self._newer = explanations, []
-        if _is_blocked(job, self._scheduler.plan):
-            return None
-        positions = explanations.positions if explanations else {}
-        newest = explanations.newest if explanations else JobId(0)
-        if job.id <= newest:
-            return positions.get(job.id)
-        newer = self._newer
-        if not newer or job.id > newer[-1]:
-            newer.extend(self._newer_than(newer[-1] if newer else newest))
-        index = bisect_left(newer, job.id)
-        found = index < len(newer) and newer[index] == job.id
-        return len(positions) + index + 1 if found else None
-
-    def _newer_than(self, last: JobId) -> list[JobId]:
-        newer = takewhile(lambda each: each.id > last, reversed(self._scheduler.store.live()))
-        return [
-            each.id
-            for each in newer
-            if each.state is State.QUEUED and not _is_blocked(each, self._scheduler.plan)
-        ][::-1]
-
-
 def block_sentence(block: Block, store: Store) -> str:
     """Return what blocks a job as text; it names jobs as people do."""
     return block.sentence({each.job: _label(store, each.job) for each in block.after})
@@ -236,13 +229,6 @@ def block_sentence(block: Block, store: Store) -> str:
 def _label(store: Store, job_id: JobId) -> str:
     job = store.job(job_id)
     return str(job_id) if job is None else job.label
-
-
-def _is_blocked(job: Job, plan: Plan | None) -> bool:
-    if job.queue.held or job.queue.after:
-        return True
-    # The explanations may be of an earlier plan.
-    return plan is not None and (job.id in plan.blocked or plan.limits.exceeded_by(job) is not None)
 
 
 def _may_start(block: Block | None) -> bool:

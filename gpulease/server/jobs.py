@@ -28,6 +28,7 @@ from gpulease.server.holds import job_of_caller
 from gpulease.server.job_queries import JobQuery
 from gpulease.server.job_requests import cancel_grace_of, keep_span_of, submission_of
 from gpulease.server.job_views import suggestion_view
+from gpulease.server.job_watch import JobWatch
 from gpulease.server.messages import Request, Response, StreamingResponse
 from gpulease.server.output import OutputQuery, frames_of
 from gpulease.wire.frames import FrameKind
@@ -46,6 +47,8 @@ FRAMES = "application/octet-stream"
 """The media type of gpulease.wire.frames."""
 _REFRESH_S = 1.0
 """How often `watch` checks whether the reason of a waiting job has changed."""
+_REFRESH_EACH_S = 0.01
+"""The same for each stream of one user: together they get a hundred checks a second."""
 _KEEP_ALIVE_S = 15.0
 _SETTLES_AFTER_S = 0.2
 _STARTED = (State.ACTIVE, State.RELEASING, State.ENDED)
@@ -62,6 +65,7 @@ class JobHandlers:
 
     def __init__(self, context: RequestContext) -> None:
         self._context = context
+        self._watch = JobWatch(context)
 
     async def submit(self, request: Request, follow: bool = False) -> Response:
         """Queue a job; the answer means that it is on disk.
@@ -81,7 +85,7 @@ class JobHandlers:
             return json_response(view, 201)
         with contextlib.suppress(TooMany):  # the job is queued; its view is the whole stream
             self._become_stream(request)
-            lines = self._changes(job.id, caller, _STARTED, view)
+            lines = self._changes(job.id, request, _STARTED, view)
             return StreamingResponse(lines, 201, media_type=JSON_LINES)
         return Response(msgspec.json.encode(view) + b"\n", 201, media_type=JSON_LINES)
 
@@ -161,13 +165,13 @@ class JobHandlers:
         """Stream a job as a line of JSON, at once and at each change, until it has ended."""
         job = self._job(job_id)
         self._become_stream(request)
-        lines = self._changes(job.id, caller_of_request(request))
+        lines = self._changes(job.id, request)
         return StreamingResponse(lines, media_type=JSON_LINES)
 
     async def _changes(
         self,
         job_id: JobId,
-        caller: Caller,
+        request: Request,
         last: Collection[State] = (State.ENDED,),
         first: JobView | None = None,
     ) -> AsyncIterator[bytes]:
@@ -176,31 +180,29 @@ class JobHandlers:
         `first` is the view of a job that was just queued: most start at once, so what it waits for
         is computed only if it still waits after a moment.
         """
-        sent, quiet_s, clock = first, 0.0, asyncio.get_running_loop().time
-        settles_at = clock() + _SETTLES_AFTER_S if first else 0.0
+        caller, slot = caller_of_request(request), slot_of_request(request)
+        sent, clock = first, asyncio.get_running_loop().time
+        sent_at = clock()
+        settles_at = sent_at + _SETTLES_AFTER_S if first else 0.0
         if first:
             yield msgspec.json.encode(first) + b"\n"
         while True:
-            change = self._context.scheduler.next_change
             job = self._job(job_id)
             if job.state not in last and (left := settles_at - clock()) > 0:
-                with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(change.wait(), left)
+                await self._watch.change_of(job, left)
                 continue
             if job.state is State.QUEUED:
                 await self._context.scheduler.explainer.refresh(job.id)
             view = self._context.view_for(caller, job)
             if view != sent:
                 yield msgspec.json.encode(view) + b"\n"
-                sent, quiet_s = view, 0.0
-            elif quiet_s >= _KEEP_ALIVE_S:
+                sent, sent_at = view, clock()
+            elif clock() - sent_at >= _KEEP_ALIVE_S:
                 yield b"\n"
-                quiet_s = 0.0
+                sent_at = clock()
             if job.state in last:
                 return
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(change.wait(), _REFRESH_S)
-            quiet_s += _REFRESH_S
+            await self._watch.change_of(job, max(_REFRESH_S, slot.streams * _REFRESH_EACH_S))
 
     async def wait(self, request: Request) -> Response:
         """Stream each of some jobs as a line of JSON when it ends, until all have ended.

@@ -1,8 +1,8 @@
 """The socket on which the daemon listens, and the connections that it accepts.
 
-The kernel's queue of connections is emptied first, since setting up a connection takes twenty times
-as long as accepting it. A user with too many connections gets an error; the others are served in
-turn by user, so that a thousand connections of one user do not delay another user.
+A user with too many connections gets an error. A connection costs little until it sends its first
+byte. Those that have sent one are set up in turn by user, so that a thousand connections of one
+user do not delay another user.
 """
 
 import asyncio
@@ -28,11 +28,15 @@ _log = logging.getLogger(__name__)
 
 MOST_CONNECTIONS = 1000
 """Of one user at once; each `run` that waits holds one. Root has no such limit."""
-_BACKLOG = 4096
-"""The usual limit of the kernel. When the queue is full, chance decides which connect() wins."""
-_ACCEPT_AT_ONCE = 256
+HEAD_WITHIN_S = 10.0
+"""Time for the line and the headers of a request."""
+_BACKLOG = 1024
+"""A connection waits behind so many in the kernel. When the queue is full, connect() waits too, and
+fails in programs that do not let it wait."""
+_ACCEPT_AT_ONCE = 64
+"""Before other events are handled; refusing one takes about ten microseconds."""
 _SET_UP_AT_ONCE = 4
-"""Before other events are handled."""
+"""Before other events are handled; each takes twenty times as long as accepting it."""
 _TRY_AGAIN_AFTER_S = 1.0
 
 
@@ -43,9 +47,9 @@ class ConnectionCounts:
         self.most = most
         self._open: Counter[int] = Counter()
 
-    def has_room_for(self, uid: int, pending: int) -> bool:
-        """Tell whether a user may open another connection, with `pending` others not yet open."""
-        return uid == 0 or self._open[uid] + pending < self.most
+    def has_room_for(self, uid: int) -> bool:
+        """Tell whether a user may open another connection."""
+        return uid == 0 or self._open[uid] < self.most
 
     def add(self, uid: int) -> None:
         self._open[uid] += 1
@@ -57,7 +61,10 @@ class ConnectionCounts:
 
 
 class Acceptor:
-    """Accepts connections on a listening socket and sets them up, users in turn."""
+    """Accepts connections on a listening socket and sets them up, users in turn.
+
+    It adds each to `counts`; what `protocol` returns removes it at the end of the connection.
+    """
 
     def __init__(
         self,
@@ -70,10 +77,11 @@ class Acceptor:
         self._protocol = protocol
         self._counts = counts
         self._loop = asyncio.get_running_loop()
-        self._accepted: dict[int, deque[socket.socket]] = {}
-        """By uid, the next user first."""
-        self._in_setup: dict[asyncio.Task[object], int] = {}
-        """Uids of connections that are being set up, which `counts` does not have yet."""
+        self._silent: dict[socket.socket, tuple[int, asyncio.TimerHandle]] = {}
+        """Connections without a first byte: the uid, and when they are closed."""
+        self._ready: dict[int, deque[socket.socket]] = {}
+        """Connections with a first byte by uid, the next user first."""
+        self._in_setup: set[asyncio.Task[object]] = set()
         self._is_open = True
         self._complaints = LogOnce(_log)
         listening.setblocking(False)
@@ -81,21 +89,24 @@ class Acceptor:
 
     def close(self) -> None:
         """Accept no more, and close the connections that are not set up."""
+        if not self._is_open:
+            return
         self._is_open = False
         self._loop.remove_reader(self._listening.fileno())
         self._listening.close()
-        for connections in self._accepted.values():
+        for connection in tuple(self._silent):
+            self._drop(connection, self._heard(connection))
+        for uid, connections in self._ready.items():
             for connection in connections:
-                connection.close()
-        self._accepted = {}
+                self._drop(connection, uid)
+        self._ready = {}
 
     def _resume(self) -> None:
         if self._is_open:
             self._loop.add_reader(self._listening.fileno(), self._accept)
 
     def _accept(self) -> None:
-        """Empty the kernel's queue."""
-        was_empty = not self._accepted
+        """Accept what is in the kernel's queue, up to a limit."""
         for _ in range(_ACCEPT_AT_ONCE):
             try:
                 connection = self._listening.accept()[0]
@@ -109,39 +120,60 @@ class Acceptor:
                 self._loop.call_later(_TRY_AGAIN_AFTER_S, self._resume)
                 break
             self._complaints.passed("accept")
-            self._enqueue(connection)
-        if was_empty and self._accepted:
-            self._loop.call_soon(self._set_up)
+            self._admit(connection)
 
-    def _enqueue(self, connection: socket.socket) -> None:
+    def _admit(self, connection: socket.socket) -> None:
+        """Wait for the first byte of a connection; refuse it if its user has too many."""
         uid = peer_credentials(connection).uid
-        pending = len(self._accepted.get(uid, ())) + list(self._in_setup.values()).count(uid)
-        if self._counts.has_room_for(uid, pending):
-            connection.setblocking(False)
-            self._accepted.setdefault(uid, deque()).append(connection)
+        if not self._counts.has_room_for(uid):
+            with connection, contextlib.suppress(OSError):
+                connection.send(_too_many(self._counts.most), socket.MSG_DONTWAIT)
             return
-        with connection, contextlib.suppress(OSError):
-            connection.send(_too_many(self._counts.most), socket.MSG_DONTWAIT)
+        self._counts.add(uid)
+        connection.setblocking(False)
+        late = self._loop.call_later(HEAD_WITHIN_S, self._give_up, connection)
+        self._silent[connection] = uid, late
+        self._loop.add_reader(connection, self._begin, connection)
+
+    def _heard(self, connection: socket.socket) -> int:
+        """Stop waiting for a first byte; return the uid."""
+        uid, late = self._silent.pop(connection)
+        late.cancel()
+        self._loop.remove_reader(connection)
+        return uid
+
+    def _give_up(self, connection: socket.socket) -> None:
+        self._drop(connection, self._heard(connection))
+
+    def _drop(self, connection: socket.socket, uid: int) -> None:
+        connection.close()
+        self._counts.remove(uid)
+
+    def _begin(self, connection: socket.socket) -> None:
+        """Set up a connection that has sent a byte, when it is the turn of its user."""
+        uid = self._heard(connection)
+        if _is_closed(connection):
+            self._drop(connection, uid)
+            return
+        if not self._ready:
+            self._loop.call_soon(self._set_up)
+        self._ready.setdefault(uid, deque()).append(connection)
 
     def _set_up(self) -> None:
         """Set up some connections, one user after the other, and the rest in the next ticks."""
         for _ in range(_SET_UP_AT_ONCE):
-            if not self._accepted:
+            if not self._ready:
                 return
-            uid = next(iter(self._accepted))
-            connections = self._accepted.pop(uid)
-            connection = connections.popleft()
-            if connections:
-                self._accepted[uid] = connections
-            if _is_closed(connection):
-                connection.close()
-                continue
+            uid = next(iter(self._ready))
+            connections = self._ready.pop(uid)
             task: asyncio.Task[object] = self._loop.create_task(
-                self._loop.connect_accepted_socket(self._protocol, connection)
+                self._loop.connect_accepted_socket(self._protocol, connections.popleft())
             )
-            self._in_setup[task] = uid
-            task.add_done_callback(self._in_setup.pop)
-        if self._accepted:
+            self._in_setup.add(task)
+            task.add_done_callback(self._in_setup.discard)
+            if connections:
+                self._ready[uid] = connections
+        if self._ready:
             self._loop.call_soon(self._set_up)
 
 

@@ -1,50 +1,59 @@
-"""Listings of many jobs, drawn in a thread of their own: ten thousand jobs take a while.
+"""The status and the listings of many jobs, drawn in threads of their own.
 
-The requests for a status that arrive while one is drawn share the next one.
+A status does not wait for a list of ten thousand jobs. The requests for a status that arrive while
+one is drawn share the next one.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import msgspec
 
 from gpulease.domain.job import Job
-from gpulease.domain.lease import State
+from gpulease.server.job_json import JobJson
 from gpulease.server.job_queries import JobPage
 from gpulease.server.job_views import JobViews
 from gpulease.server.machine_views import MachineViews
-from gpulease.server.redaction import redact_list, redact_status
+from gpulease.server.redaction import redact_machine
 from gpulease.service.explaining import Explainer
 from gpulease.service.ports import Clock
 from gpulease.wire.jobs import JobList
-from gpulease.wire.machine import StatusView
-
-T = TypeVar("T")
 
 _ALL_IN_QUEUE = "gpulease status --queue all --json"
 
 
-class _Status(NamedTuple):
-    view: StatusView
-    json: bytes
+class _Asked(NamedTuple):
+    """What requests for a status have in common if they share one."""
+
+    first: int | None
+    """The number of queued jobs to show; None: all."""
+    viewer: str | None
+    """The user for whom what others run is hidden."""
 
 
 class Listings:
-    """Draws listings as JSON, one after the other."""
+    """Draws the status and listings as JSON, each kind one after the other."""
 
     def __init__(
-        self, jobs: JobViews, machine: MachineViews, clock: Clock, explainer: Explainer
+        self,
+        views: Callable[[], JobViews],
+        machine: MachineViews,
+        clock: Clock,
+        explainer: Explainer,
     ) -> None:
-        """`jobs` and `machine` are used in the thread of the listings only."""
-        self._jobs = jobs
+        """`views` makes views for one thread; `machine` is used for the status only."""
+        self._status_views = views()
+        self._status_json = JobJson(self._status_views)
+        self._list_json = JobJson(views())
         self._machine = machine
         self._clock = clock
         self._explainer = explainer
-        self._thread = ThreadPoolExecutor(1, "listings")
-        self._next: dict[int | None, asyncio.Task[_Status]] = {}
-        """The statuses to draw next, by how much of the queue they show."""
+        self._status_thread = ThreadPoolExecutor(1, "status")
+        self._list_thread = ThreadPoolExecutor(1, "listings")
+        self._next: dict[_Asked, asyncio.Task[bytes]] = {}
+        """The statuses to draw next."""
         self._drawing = asyncio.Lock()
 
     async def status(self, first: int | None = None, redacted_for: str | None = None) -> bytes:
@@ -52,31 +61,35 @@ class Listings:
 
         For the user `redacted_for`, what others run is hidden.
         """
-        if first not in self._next:
-            self._next[first] = asyncio.create_task(self._next_status(first), name="status")
-        status = await asyncio.shield(self._next[first])
-        if redacted_for is None:
-            return status.json
-        return await self._in_thread(
-            lambda: msgspec.json.encode(redact_status(status.view, redacted_for))
-        )
+        asked = _Asked(first, redacted_for)
+        if asked not in self._next:
+            self._next[asked] = asyncio.create_task(self._next_status(asked), name="status")
+        return await asyncio.shield(self._next[asked])
 
-    async def _next_status(self, first: int | None) -> _Status:
+    async def _next_status(self, asked: _Asked) -> bytes:
         async with self._drawing:
-            del self._next[first]
-            return await self._in_thread(lambda: self._status(first))
+            del self._next[asked]
+            loop = asyncio.get_running_loop()
+            return await loop.run_in_executor(self._status_thread, self._status, asked)
 
-    def _status(self, first: int | None) -> _Status:
+    def _status(self, asked: _Asked) -> bytes:
         self._explainer.refresh_here()
-        live = self._machine.live()
-        view = self._machine.status(live, self._clock.now())
-        holding = [job for job in live if job.state is not State.QUEUED]
-        waiting = [job for job in live if job.state is State.QUEUED]
-        shown = self._jobs.in_order(waiting)[:first]
-        view.jobs = [self._jobs.job(job) for job in (*holding, *shown)]
-        view.waiting = len(waiting)
-        view.more = None if len(shown) == len(waiting) else _ALL_IN_QUEUE
-        drawn = _Status(view, msgspec.json.encode(view))
+        first = self._status_views.first(asked.first)
+        # Afterwards, so that no job that starts meanwhile is missing.
+        holding = self._machine.holding()
+        started = {job.id for job in holding}
+        shown = [each for each in first if each.job.id not in started]
+        view = self._machine.status(holding, self._clock.now())
+        view.waiting = max(len(shown), len(self._machine.live()) - len(holding))
+        view.more = None if len(shown) == view.waiting else _ALL_IN_QUEUE
+        if asked.viewer is not None:
+            view = redact_machine(view, asked.viewer)
+        json = self._status_json
+        view.jobs = _raw(
+            *(json.of(job, asked.viewer) for job in holding),
+            *(json.placed(each, asked.viewer) for each in shown),
+        )
+        drawn = msgspec.json.encode(view)
         self._explainer.start()
         return drawn
 
@@ -90,20 +103,20 @@ class Listings:
 
         def draw() -> bytes:
             self._explainer.refresh_here()
-            page = find()
-            jobs = [self._jobs.job(job, to_owner=to_owner(job)) for job in page.jobs]
-            view = JobList(jobs, page.total, page.next)
-            drawn = msgspec.json.encode(
-                view if redacted_for is None else redact_list(view, redacted_for)
-            )
+            page, json = find(), self._list_json
+            jobs = (json.of(job, redacted_for, to_owner=to_owner(job)) for job in page.jobs)
+            drawn = msgspec.json.encode(JobList(_raw(*jobs), page.total, page.next))
             self._explainer.start()
             return drawn
 
-        return await self._in_thread(draw)
+        return await asyncio.get_running_loop().run_in_executor(self._list_thread, draw)
 
     def close(self) -> None:
-        """End the thread."""
-        self._thread.shutdown(wait=True, cancel_futures=True)
+        """End the threads."""
+        for thread in (self._status_thread, self._list_thread):
+            thread.shutdown(wait=True, cancel_futures=True)
 
-    def _in_thread(self, call: Callable[[], T]) -> Awaitable[T]:
-        return asyncio.get_running_loop().run_in_executor(self._thread, call)
+
+def _raw(*drawn: bytes) -> list[Any]:
+    """Return jobs in JSON as what stands for them in a view."""
+    return [msgspec.Raw(each) for each in drawn]

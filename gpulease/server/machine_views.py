@@ -51,10 +51,14 @@ class MachineViews:
         """Return the jobs that wait or hold memory."""
         return self._scheduler.store.live()
 
-    def status(self, live: Sequence[Job], now: datetime) -> StatusView:
-        """Return the status of the machine, without the jobs; `live` are those that count."""
+    def holding(self) -> Sequence[Job]:
+        """Return the jobs that hold memory."""
+        return self._scheduler.store.holding()
+
+    def status(self, holding: Sequence[Job], now: datetime) -> StatusView:
+        """Return the status of the machine, without the jobs; `holding` are those with leases."""
         seen = self._scheduler.seen
-        gpus = self._ledgers(live, seen, now) if seen is not None else ()
+        gpus = self._ledgers(holding, seen, now) if seen is not None else ()
         return StatusView(
             host=socket.gethostname(),
             driver=self._sources.driver(),
@@ -72,7 +76,11 @@ class MachineViews:
     def windows(self, now: datetime) -> list[WindowView]:
         """Return the windows; without them if the database cannot be read."""
         try:
-            found = self._windows(now, {job.owner for job in self.live()})
+            if not self._scheduler.store.windows():
+                return []
+            # By uid: an owner is compared by several fields, and a queue is long.
+            owners = {job.owner.uid: job.owner for job in self.live()}
+            found = self._windows(now, owners.values())
         except RecordUnwritable:
             return []
         plan = self._scheduler.plan
@@ -105,7 +113,7 @@ class MachineViews:
             created_by=window.created_by,
             created_at=instant(window.created_at) or "",
             lifts_limits=window.lifts_limits,
-            other_jobs=_other_jobs(occurrence, on, self.live()) if is_on else [],
+            other_jobs=_other_jobs(occurrence, on, self.holding()) if is_on else [],
         )
 
     def allocatable(self) -> Mapping[GpuUuid, int]:

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from gpulease.wire.jobs import JobList, JobView
+from gpulease.wire.jobs import JobView
 from gpulease.wire.machine import GpuView, StatusView
 
 HIDDEN = "(hidden)"
@@ -27,15 +27,9 @@ def redact_job(view: JobView, viewer: str) -> JobView:
     )
 
 
-def redact_list(jobs: JobList, viewer: str) -> JobList:
-    """Return a listing as the user `viewer` may see it."""
-    return replace(jobs, jobs=[redact_job(each, viewer) for each in jobs.jobs])
-
-
-def redact_status(status: StatusView, viewer: str) -> StatusView:
-    """Return a status as the user `viewer` may see it."""
-    jobs = [redact_job(each, viewer) for each in status.jobs]
-    return replace(status, jobs=jobs, gpus=[_redact_gpu(each, viewer) for each in status.gpus])
+def redact_machine(status: StatusView, viewer: str) -> StatusView:
+    """Return a status without jobs as the user `viewer` may see it."""
+    return replace(status, gpus=[_redact_gpu(each, viewer) for each in status.gpus])
 
 
 def _redact_gpu(gpu: GpuView, viewer: str) -> GpuView:

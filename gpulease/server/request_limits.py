@@ -69,6 +69,11 @@ class RequestSlot:
         """Whether the answer is a stream."""
         return self._is_stream
 
+    @property
+    def streams(self) -> int:
+        """How many streams the user has open."""
+        return self._user.streams
+
     def become_stream(self, most: int | None) -> None:
         """Free the slot for other requests of this user, and continue as a stream.
 

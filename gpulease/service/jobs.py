@@ -171,14 +171,24 @@ def note_started(store: Store, job_id: JobId, news: WorkerStarted) -> Job:
     """Store that the worker of a job runs; a repetition changes nothing."""
     with store.write() as tx:
         job = existing(tx, job_id)
-        changed = worker_started(job, news.pid, news.shim_pid, news.at)
+        changed = _started(job, news)
         if changed is None:
             return job
-        if any(lease.enforced_by is None for lease in job.leases):
-            changed = with_enforcement(changed, news.levels)
-        held_by = None if news.pid is None else f"pid {news.pid}"
-        tx.save(changed, Event(news.at, Trigger.WORKER_STARTED, held_by))
+        tx.save(changed, _start_of(news))
     return changed
+
+
+def _started(job: Job, news: WorkerStarted) -> Job | None:
+    """Return a job whose worker runs; None if that is known."""
+    changed = worker_started(job, news.pid, news.shim_pid, news.at)
+    if changed is not None and any(lease.enforced_by is None for lease in job.leases):
+        return with_enforcement(changed, news.levels)
+    return changed
+
+
+def _start_of(news: WorkerStarted) -> Event:
+    held_by = None if news.pid is None else f"pid {news.pid}"
+    return Event(news.at, Trigger.WORKER_STARTED, held_by)
 
 
 def note_expired(store: Store, job_id: JobId, clock: Clock) -> Job:
@@ -215,6 +225,11 @@ def note_exited(
     """
     with store.write() as tx:
         job = existing(tx, job_id)
+        if news.started is not None and job.holds_memory:
+            started = _started(job, news.started)
+            if started is not None:
+                tx.note(job_id, _start_of(news.started))
+                job = started
         outcome, detail = news.outcome, news.detail
         # It was cancelled after its shim was told to stop it for the queue.
         cancelled_since = job.outcome is Outcome.CANCELLED and outcome in QUEUED_AGAIN

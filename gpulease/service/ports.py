@@ -291,6 +291,12 @@ class Store(Protocol):
     def live(self) -> Sequence[Job]:
         """Return every job that is queued or holds memory, by id, as last committed."""
 
+    def holding(self) -> Sequence[Job]:
+        """Return every job that holds memory, by id, as last committed."""
+
+    def live_job(self, job: JobId) -> Job | None:
+        """Return one job that is queued or holds memory; nothing is read."""
+
     def job(self, job: JobId) -> Job | None:
         """Return one job, in any state."""
 
@@ -459,6 +465,8 @@ class WorkerExited:
     detail: str | None = None
     by_shutdown: bool = False
     """A shutdown of the machine ended it."""
+    started: WorkerStarted | None = None
+    """Its start, if that is news too."""
 
 
 WorkerNews = WorkerStarted | WorkerExpired | MainExited | WorkerExited
@@ -525,6 +533,9 @@ class Clock(Protocol):
 
     def set_by(self) -> timedelta:
         """Return how far the machine's clock is ahead of `now`."""
+
+    def thread_s(self) -> float:
+        """Return the CPU time of the calling thread, in seconds."""
 
     def follow(self) -> None:
         """Use the machine's time from now on."""

@@ -13,7 +13,7 @@ from datetime import datetime, timedelta
 from gpulease.domain.calendar import Occurrence, WindowId, users_without_limits
 from gpulease.domain.eligibility import blocks
 from gpulease.domain.fair_share import PastUse
-from gpulease.domain.gpu import GpuUuid, JobId
+from gpulease.domain.gpu import GpuMemory, GpuUuid, JobId
 from gpulease.domain.job import Job, Outcome, Owner
 from gpulease.domain.limits import RecentUse
 from gpulease.domain.queue import Queue
@@ -60,6 +60,7 @@ class QueueState:
         self._windows = windows
         self.window_gpus: Mapping[WindowId, tuple[GpuUuid, ...]] = {}
         """The GPUs that the latest plan chose for windows."""
+        self._empty: tuple[Observation | None, int, tuple[GpuMemory, ...]] = (None, 0, ())
         self._queue: Queue | None = None
         self._policy: QueuePolicy | None = None
         self._forget()
@@ -106,6 +107,14 @@ class QueueState:
             promised=self.promised,
             windows=windows,
         )
+
+    def empty(self, seen: Observation, policy: Policy, at: datetime) -> tuple[GpuMemory, ...]:
+        """Return the ledgers of the GPUs as if no job ran; at once for the same observation."""
+        known, margin, found = self._empty
+        if known is not seen or margin != policy.margin:
+            found = ledgers(snapshot((), seen, policy, {}, at))
+            self._empty = seen, policy.margin, found
+        return found
 
     def _windows_of_pass(self, at: datetime, owners: Collection[Owner]) -> Sequence[Occurrence]:
         return tuple(

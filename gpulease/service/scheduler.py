@@ -228,12 +228,8 @@ class Scheduler:
         settle_exit: SettleExit,
         obstacle: Obstacle = no_obstacle,
         windows: FindWindows = no_windows,
-        thread_s: Callable[[], float] = lambda: 0.0,
     ) -> None:
-        """`in_writer` runs all writes to the database.
-
-        `thread_s` returns the CPU time of the calling thread: it paces the passes.
-        """
+        """`in_writer` runs all writes to the database."""
         self.store = store
         self.observer = observer
         self.plan: Plan | None = None
@@ -246,7 +242,6 @@ class Scheduler:
         self._launcher_of = launcher_of
         self._clock = clock
         self._in_writer = in_writer
-        self._thread_s = thread_s
         self._awake = asyncio.Event()
         self._expects_grant = False
         """A job was submitted that probably starts at once."""
@@ -627,7 +622,7 @@ class Scheduler:
         seen = await self.observer.recent()
 
         def decide() -> Plan:
-            begun_s = self._thread_s()
+            begun_s = self._clock.thread_s()
             decided = reconcile(
                 self.store,
                 seen,
@@ -638,7 +633,7 @@ class Scheduler:
                 state=self._state,
                 predicted=self.explainer.first_starts,
             )
-            self._spent_s += self._thread_s() - begun_s
+            self._spent_s += self._clock.thread_s() - begun_s
             return decided
 
         return await self._in_writer(decide)

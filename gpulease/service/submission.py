@@ -152,7 +152,7 @@ def queue(
     if submission.only_lease:
         refuse_second_lease(tx, submission, "hold a lease for")
     refuse_one_more(policy, submission, tx.user_count(submission.owner.uid))
-    empty = ledgers(snapshot((), seen, policy, {}, at))
+    empty = state.empty(seen, policy, at)
     if submission.named:
         claim = replace(submission.claim, named=uuids_of(submission.named, seen.readings))
         submission = replace(submission, claim=claim)

@@ -157,6 +157,8 @@ class LiveState:
         self._is_mixed_up = False
         """Whether a job was added that is older than others."""
         self._committed_jobs = dict(self._jobs)
+        self._holding = {job.id: job for job in self._jobs.values() if job.holds_memory}
+        """The committed jobs that hold memory."""
         self._recent_jobs: Jobs = {}
         self._recent_invocations: dict[JobId, Invocation] = {}
         self._committed_released: list[PastJob] = []
@@ -238,9 +240,14 @@ class LiveState:
                 # In this order: a reader finds it in one of the two.
                 _keep_recent(self._recent_jobs, job.id, job)
                 self._committed_jobs.pop(job.id, None)
+                self._holding.pop(job.id, None)
                 self._recent_invocations.pop(job.id, None)
             else:
                 self._committed_jobs[job.id] = job
+                if job.holds_memory:
+                    self._holding[job.id] = job
+                else:
+                    self._holding.pop(job.id, None)
         self._changed.clear()
         self._in_order = None
         if self._is_mixed_up:
@@ -266,6 +273,16 @@ class LiveState:
             with self._publishing:
                 found = self._in_order = tuple(self._committed_jobs.values())
         return found
+
+    def committed_holding(self) -> list[Job]:
+        """Return the jobs that hold memory, by id."""
+        with self._publishing:
+            found = list(self._holding.values())
+        return sorted(found, key=lambda job: job.id)
+
+    def committed_live(self, job: JobId) -> Job | None:
+        """Return a live job."""
+        return self._committed_jobs.get(job)
 
     def committed_job(self, job: JobId) -> Job | None:
         """Return a job that is live or has ended lately."""

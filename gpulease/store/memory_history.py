@@ -10,16 +10,20 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 
-from sqlalchemy import Connection, Delete, bindparam, delete, func, text, update
+from sqlalchemy import Connection, Delete, bindparam, delete, func, select, text, update
 from sqlalchemy.dialects.sqlite import insert as upsert
 
 from gpulease.domain.gpu import GpuMemory, GpuUuid, JobId
 from gpulease.store.statements import remember_gpu
 from gpulease.store.store import SqlStore
-from gpulease.store.tables import GpuMemoryRow, Instant, LeaseRow
+from gpulease.store.tables import GpuMemoryRow, GpuRow, Instant, LeaseRow
 
 NOW = 0
 """The `resolution` of the row that holds the latest sample."""
+
+
+_OF_ANY_GPU = GpuMemoryRow.uuid.in_(select(GpuRow.uuid))
+"""For the primary key, which begins with the GPU: without it SQLite reads the whole table."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +76,7 @@ class MemoryHistory:
                 )
 
     def _replace_now(self, connection: Connection, latest: Sample) -> None:
-        connection.execute(delete(GpuMemoryRow).where(GpuMemoryRow.resolution == NOW))
+        connection.execute(delete(GpuMemoryRow).where(_OF_ANY_GPU, GpuMemoryRow.resolution == NOW))
         connection.execute(
             upsert(GpuMemoryRow), [{**row, "resolution": NOW} for row in _rows(latest)]
         )
@@ -105,7 +109,8 @@ _FOLD = text(
         (uuid, resolution, at, used, committed, unmanaged, utilization)
     SELECT uuid, :coarse, at / :width * :width,
         max(used), max(committed), max(unmanaged), max(utilization)
-    FROM gpu_memory WHERE resolution = :fine AND at < :border
+    FROM gpu_memory
+    WHERE uuid IN (SELECT uuid FROM gpus) AND resolution = :fine AND at < :border
     GROUP BY uuid, at / :width
     """
 ).bindparams(bindparam("border", type_=Instant))
@@ -132,5 +137,5 @@ def _floor(at: datetime, seconds: int) -> datetime:
 
 def _older(resolution: Resolution, border: datetime) -> Delete:
     return delete(GpuMemoryRow).where(
-        GpuMemoryRow.resolution == resolution.seconds, GpuMemoryRow.at < border
+        _OF_ANY_GPU, GpuMemoryRow.resolution == resolution.seconds, GpuMemoryRow.at < border
     )

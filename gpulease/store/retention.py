@@ -37,13 +37,12 @@ class Retention:
     def expired(self, border: datetime, most: int) -> Sequence[JobId]:
         """Return up to `BATCH` jobs that ended before `border` or exceed `most` for their user."""
         # The first element of an array stays until the last has ended: it has their invocation.
-        ended = (
-            select(JobRow.id)
-            .where(JobRow.state == State.ENDED, JobRow.id.not_in(select(InvocationRow.job)))
-            .order_by(JobRow.id)
-        )
+        is_used = JobRow.id.in_(select(InvocationRow.job))
+        ended = select(JobRow.id).where(JobRow.state == State.ENDED, ~is_used)
         with Session(self._store.engine) as session:
-            old = session.scalars(ended.where(JobRow.ended_at < border).limit(BATCH)).all()
+            old = session.scalars(
+                ended.where(JobRow.ended_at < border).order_by(JobRow.ended_at).limit(BATCH)
+            ).all()
             if old:
                 return [JobId(job) for job in old]
             counts = session.execute(select(JobRow.user, func.count()).group_by(JobRow.user)).all()
@@ -53,7 +52,9 @@ class Retention:
                 theirs = ended.where(JobRow.user == user)
                 number = session.scalar(select(func.count()).select_from(theirs.subquery())) or 0
                 if number > most:
-                    oldest = session.scalars(theirs.limit(min(BATCH, number - most))).all()
+                    oldest = session.scalars(
+                        theirs.order_by(JobRow.id).limit(min(BATCH, number - most))
+                    ).all()
                     return [JobId(job) for job in oldest]
         return []
 

@@ -16,6 +16,8 @@ from sqlalchemy import (
     ColumnElement,
     Connection,
     Insert,
+    Select,
+    TextClause,
     and_,
     bindparam,
     delete,
@@ -147,17 +149,35 @@ def set_pause(connection: Connection, pause: QueuePause | None) -> None:
         connection.execute(insert(PropertyRow).values(key=_PAUSE, value=stored))
 
 
-def jobs_where(connection: Connection, which: ColumnElement[bool]) -> list[Job]:
-    """Return jobs with their leases and holders, by id."""
-    rows: Sequence[Any] = connection.execute(select(_jobs).where(which).order_by(_jobs.c.id)).all()
-    of_these = select(_jobs.c.id).where(which)
+def jobs_of(connection: Connection, wanted: Select[Any]) -> list[Job]:
+    """Return the jobs with the ids that `wanted` selects, with their leases and holders, by id."""
+    ids = json.dumps(connection.scalars(wanted).all())
+    these = select(func.json_each(ids).table_valued("value").c.value)
+    by_id = select(_jobs).where(_jobs.c.id.in_(these)).order_by(_jobs.c.id)
+    rows: Sequence[Any] = connection.execute(by_id).all()
     leases: dict[int, list[Any]] = {}
-    of_leases = select(_leases).where(_leases.c.job.in_(of_these)).order_by(_leases.c.place)
-    for lease in connection.execute(of_leases):
+    by_place = select(_leases).where(_leases.c.job.in_(these)).order_by(_leases.c.place)
+    for lease in connection.execute(by_place):
         leases.setdefault(lease.job, []).append(lease)
-    of_holds = select(_holders).where(_holders.c.job.in_(of_these))
-    holders: dict[int, Any] = {holder.job: holder for holder in connection.execute(of_holds)}
+    of_holds = connection.execute(select(_holders).where(_holders.c.job.in_(these)))
+    holders: dict[int, Any] = {holder.job: holder for holder in of_holds}
     return [job_of(row, leases.get(row.id, ()), holders.get(row.id)) for row in rows]
+
+
+def job_by_id(connection: Connection, job: JobId) -> Job | None:
+    """Return one job; None if there is none."""
+    return next(iter(jobs_of(connection, select(_jobs.c.id).where(_jobs.c.id == job))), None)
+
+
+LIVE = text("jobs.state <> 'ended'")
+"""As in the condition of the index of live jobs."""
+
+
+def in_state(state: str | None) -> Sequence[ColumnElement[bool] | TextClause]:
+    """Return the conditions for jobs in one or any state."""
+    if state is None:
+        return ()
+    return (JobRow.state == state,) if state == State.ENDED else (JobRow.state == state, LIVE)
 
 
 def failed_element(array: JobId) -> ColumnElement[bool]:

@@ -6,16 +6,17 @@ Every job that waits or holds memory is also kept in memory as last committed, s
 `count_jobs` reads the file of a daemon that may be running, without migrating it.
 """
 
+import json
 import secrets
 import sqlite3
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
-from sqlalchemy import ColumnElement, Connection, func, select
+from sqlalchemy import ColumnElement, Connection, TextClause, exists, func, select
 from sqlalchemy.dialects.sqlite import insert as upsert
 from sqlalchemy.exc import DatabaseError
 
@@ -37,7 +38,7 @@ from gpulease.store.live_state import LiveState, Machine
 from gpulease.store.past_jobs import ended_since
 from gpulease.store.rows import invocation_key, unpack
 from gpulease.store.schema import bring_up_to_date
-from gpulease.store.statements import jobs_where
+from gpulease.store.statements import in_state, job_by_id, jobs_of
 from gpulease.store.tables import EventRow, GpuRow, JobRow, PropertyRow
 from gpulease.store.transaction import SqlTransaction
 from gpulease.store.writer import Writer
@@ -119,13 +120,21 @@ class SqlStore:
         """Return every job that waits or holds memory, by id, as last committed."""
         return self._state.committed_jobs()
 
+    def holding(self) -> Sequence[Job]:
+        """Return every job that holds memory, by id, as last committed."""
+        return self._state.committed_holding()
+
+    def live_job(self, job: JobId) -> Job | None:
+        """Return one job that is queued or holds memory; nothing is read."""
+        return self._state.committed_live(job)
+
     def job(self, job: JobId) -> Job | None:
         """Return one job in any state; None if there is none."""
         known = self._state.committed_job(job)
         if known is not None:
             return known
         with self._reading() as connection:
-            return next(iter(jobs_where(connection, JobRow.id == job)), None)
+            return job_by_id(connection, job)
 
     @contextmanager
     def _reading(self) -> Iterator[Connection]:
@@ -135,10 +144,10 @@ class SqlStore:
     def elements(self, array: JobId, index: int | None = None) -> Sequence[Job]:
         """Return the elements of an array, in any state, oldest first; all or those of an index."""
         with self._reading() as connection:
-            which = JobRow.array == array
-            return jobs_where(
-                connection, which if index is None else which & (JobRow.array_index == index)
-            )
+            wanted = select(JobRow.id).where(JobRow.array == array)
+            if index is not None:
+                wanted = wanted.where(JobRow.array_index == index)
+            return jobs_of(connection, wanted)
 
     def jobs(
         self,
@@ -156,7 +165,9 @@ class SqlStore:
         `after`, the first `limit` jobs with a higher id.
         """
         with self._reading() as connection:
-            order = JobRow.id.desc() if after is None else JobRow.id
+            # With `since`, an order that no index has: so the index of ends is used.
+            number = JobRow.id if since is None else JobRow.id + 0
+            order = number.desc() if after is None else number
             wanted = select(JobRow.id).order_by(order).limit(limit)
             wanted = wanted.where(*_filters(user, state))
             if before is not None:
@@ -165,13 +176,28 @@ class SqlStore:
                 wanted = wanted.where(JobRow.id > after)
             if since is not None:
                 wanted = wanted.where(JobRow.ended_at >= since)
-            return jobs_where(connection, JobRow.id.in_(wanted))
+            return jobs_of(connection, wanted)
 
     def count_jobs(self, user: str | None, state: str | None) -> int:
         """Return the number of jobs of one or all users, in any or one state."""
         with self._reading() as connection:
-            wanted = select(func.count(JobRow.id)).where(*_filters(user, state))
+            wanted = select(func.count(JobRow.id)).where(*_filters(user, state, counts=True))
             return connection.execute(wanted).scalar_one()
+
+    def ended(self, jobs: Iterable[JobId]) -> Sequence[tuple[JobId, int, datetime]]:
+        """Return those of `jobs` that have ended, each with the uid of its owner and its end."""
+        ended = select(JobRow.id, JobRow.uid, JobRow.ended_at)
+        ended = ended.where(JobRow.id.in_(select(_numbers(jobs))), JobRow.ended_at.is_not(None))
+        with self._reading() as connection:
+            rows = connection.execute(ended)
+            return [(JobId(job), uid, at) for job, uid, at in rows if at is not None]
+
+    def never_started(self, jobs: Iterable[JobId]) -> Sequence[JobId]:
+        """Return those of `jobs` that are queued or unknown here."""
+        number = _numbers(jobs)
+        started = exists().where(JobRow.id == number, JobRow.state != State.QUEUED)
+        with self._reading() as connection:
+            return [JobId(job) for job in connection.scalars(select(number).where(~started))]
 
     def invocation(self, job: JobId) -> Invocation:
         """Return the invocation of a job.
@@ -283,7 +309,7 @@ class SqlStore:
 
 
 def _load(connection: Connection) -> LiveState:
-    live = jobs_where(connection, JobRow.state != State.ENDED)
+    live = jobs_of(connection, select(JobRow.id).where(statements.LIVE))
     machine = Machine(
         frozenset(map(GpuUuid, connection.scalars(select(GpuRow.uuid)))),
         gpus.availabilities(connection),
@@ -293,9 +319,20 @@ def _load(connection: Connection) -> LiveState:
     return LiveState(live, statements.invocation_sizes(connection), machine)
 
 
-def _filters(user: str | None, state: str | None) -> Sequence[ColumnElement[bool]]:
+def _numbers(jobs: Iterable[JobId]) -> ColumnElement[int]:
+    """Return ids as a column: a statement may have only some thousand parameters."""
+    numbers = func.json_each(json.dumps(list(jobs))).table_valued("value")
+    return numbers.c.value
+
+
+def _filters(
+    user: str | None, state: str | None, *, counts: bool = False
+) -> Sequence[ColumnElement[bool] | TextClause]:
     by_user = () if user is None else (JobRow.user == user,)
-    return by_user if state is None else (*by_user, JobRow.state == state)
+    if counts and state == State.ENDED:
+        # An index has all that counts.
+        return *by_user, JobRow.ended_at.is_not(None)
+    return *by_user, *in_state(state)
 
 
 _COUNT = (

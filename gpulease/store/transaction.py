@@ -29,7 +29,7 @@ from gpulease.store.rows import (
     pack,
     unpack,
 )
-from gpulease.store.statements import jobs_where, runs_like
+from gpulease.store.statements import job_by_id, runs_like
 from gpulease.store.tables import JobRow
 from gpulease.store.writer import Writer
 from gpulease.units import KIB
@@ -60,7 +60,7 @@ class SqlTransaction:
         known = self._state.job(job)
         if known is not None:
             return known
-        return next(iter(jobs_where(self._writer.connection, JobRow.id == job)), None)
+        return job_by_id(self._writer.connection, job)
 
     def user_count(self, uid: int) -> UserCount:
         """Return the counts of a user, including the changes of this transaction."""

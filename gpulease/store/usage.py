@@ -5,17 +5,18 @@ from contextlib import suppress
 from datetime import datetime
 from statistics import median
 
-from sqlalchemy import Float, cast, func, select
+from sqlalchemy import Float, String, and_, cast, func, literal_column, select
 from sqlalchemy.dialects.sqlite import insert as upsert
 from sqlalchemy.orm import Session
 
 from gpulease.domain.gpu import GpuUuid, JobId
 from gpulease.domain.job import PredictionErrors, UserUsage, UserWaits
-from gpulease.domain.lease import State
+from gpulease.domain.lease import HOLDS_MEMORY, State
 from gpulease.domain.memory_estimate import LATEST, OverheadKey
 from gpulease.errors import RecordUnwritable
 from gpulease.service.usage import PoolSeen
 from gpulease.store.engine import translate_errors
+from gpulease.store.statements import LIVE
 from gpulease.store.store import SqlStore
 from gpulease.store.tables import JobRow, LeaseRow, PoolRow
 
@@ -107,6 +108,8 @@ def _seen(row: PoolRow) -> PoolSeen:
 
 
 _MICROSECONDS = 1_000_000
+_BY_USER = literal_column("+jobs.user", String)
+"""Without the index of users: that of ends leads to the few jobs that count."""
 
 
 class UsageTotals:
@@ -132,7 +135,7 @@ class UsageTotals:
             )
             .join(LeaseRow, LeaseRow.job == JobRow.id)
             .where(JobRow.state == State.ENDED, LeaseRow.used.is_not(None))
-            .group_by(JobRow.user)
+            .group_by(_BY_USER)
             .order_by(JobRow.user)
         )
         if user is not None:
@@ -155,8 +158,8 @@ class UsageTotals:
                 JobRow.ended_at,
                 JobRow.predicted_run_us,
             )
-            .where(JobRow.state == State.ENDED, JobRow.started_at.is_not(None))
-            .order_by(JobRow.id.desc())
+            .where(JobRow.ended_at.is_not(None), JobRow.started_at.is_not(None))
+            .order_by(JobRow.ended_at.desc())
             .limit(_MOST_READ)
         )
         if user is not None:
@@ -189,8 +192,9 @@ class UsageTotals:
         waited = func.max(waited, 0.0)
         wanted = (
             select(JobRow.user, func.count(), func.avg(waited), func.max(waited))
+            .where((JobRow.ended_at >= since) | and_(JobRow.state.in_(HOLDS_MEMORY), LIVE))
             .where(JobRow.granted_at >= since)
-            .group_by(JobRow.user)
+            .group_by(_BY_USER)
         )
         with translate_errors(self._store.path), Session(self._store.engine) as session:
             return {user: UserWaits(*row) for user, *row in session.execute(wanted)}

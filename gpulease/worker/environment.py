@@ -7,7 +7,7 @@ variable that carries the lease to the hooks.
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
 
@@ -325,8 +325,12 @@ def _for_the_hooks(
     lease = {
         **fields,
         "gpus": [
-            asdict(gpu)
-            | {
+            {
+                "uuid": gpu.uuid,
+                "index": gpu.index,
+                "name": gpu.name,
+                "memory": gpu.memory,
+                "total": gpu.total,
                 "place": place if gpu.place is None else gpu.place,
                 "whole": gpu.memory if gpu.whole is None else gpu.whole,
                 "pools": {name: limits[place] for name, limits in pools.items()},

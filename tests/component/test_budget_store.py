@@ -20,11 +20,14 @@ from fakes import NOON, FakeClock, order, reading
 from gpulease.daemon.worker_threads import WriterThread
 from gpulease.domain.gpu import JobId
 from gpulease.domain.job import Exit, Job, Outcome
+from gpulease.domain.lease import State
 from gpulease.service import jobs, scheduler, submission
 from gpulease.service.observation import Observation
 from gpulease.service.ports import Policy, WorkerExited, WorkerStarted
 from gpulease.service.queue_state import QueueState
+from gpulease.store.retention import Retention
 from gpulease.store.store import SqlStore
+from gpulease.store.usage import UsageTotals
 
 SEEN = Observation((reading(),), {}, NOON)
 CLOCK, POLICY = FakeClock(), Policy()
@@ -62,6 +65,24 @@ def statements(store: SqlStore) -> Iterator[list[str]]:
 
 def verbs(sent: list[str]) -> list[str]:
     return [" ".join(each.split()[:3]).partition("(")[0] for each in sent]
+
+
+@contextmanager
+def plans(store: SqlStore) -> Iterator[list[str]]:
+    """Collect how SQLite reads what it is asked for."""
+    asked: list[tuple[str, object]] = []
+    steps: list[str] = []
+
+    def note(_: object, __: object, statement: str, parameters: object, *___: object) -> None:
+        asked.append((statement, parameters))
+
+    event.listen(store.engine, "before_cursor_execute", note)
+    yield steps
+    event.remove(store.engine, "before_cursor_execute", note)
+    with store.engine.connect() as connection:
+        for statement, parameters in asked:
+            found = connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {statement}", parameters)  # type: ignore[call-overload]
+            steps += [str(row[3]) for row in found]
 
 
 def submit(store: SqlStore, state: QueueState, key: str | None = None) -> Job:
@@ -161,6 +182,25 @@ def test_one_more_submission_copies_nothing_that_grows_with_the_queue(store: Sql
             tx.add(order(), NOON)
     # A copy of 3,000 references would be 24 kB.
     assert min(peak() for _ in range(3)) < alone + 12_000
+
+
+def test_a_year_of_history_is_not_searched_row_by_row(store: SqlStore) -> None:
+    job = submit(store, QueueState(store))
+    with plans(store) as steps:
+        for state in (None, *State):
+            store.jobs("alice", state, 100)
+            store.jobs(None, state, 100, since=NOON)
+            store.count_jobs(None, state)
+        for state in set(State) - {State.ENDED}:
+            store.jobs(None, state, 100)
+        store.events(job.id), store.elements(job.id), store.past_jobs(NOON)
+        UsageTotals(store).by_user(None, NOON)
+        UsageTotals(store).predictions(None, NOON)
+        UsageTotals(store).waits(NOON)
+        Retention(store).expired(NOON, 1000)
+        SqlStore(store.path).close()
+    tables = {step for step in steps if step.startswith("SCAN") and "INDEX" not in step}
+    assert not {step.split()[1] for step in tables} & {"jobs", "leases", "events", "invocations"}
 
 
 @pytest.mark.skipif(shutil.which("strace") is None, reason="there is no strace here")

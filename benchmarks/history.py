@@ -1,0 +1,150 @@
+"""A state directory with a year of history: jobs, their events, leases and folders, and samples."""
+
+import json
+import random
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from gpulease.config import DATABASE_NAME
+from gpulease.store.store import SqlStore
+
+G = 1024**3
+JOBS = 200_000
+SAMPLES = 1_000_000
+YEAR = timedelta(days=364)
+KEPT_FOR = timedelta(days=30)
+"""The default of keep_output_for."""
+_USERS = 40
+_COMMANDS = 400
+_GPUS = [f"GPU-{number:08d}" for number in range(28)]
+_SAMPLE_US = 900 * 1_000_000
+_EVENTS = ("submit", "grant", "worker_started", "worker_exited")
+
+
+def write_year(state: Path) -> None:
+    """Make a state directory at `state`, as a daemon leaves it after a year and 200,000 jobs."""
+    (state / "jobs").mkdir(parents=True)
+    SqlStore(state / DATABASE_NAME).close()
+    now = datetime.now(UTC)
+    with closing(sqlite3.connect(state / DATABASE_NAME)) as connection, connection:
+        _insert(connection, "gpus", (_gpu(uuid, now) for uuid in _GPUS))
+        _insert(connection, "jobs", (_job(number, now) for number in _numbers()))
+        _insert(connection, "leases", (_lease(number, now) for number in _numbers()))
+        _insert(connection, "events", (each for n in _numbers() for each in _events_of(n, now)))
+        _insert(connection, "gpu_memory", _samples(now))
+    for number in _numbers():
+        if now - _ended_at(number, now) < KEPT_FOR:
+            _write_folder(state / "jobs" / str(number), _ended_at(number, now))
+
+
+def _numbers() -> range:
+    return range(1, JOBS + 1)
+
+
+def _insert(connection: sqlite3.Connection, table: str, rows: Iterator[dict[str, object]]) -> None:
+    first = next(rows)
+    places = ", ".join(f":{each}" for each in first)
+    statement = f"INSERT INTO {table} ({', '.join(first)}) VALUES ({places})"
+    connection.execute(statement, first)
+    connection.executemany(statement, rows)
+
+
+def _us(at: datetime) -> int:
+    return round(at.timestamp() * 1_000_000)
+
+
+def _ended_at(number: int, now: datetime) -> datetime:
+    return now - YEAR * (1 - number / JOBS) - timedelta(minutes=1)
+
+
+def _draw(number: int) -> random.Random:
+    return random.Random(number)
+
+
+def _gpu(uuid: str, now: datetime) -> dict[str, object]:
+    seen = {"first_seen_at": _us(now - YEAR), "last_seen_at": _us(now)}
+    return {"uuid": uuid, "gpu_index": _GPUS.index(uuid), "name": "NVIDIA A100-SXM4-80GB", **seen}
+
+
+def _job(number: int, now: datetime) -> dict[str, object]:
+    draw = _draw(number)
+    user, command = draw.randrange(_USERS), draw.randrange(_COMMANDS)
+    ended, ran = _ended_at(number, now), timedelta(seconds=draw.randrange(10, 40_000))
+    return {
+        "id": number,
+        "uid": 1000 + user,
+        "gid": 1000 + user,
+        "user": f"user{user}",
+        "name": f"train{command}.py",
+        "command": f"/home/user{user}/env/bin/python train{command}.py --learning-rate 0.{number}",
+        "memory": draw.randrange(1, 40) * G,
+        "gpus": 1,
+        "exclusive": 0,
+        "state": "ended",
+        "submitted_at": _us(ended - ran - timedelta(seconds=draw.randrange(3600))),
+        "granted_at": _us(ended - ran),
+        "started_at": _us(ended - ran),
+        "ended_at": _us(ended),
+        "pid": 2 * number,
+        "shim_pid": 2 * number - 1,
+        "outcome": "exited",
+        "exit_code": 0,
+        "alike": f"{command:032x}",
+        "same": f"{number:032x}",
+        "predicted_run_us": ran // timedelta(microseconds=1),
+        "utilization": draw.randrange(101),
+    }
+
+
+def _lease(number: int, now: datetime) -> dict[str, object]:
+    job = _job(number, now)
+    return {
+        "job": number,
+        "gpu": _GPUS[number % len(_GPUS)],
+        "place": 0,
+        "memory": job["memory"],
+        "granted_at": job["granted_at"],
+        "released_at": job["ended_at"],
+        "peak": G,
+        "used": G,
+        "enforced_by": "framework,watch",
+    }
+
+
+def _events_of(number: int, now: datetime) -> Iterator[dict[str, object]]:
+    job = _job(number, now)
+    instants = ("submitted_at", "granted_at", "started_at", "ended_at")
+    for kind, instant in zip(_EVENTS, instants, strict=True):
+        yield {"job": number, "at": job[instant], "kind": kind, "detail": "on GPU 3"}
+
+
+def _samples(now: datetime) -> Iterator[dict[str, object]]:
+    last = _us(now) // _SAMPLE_US
+    for back in range(SAMPLES // len(_GPUS), 0, -1):
+        for uuid in _GPUS:
+            draw = _draw(back)
+            yield {
+                "uuid": uuid,
+                "resolution": 900,
+                "at": (last - back) * _SAMPLE_US,
+                "used": draw.randrange(80 * G),
+                "committed": draw.randrange(80 * G),
+                "unmanaged": 0,
+                "utilization": draw.randrange(101),
+            }
+
+
+def _write_folder(folder: Path, ended: datetime) -> None:
+    folder.mkdir()
+    lines = (
+        {"event": "claimed", "shim_pid": 1},
+        {"event": "started", "pid": 2, "shim_pid": 1, "started_at": ended.isoformat()},
+        {"event": "exited", "reason": "exited", "exit_code": 0, "ended_at": ended.isoformat()},
+    )
+    record = "".join(json.dumps(each) + "\n" for each in lines)
+    (folder / "record").write_bytes(record.encode().ljust(4096, b"\0"))
+    (folder / "stdout").write_text("epoch 1: loss 0.5\n")
+    (folder / "stderr").touch()
