@@ -13,8 +13,11 @@ from dataclasses import asdict
 from pathlib import Path
 
 from benchmarks import (
+    answers,
     command,
+    connections,
     jobs,
+    memory,
     planning,
     reaction,
     rest,
@@ -31,11 +34,14 @@ BENCHMARKS: dict[str, Callable[[], Iterable[Figure | str]]] = {
     "planning": planning.run,
     "command": command.run,
     "rest": rest.run,
+    "memory": memory.run,
+    "connections": connections.run,
     "store": store.run,
     "start": start.run,
     "submissions": submissions.run,
     "jobs": jobs.run,
     "shims": shims.run,
+    "answers": answers.run,
     "streams": streams.run,
     "reaction": reaction.run,
 }

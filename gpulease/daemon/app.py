@@ -345,16 +345,18 @@ def _request_context(
 ) -> RequestContext:
     settings = base.settings()
     windows = _windows(base)
-    machine_views = MachineViews(scheduler, processes, sources, windows.current)
+    machine_views = MachineViews(scheduler, processes, sources, windows.current, base.clock)
 
-    def job_views() -> JobViews:
-        return JobViews(scheduler, processes, sources, scheduler.explainer)
+    def job_views(is_stopped: Callable[[int], bool]) -> JobViews:
+        return JobViews(scheduler, is_stopped, sources, scheduler.explainer)
 
     return RequestContext(
         scheduler=scheduler,
-        job_views=job_views(),
+        job_views=job_views(processes.is_stopped),
         machine_views=machine_views,
-        listings=Listings(job_views, machine_views, base.clock, scheduler.explainer),
+        listings=Listings(
+            job_views, machine_views, base.clock, scheduler.explainer, processes.is_stopped
+        ),
         clock=base.clock,
         defaults=request_defaults(settings),
         rights=rights(settings),

@@ -1,6 +1,6 @@
 """A job as the wire object that users see: its state, why it waits or ended, what it did."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
@@ -18,7 +18,7 @@ from gpulease.server.queue_positions import Placed, QueuePositions
 from gpulease.server.reasons import WaitExplanation, WaitReasonCache, exit_status, reason
 from gpulease.server.view_sources import ViewSources, instant, whole_minute
 from gpulease.service.explaining import Explainer
-from gpulease.service.ports import Event, ProcessFinder, Store
+from gpulease.service.ports import Event, Store
 from gpulease.service.scheduler import Scheduler
 from gpulease.service.usage import PoolSeen
 from gpulease.units import Share
@@ -48,13 +48,14 @@ class JobViews:
     def __init__(
         self,
         scheduler: Scheduler,
-        processes: ProcessFinder,
+        is_stopped: Callable[[int], bool],
         sources: ViewSources,
         explainer: Explainer,
     ) -> None:
+        """`is_stopped` tells whether a signal has stopped the process with a pid."""
         self._scheduler = scheduler
         self._explainer = explainer
-        self._processes = processes
+        self._is_stopped = is_stopped
         self._sources = sources
         self._positions = QueuePositions(scheduler)
         self._wait_reasons = WaitReasonCache()
@@ -201,7 +202,7 @@ class JobViews:
         if job.state is not State.ACTIVE or job.main_exited_at is not None or job.pid is None:
             return False
         try:
-            return self._processes.is_stopped(job.pid)
+            return self._is_stopped(job.pid)
         except OSError:
             return False  # /proc cannot be read now
 

@@ -178,10 +178,11 @@ class JobHandlers:
         """Yield a job at each change until it is in one of the `last` states.
 
         `first` is the view of a job that was just queued: most start at once, so what it waits for
-        is computed only if it still waits after a moment.
+        is computed, and sent, only if it still waits after a moment.
         """
         caller, slot = caller_of_request(request), slot_of_request(request)
-        sent, clock = first, asyncio.get_running_loop().time
+        sent: JobView | None = None
+        clock = asyncio.get_running_loop().time
         sent_at = clock()
         settles_at = sent_at + _SETTLES_AFTER_S if first else 0.0
         if first:
@@ -224,10 +225,10 @@ class JobHandlers:
         """Yield the jobs that end, each as a line, and empty lines as keep-alives."""
         context, clock = self._context, asyncio.get_running_loop().time
         deadline = inf if timeout_s is None else clock() + timeout_s
+        live_job = context.scheduler.store.live_job
         while True:
             change = context.scheduler.next_change
-            live = {job.id for job in context.scheduler.store.live()}
-            for number in sorted(waiting - live):
+            for number in sorted(each for each in waiting if live_job(each) is None):
                 job = self._job(number)
                 yield msgspec.json.encode(context.view_for(caller, job)) + b"\n"
                 waiting.remove(number)

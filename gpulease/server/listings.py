@@ -16,6 +16,7 @@ from gpulease.server.job_json import JobJson
 from gpulease.server.job_queries import JobPage
 from gpulease.server.job_views import JobViews
 from gpulease.server.machine_views import MachineViews
+from gpulease.server.recent import Recent
 from gpulease.server.redaction import redact_machine
 from gpulease.service.explaining import Explainer
 from gpulease.service.ports import Clock
@@ -38,15 +39,20 @@ class Listings:
 
     def __init__(
         self,
-        views: Callable[[], JobViews],
+        views: Callable[[Callable[[int], bool]], JobViews],
         machine: MachineViews,
         clock: Clock,
         explainer: Explainer,
+        is_stopped: Callable[[int], bool],
     ) -> None:
-        """`views` makes views for one thread; `machine` is used for the status only."""
-        self._status_views = views()
+        """`machine` is used for the status only.
+
+        `views` makes views for one thread, and takes what tells whether a process is stopped.
+        """
+        self._stopped = Recent(is_stopped, clock)
+        self._status_views = views(self._stopped.of)
         self._status_json = JobJson(self._status_views)
-        self._list_json = JobJson(views())
+        self._list_json = JobJson(views(is_stopped))
         self._machine = machine
         self._clock = clock
         self._explainer = explainer
@@ -74,6 +80,7 @@ class Listings:
 
     def _status(self, asked: _Asked) -> bytes:
         self._explainer.refresh_here()
+        self._stopped.begin()
         first = self._status_views.first(asked.first)
         # Afterwards, so that no job that starts meanwhile is missing.
         holding = self._machine.holding()

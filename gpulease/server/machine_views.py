@@ -11,9 +11,10 @@ from gpulease.domain.job import Job
 from gpulease.domain.queue_options import QueuePause
 from gpulease.domain.snapshot import ledgers
 from gpulease.errors import RecordUnwritable
+from gpulease.server.recent import Recent
 from gpulease.server.view_sources import ViewSources, instant
 from gpulease.service.observation import Observation, snapshot
-from gpulease.service.ports import ProcessFinder
+from gpulease.service.ports import Clock, ProcessFinder
 from gpulease.service.queue_state import FindWindows
 from gpulease.service.scheduler import Scheduler
 from gpulease.wire.machine import (
@@ -41,10 +42,11 @@ class MachineViews:
         processes: ProcessFinder,
         sources: ViewSources,
         windows: FindWindows,
+        clock: Clock,
     ) -> None:
         self._scheduler = scheduler
         self._windows = windows
-        self._processes = processes
+        self._identities = Recent(processes.identify, clock)
         self._sources = sources
 
     def live(self) -> Sequence[Job]:
@@ -57,6 +59,7 @@ class MachineViews:
 
     def status(self, holding: Sequence[Job], now: datetime) -> StatusView:
         """Return the status of the machine, without the jobs; `holding` are those with leases."""
+        self._identities.begin()
         seen = self._scheduler.seen
         gpus = self._ledgers(holding, seen, now) if seen is not None else ()
         return StatusView(
@@ -180,7 +183,7 @@ class MachineViews:
         for process in reading.processes or ():
             # With foreign pids, as of another pid namespace, this pid is another process here.
             foreign = seen is not None and seen.foreign
-            who = None if foreign else self._processes.identify(process.pid)
+            who = None if foreign else self._identities.of(process.pid)
             views.append(
                 ProcessView(
                     pid=process.pid,

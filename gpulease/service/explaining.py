@@ -31,6 +31,8 @@ _UNCHANGED_FOR = timedelta(minutes=1)
 _SHORT_S = 0.005
 """An answer waits for computations that take no longer."""
 _LONGEST_WAIT_S = 2.0
+_PATIENCE_S = 0.2
+"""The same where there are earlier explanations."""
 
 
 class Explainer:
@@ -70,7 +72,7 @@ class Explainer:
         """Explain the latest plan if that is due and short, or if there is nothing recent."""
         if self._is_awaited() and (computing := self.start()) is not None:
             with contextlib.suppress(TimeoutError):
-                computing.result(_LONGEST_WAIT_S)
+                computing.result(_LONGEST_WAIT_S if self.latest is None else _PATIENCE_S)
 
     def start(self) -> Future[None] | None:
         """Begin to explain the latest plan, unless that is not due; all share the result."""

@@ -66,3 +66,13 @@ def test_pages_have_every_job_once_in_both_orders(standing: Daemon, array: int) 
         assert [number for page in oldest for number in page] == every
         newest = [number for page in _pages(standing, newest=True, **query) for number in page]
         assert newest == every[::-1]
+
+
+def test_a_status_is_no_larger_behind_ten_thousand_jobs(standing: Daemon, array: int) -> None:
+    del array
+    before = len(standing.client.status_json(queue=20))
+    more = int(standing.run("run", "--mem", "7G", "--array", "0-9999", "true").stdout)
+    status = standing.client.status(queue=20)
+    assert status.waiting == ELEMENTS - RUNNING + 10_000
+    assert len(standing.client.status_json(queue=20)) <= 1.1 * before
+    standing.run("cancel", str(more))

@@ -1,0 +1,126 @@
+"""Answers about a long queue: while it rests, and while other jobs start and end beside it."""
+
+import contextlib
+import multiprocessing
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import replace
+from multiprocessing.connection import Connection
+from pathlib import Path
+from statistics import median
+
+from benchmarks.daemon import QUEUED, Running, order, running
+from benchmarks.figures import Figure
+from benchmarks.jobs import NO_OP, submit_all, until_ended
+from benchmarks.timing import paired, seconds
+from gpulease.wire.requests import ClaimRequest, QueueRequest
+
+G = 1024**3
+TIMES = 25
+JOBS = 500
+ROUNDS = 3
+ASKS_EVERY_S = 0.1
+"""As ten users who run `watch -n 1 gpulease status`."""
+SCREEN = 50
+SETTLES_S = 3.0
+_fork = multiprocessing.get_context("fork")
+BESIDE = replace(NO_OP, claim=ClaimRequest(memory=10 * G, named=["7"]))
+"""A job that starts at once, on the GPU for which the queue does not wait."""
+WAITING = replace(
+    NO_OP,
+    claim=ClaimRequest(memory=80 * G, named=["0"]),
+    queue=QueueRequest(array=f"1-{QUEUED}"),
+)
+
+
+def ask(path: Path, target: str) -> int:
+    """Return the size of an answer, read as a whole from a new connection."""
+    with closing(socket.socket(socket.AF_UNIX)) as link:
+        link.connect(str(path))
+        link.sendall(f"GET /v1{target} HTTP/1.1\r\nHost: g\r\nConnection: close\r\n\r\n".encode())
+        return sum(iter(lambda: len(link.recv(1 << 20)), 0))
+
+
+@contextlib.contextmanager
+def full(*, queued: int) -> Iterator[Running]:
+    """Run a daemon with a lease on each GPU but the last one, and jobs that wait for them."""
+    with running() as daemon:
+        client = daemon.client()
+        for index in range(7):
+            claim = ClaimRequest(memory=80 * G, named=[str(index)])
+            client.submit(replace(order("sleep", "3600"), claim=claim))
+        while client.status(queue=0).waiting:
+            time.sleep(0.02)
+        if queued:
+            client.within(100).submit(WAITING)
+        time.sleep(SETTLES_S)
+        yield daemon
+        for job in client.status(queue=0).jobs:
+            client.cancel(job.id, grace=0)
+
+
+def run() -> Iterator[Figure]:
+    """Measure behind a long queue, in alternation with an empty one."""
+    with full(queued=QUEUED) as long, full(queued=0) as short:
+        for what, goal in (("/status", 1.2), (f"/jobs?limit={SCREEN}", 3.0)):
+            ours, floor = paired(
+                lambda what=what: ask(long.socket, what),  # type: ignore[misc]
+                lambda what=what: ask(short.socket, what),  # type: ignore[misc]
+                TIMES,
+            )
+            name = f"GET {what}, {QUEUED} queued"
+            yield Figure(name, ours * 1e3, "ms", goal, floor * 1e3, "none queued")
+        yield Figure("bytes of GET /status", ask(long.socket, "/status"), "bytes", 80_000)
+        taken = median(seconds(lambda: ask(long.socket, "/jobs")) for _ in range(5))
+        yield Figure(f"GET /jobs, all {QUEUED}", taken * 1e3, "ms", 250.0)
+        yield from _beside_jobs(long)
+
+
+def _beside_jobs(daemon: Running) -> Iterator[Figure]:
+    alone: list[float] = []
+    polled: list[float] = []
+    answers: list[float] = []
+    ended = 0
+    for _ in range(ROUNDS):
+        alone.append(_rate(daemon, ended))
+        with _poller(daemon.socket) as answered:
+            polled.append(_rate(daemon, ended + JOBS))
+        answers += answered
+        ended += 2 * JOBS
+    answers.sort()
+    beside = f"while jobs start and end, {QUEUED} queued"
+    late = answers[len(answers) * 99 // 100] * 1e3
+    yield Figure(f"GET /status {beside}, 99th percentile", late, "ms", 50.0)
+    yield Figure(
+        f"jobs started and ended, {1 / ASKS_EVERY_S:.0f} statuses a second, {QUEUED} queued",
+        median(polled), "jobs/s", 0.95, median(alone), "without them", higher_is_better=True,
+    )  # fmt: skip
+
+
+def _rate(daemon: Running, ended: int) -> float:
+    begun = time.perf_counter()
+    submit_all(daemon.socket, JOBS, BESIDE)
+    until_ended(daemon, ended + JOBS)
+    return JOBS / (time.perf_counter() - begun)
+
+
+@contextlib.contextmanager
+def _poller(path: Path) -> Iterator[list[float]]:
+    """Ask for the status all the time in another process, and give the seconds of each answer."""
+    ours, theirs = _fork.Pipe()
+    process = _fork.Process(target=_poll, args=(path, theirs), daemon=True)
+    process.start()
+    answered: list[float] = []
+    yield answered
+    ours.send("enough")
+    answered += ours.recv()
+    process.join()
+
+
+def _poll(path: Path, until: Connection) -> None:
+    taken: list[float] = []
+    while not until.poll(ASKS_EVERY_S):
+        taken.append(seconds(lambda: ask(path, "/status")))
+    until.send(taken)

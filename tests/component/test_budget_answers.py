@@ -1,0 +1,37 @@
+"""What the first jobs of a long queue cost: numbers that do not depend on the machine."""
+
+from view_rig import World
+
+from fakes import ALICE, NOON, G
+from gpulease.domain.gpu import JobId
+from gpulease.domain.job import Job
+from gpulease.domain.lease import Claim
+from gpulease.units import MIB
+from gpulease.wire.machine import FIRST_IN_QUEUE
+
+QUEUED = 3_000
+REASONS = FIRST_IN_QUEUE
+"""Explanations of why a job waits, for one status."""
+BYTES = 40_000
+"""Of the first jobs of the queue, which wait for two GPUs."""
+
+
+def test_a_status_explains_and_sends_the_first_jobs_alone() -> None:
+    world = World()
+    held = Job(JobId(1), ALICE, "job", "true", Claim(8 * G, 2), NOON)
+    world.put(held)
+    for number in range(QUEUED):
+        world.put(Job(JobId(1), ALICE, "job", "true", Claim(G + number * MIB // 2), NOON))
+    world.start(0)
+    world.clock.forward(seconds=1)
+    world.make_plan()
+    assert world.plan is not None
+    world.explainer.refresh_here()
+
+    views = world.views()
+    first = views.first(FIRST_IN_QUEUE)
+    drawn = [world.quick.placed(each) for each in first]
+
+    assert len(drawn) == FIRST_IN_QUEUE
+    assert len(world.plan._reasons) <= REASONS
+    assert sum(map(len, drawn)) <= BYTES

@@ -1,0 +1,123 @@
+"""The quick ways to write a queue as JSON give what drawing every job afresh gives."""
+
+from dataclasses import replace
+from datetime import timedelta
+from fractions import Fraction
+
+import msgspec
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from view_rig import World
+
+from fakes import ALICE, BOB, NOON, G, MemoryStore, order
+from gpulease.domain.gpu import GpuUuid, JobId
+from gpulease.domain.job import Holder, Job, JobUsage, Process
+from gpulease.domain.lease import Claim, State
+from gpulease.domain.queue_options import ArrayElement, Dependency, Priority, QueueOptions
+from gpulease.server.job_queries import JobQuery
+from gpulease.server.job_views import JobViews
+from gpulease.server.redaction import redact_job
+from gpulease.units import Share
+from gpulease.wire.jobs import JobView
+
+options = st.builds(
+    QueueOptions,
+    priority=st.sampled_from(Priority),
+    nice=st.integers(-20, 19),
+    held=st.booleans(),
+    begin_at=st.none() | st.just(NOON + timedelta(hours=1)),
+    after=st.just(()) | st.just((Dependency(JobId(1)),)),
+    requeue=st.booleans(),
+    array=st.none() | st.builds(ArrayElement, st.just(JobId(1)), st.integers(0, 9), st.none()),
+)
+claims = st.builds(
+    Claim,
+    st.integers(1, 24).map(lambda count: count * G) | st.just(Share(Fraction(40))),
+    st.integers(1, 2),
+    st.booleans(),
+    st.none() | st.just(timedelta(hours=2)),
+    named=st.just(()) | st.just((GpuUuid("GPU-b"),)),
+)
+jobs = st.builds(
+    Job,
+    id=st.just(JobId(1)),
+    owner=st.sampled_from([ALICE, BOB]),
+    name=st.text(min_size=1, max_size=8),
+    command=st.text(max_size=12),
+    claim=claims,
+    submitted_at=st.just(NOON),
+    gives_up_at=st.none() | st.just(NOON + timedelta(days=1)),
+    terminal=st.booleans(),
+    holder=st.none() | st.just(Holder(Process(5, 5, "boot"), None)),
+    usage=st.builds(
+        JobUsage,
+        size_reason=st.none() | st.text(max_size=5),
+        out_of_memory=st.booleans(),
+        retry_of=st.none() | st.just(JobId(1)),
+    ),
+    queue=options,
+)
+changes = st.tuples(
+    st.sampled_from(
+        ["submit", "submit", "submit", "plan", "explain", "close", "rename", "start", "run"]
+    ),
+    jobs,
+    st.integers(0, 20),
+)
+
+
+def _afresh(views: JobViews, job: Job, viewer: str | None, position: int | None) -> bytes:
+    view: JobView = views.job(job)
+    if position is not None:
+        view = replace(view, position=position)
+    return msgspec.json.encode(view if viewer is None else redact_job(view, viewer))
+
+
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.lists(changes, max_size=14))
+def test_after_any_changes_the_json_is_that_of_jobs_drawn_afresh(
+    done: list[tuple[str, Job, int]],
+) -> None:
+    world = World()
+    for change in done:
+        world.change(*change)
+        for viewer in (None, "alice"):
+            for job in world.store.live():
+                drawn = world.quick.of(job, viewer)
+                assert drawn == _afresh(world.views(), job, viewer, None)
+            views = world.views()
+            for placed in views.first(None):
+                drawn = world.quick.placed(placed, viewer)
+                assert drawn == _afresh(world.views(), placed.job, viewer, placed.position)
+
+
+@settings(deadline=None)
+@given(st.lists(changes, max_size=14), st.integers(0, 5))
+def test_the_first_of_the_queue_are_distinct_queued_jobs_with_places_in_order(
+    done: list[tuple[str, Job, int]], most: int
+) -> None:
+    world = World()
+    for change in done:
+        world.change(*change)
+    every, first = world.views().first(None), world.views().first(most)
+    assert [each.job for each in first] == [each.job for each in every][:most]
+    queued = {job.id for job in world.store.live() if job.state is State.QUEUED}
+    assert sorted(each.job.id for each in every) == sorted(queued)
+    places = [each.position for each in every if each.position is not None]
+    assert places == [*range(1, len(places) + 1)]
+    assert all(each.position is None for each in every[len(places) :])
+
+
+@given(st.integers(0, 20), st.integers(1, 7), st.booleans())
+def test_pages_together_have_every_live_job_once(count: int, limit: int, newest: bool) -> None:
+    store = MemoryStore()
+    numbers = [store.add(order(), NOON).id for _ in range(count)]
+    found, after = [], None
+    while True:
+        page = JobQuery(newest=newest, after=after, limit=limit).page(store)
+        assert page.total == count
+        found += [job.id for job in page.jobs]
+        if page.next is None:
+            break
+        after = page.next
+    assert found == (numbers[::-1] if newest else numbers)
