@@ -5,8 +5,9 @@ memory would be leased again.
 """
 
 import os
+import signal
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,6 +26,7 @@ from gpulease.gpu.simulated import SimulatedGpu, SimulatedGpus, parse_simulation
 from gpulease.host.process_finder import claims
 from gpulease.host.state_dir import StateDirectory
 from gpulease.service.ports import Clock
+from gpulease.shim.linux import die_with_parent
 from gpulease.store.database_file import SKIPPED_IDS, last_job
 from gpulease.store.engine import damaged
 from gpulease.store.schema import is_current
@@ -160,9 +162,11 @@ def _migrate(path: Path) -> None:
     if is_current(path):
         return
     if child := os.fork():
-        os.waitpid(child, 0)
+        with suppress(ChildProcessError):  # this process was started with SIGCHLD ignored
+            os.waitpid(child, 0)
         return
     try:
+        die_with_parent(signal.SIGKILL)  # otherwise it would keep the lock of the state directory
         SqlStore(path).close()
     finally:
         os._exit(0)

@@ -7,18 +7,27 @@ before it watches from then on. On pipes the first client keeps the input, of wh
 one.
 """
 
+from __future__ import annotations
+
 import math
 import select
-import socket
-from collections.abc import Mapping, Sequence
-from enum import StrEnum
-from typing import Any, Protocol
 
 from gpulease.event_loop import EventLoop
 from gpulease.light_json import decode_plain, encode
 from gpulease.peer_credentials import peer_credentials
 from gpulease.wire.frames import HEADER, BadFrame, FrameKind, FrameReader, frame
 from gpulease.write_buffer import WriteBuffer
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import Mapping, Sequence
+    from enum import StrEnum
+    from typing import Any, Protocol
+else:
+    import _socket as socket
+
+    Protocol, StrEnum = object, str  # as FrameKind is a number
 
 WATCHER_ROOM = 1 << 20
 """Bytes that may wait for a watcher; further output is skipped."""
@@ -49,16 +58,19 @@ class ClientRole(StrEnum):
     CONTROL = "control"
 
 
+_ROLES = {"attach": ClientRole.ATTACH, "watch": ClientRole.WATCH, "control": ClientRole.CONTROL}
+
+
 class ClientHandler(Protocol):
     """What the clients ask of the shim."""
 
-    def welcome(self, client: "ShimClient") -> None:
+    def welcome(self, client: ShimClient) -> None:
         """Send a new client what happened before it connected."""
 
-    def attach(self, client: "ShimClient", hello: "Payload") -> None:
+    def attach(self, client: ShimClient, hello: Payload) -> None:
         """Continue with `client`, which sent this HELLO and is now the attached client."""
 
-    def handle(self, client: "ShimClient", kind: FrameKind, payload: bytes) -> None:
+    def handle(self, client: ShimClient, kind: FrameKind, payload: bytes) -> None:
         """Act on a frame."""
 
     def log_bug(self, error: Exception) -> None:
@@ -71,7 +83,7 @@ class ClientHandler(Protocol):
 class ShimClient:
     """One connection: frames in, frames out, and a bound on what waits to be sent."""
 
-    def __init__(self, clients: "ShimClients", sock: socket.socket, uid: int) -> None:
+    def __init__(self, clients: ShimClients, sock: socket.socket, uid: int) -> None:
         self.uid = uid
         self.role: ClientRole | None = None
         self.is_closed = False
@@ -263,14 +275,14 @@ class ShimClients:
 
     def send_json(self, kind: FrameKind, content: Mapping[str, Any]) -> None:
         """Send a frame of JSON to every client that has said HELLO."""
-        for client in self._those_of(*ClientRole):
+        for client in self._those_of(*_ROLES.values()):
             client.send_json(kind, content)
 
     def accept(self) -> None:
         """Accept all connections that wait."""
         while True:
             try:
-                sock = self._listener.accept()[0]
+                sock = socket.socket(fileno=self._listener._accept()[0])  # type: ignore[attr-defined]
             except OSError:
                 return
             sock.setblocking(False)
@@ -329,7 +341,7 @@ class ShimClients:
                     other.drop_if_hung_up()
         return len(self._all) > most
 
-    def _register(self, client: ShimClient, hello: "Payload") -> None:
+    def _register(self, client: ShimClient, hello: Payload) -> None:
         role, is_new = _role(hello), client.role is None
         if not is_new and (client.role is not ClientRole.WATCH or role is not ClientRole.ATTACH):
             return  # a second HELLO may only turn a watcher into the attached client
@@ -417,7 +429,7 @@ class Payload:
         """Return whether a field is there and null."""
         return self._value(name) is None
 
-    def inner(self, name: str) -> "Payload":
+    def inner(self, name: str) -> Payload:
         """Return a field that is an object."""
         inner = Payload.__new__(Payload)
         inner._content = _object(self._value(name))
@@ -437,7 +449,6 @@ def _object(content: Any) -> dict[str, Any]:
 
 
 def _role(hello: Payload) -> ClientRole:
-    try:
-        return ClientRole(hello.text("role"))
-    except ValueError as error:
-        raise BadFrame("an unknown role") from error
+    if (role := _ROLES.get(hello.text("role"))) is None:
+        raise BadFrame("an unknown role")
+    return role

@@ -5,11 +5,16 @@ strings, each followed by NUL: directory, arguments, environment. The shim reads
 as the user, and forgets it when the worker is forked.
 """
 
+from __future__ import annotations
+
 import os
-from collections.abc import Iterable
-from typing import NamedTuple
 
 from gpulease.light_json import decode_plain, encode
+from gpulease.light_tuple import NamedTuple
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 LARGEST_REQUEST = 32 << 20
 _PIECE = 16 << 10

@@ -5,10 +5,9 @@ then anything of the user's is used, in the worker. The record is made before an
 be seen, so that a job is launched once at most. When the worker runs, `supervisor` takes over.
 """
 
+from __future__ import annotations
+
 import os
-import socket
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
 
 from gpulease.light_json import encode
 from gpulease.shim import linux, worker
@@ -18,10 +17,15 @@ from gpulease.shim.record import Failure, JobEvents, claim
 from gpulease.shim.supervisor import Supervisor
 from gpulease.shim.worker import StepFailed, start_worker, step
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     import signal
+    import socket
+    from collections.abc import Mapping
+    from typing import Any
 else:
     import _signal as signal  # plain numbers, without enumerations
+    import _socket as socket
 
 SOCKET = "socket"
 

@@ -4,12 +4,15 @@ Signals go to it as a terminal and a shell would send them. It keeps its pid unt
 reaped it, which happens here too, together with all orphans of the worker.
 """
 
-import os
-from typing import TYPE_CHECKING, NamedTuple
+from __future__ import annotations
 
+import os
+
+from gpulease.light_tuple import NamedTuple
 from gpulease.shim import process_tree
 from gpulease.wire.frames import BadFrame
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     import signal
 else:

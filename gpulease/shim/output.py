@@ -6,18 +6,21 @@ stream: the file grows and its oldest part becomes a hole, so the readable part 
 counted, and the log says so later. A log that fails never stops a job.
 """
 
-import contextlib
+from __future__ import annotations
+
 import os
 import stat
-from collections.abc import Callable
 from errno import EDQUOT, ENOSPC, ENOSYS, EOPNOTSUPP
-from functools import partial
 
 from gpulease.event_loop import EventLoop
 from gpulease.shim.clients import ShimClient, ShimClients
 from gpulease.shim.linux import punch_hole
 from gpulease.wire.frames import FrameKind, frame
 from gpulease.write_buffer import WriteBuffer
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 LEAST_KEPT = 256 << 10
 """Bytes at the end of a log that are kept even if the disk is full."""
@@ -83,8 +86,10 @@ class JobLog:
     def sync(self) -> None:
         """Wait until the log is on disk, which may take seconds."""
         if self._is_dirty:
-            with contextlib.suppress(OSError):
+            try:
                 os.fsync(self._fd)
+            except OSError:
+                pass  # a log that fails never stops a job
 
     def _may_write(self, size: int) -> bool:
         """Return whether to try to write `size` bytes. If not, count them as dropped."""
@@ -356,16 +361,17 @@ class InputStream:
         self._queue.clear()
 
     def _write(self) -> None:
-        if self._fd is None:
+        fd = self._fd
+        if fd is None:
             return
         try:
-            self._queue.write(partial(os.writev, self._fd))
+            self._queue.write(lambda pieces: os.writev(fd, pieces))
         except BlockingIOError:
-            self._loop.on_writable(self._fd, self._write)
+            self._loop.on_writable(fd, self._write)
             return
         except OSError:
             self.close()  # the worker has closed its end
             return
-        self._loop.on_writable(self._fd, None)
+        self._loop.on_writable(fd, None)
         if self._has_ended:
             self.close()

@@ -4,13 +4,16 @@ Processes are read from /proc/PID/stat. A signal cannot reach a later process wi
 Shim and daemon share this module.
 """
 
-import os
-from collections import defaultdict
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, NamedTuple
+from __future__ import annotations
 
+import os
+
+from gpulease.light_tuple import NamedTuple
+
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     import signal
+    from collections.abc import Iterator
 else:
     import _signal as signal  # plain numbers, without enumerations
 
@@ -114,12 +117,12 @@ def _fields(pid: int, name: str = "stat") -> list[bytes] | None:
 
 def descendants(root: int) -> list[Entry]:
     """Return the living processes below `root`, parents before their children."""
-    children: dict[int, list[Entry]] = defaultdict(list)
+    children: dict[int, list[Entry]] = {}
     for found in processes():
-        children[found.parent].append(found)
-    below = list(children[root])
+        children.setdefault(found.parent, []).append(found)
+    below = list(children.get(root, ()))
     for found in below:
-        below += children[found.pid]
+        below += children.get(found.pid, ())
     return [found for found in below if not found.zombie]
 
 

@@ -8,15 +8,21 @@ that the job was launched once and never will be again. Daemon and shim share th
 knows nothing of sockets and signals.
 """
 
+from __future__ import annotations
+
 import fcntl
 import os
 import time
-from collections.abc import Mapping
-from datetime import UTC, datetime
 from errno import E2BIG, EAGAIN, ENOENT, ENOMEM, ENOSPC, ENOTDIR
-from typing import Any, NamedTuple
 
 from gpulease.light_json import decode_plain, encode
+from gpulease.light_tuple import NamedTuple
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from datetime import datetime
+    from typing import Any
 
 NAME = "record"
 SIZE = 4096
@@ -152,8 +158,8 @@ def exited(line: Mapping[str, Any]) -> Exited:
         reason=str(line["reason"]),
         exit_code=line.get("exit_code"),
         signal=line.get("signal"),
-        ended_at=datetime.fromisoformat(line["ended_at"]),
-        main_exited_at=datetime.fromisoformat(at) if at else None,
+        ended_at=_instant(line["ended_at"]),
+        main_exited_at=_instant(at) if at else None,
         max_rss=line.get("max_rss"),
         failed=failure(failed) if failed else None,
         terminated=bool(line.get("terminated")),
@@ -162,13 +168,13 @@ def exited(line: Mapping[str, Any]) -> Exited:
 
 def main_exited(line: Mapping[str, Any]) -> MainExited:
     """Read the end of the main process, as in the record and in the frame MAIN_EXITED."""
-    at = datetime.fromisoformat(line["at"])
+    at = _instant(line["at"])
     return MainExited(line.get("exit_code"), line.get("signal"), at)
 
 
 def started(line: Mapping[str, Any]) -> Started:
     """Read the start of the worker, as in the record and in the shim's report."""
-    at = datetime.fromisoformat(line["started_at"])
+    at = _instant(line["started_at"])
     return Started(int(line["pid"]), int(line["shim_pid"]), at)
 
 
@@ -177,9 +183,10 @@ def failure(line: Mapping[str, Any]) -> Failure:
     return Failure(line["step"], line.get("errno"), line["message"], line.get("hint"))
 
 
-def stamp(moment: datetime) -> str:
-    """Return an aware instant as ISO 8601 in UTC."""
-    return moment.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+def _instant(text: str) -> datetime:
+    from datetime import datetime  # not in shims, which only write
+
+    return datetime.fromisoformat(text)
 
 
 def _with(record: Record, line: dict[str, Any]) -> Record:
@@ -349,7 +356,7 @@ class JobEvents:
 
 
 def now() -> str:
-    """Return this instant as `stamp` does, with fewer calls."""
+    """Return this instant as ISO 8601 in UTC."""
     milliseconds = time.time_ns() // 1_000_000
     year, month, day, hour, minute, second, *_ = time.gmtime(milliseconds // 1000)
     clock = f"{hour:02}:{minute:02}:{second:02}.{milliseconds % 1000:03}"

@@ -16,13 +16,12 @@ the daemon's memory, so no job can find anything of it. It ends with the daemon,
 it; the shims of jobs stay.
 """
 
+from __future__ import annotations
+
 import gc
 import os
 import select
-import socket
 import sys
-from array import array
-from typing import TYPE_CHECKING, NoReturn
 
 from gpulease.light_json import encode
 from gpulease.shim import linux, record
@@ -30,15 +29,20 @@ from gpulease.shim import main as shim_main
 from gpulease.shim.record import Failure
 from gpulease.shim.worker import IGNORED
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     import signal
+    import socket
+    from typing import NoReturn
+
+    _Title = tuple[int, int] | None
 else:
     import _signal as signal  # plain numbers, without enumerations
+    import _socket as socket
 
 STOCK = 2
 """Shims that wait. Another is forked in less time than a launch takes."""
 _ROOM = socket.CMSG_SPACE(3 * 4)
-_Title = tuple[int, int] | None
 
 
 def main() -> None:
@@ -127,12 +131,12 @@ def _refuse(channel: socket.socket, error: OSError) -> bool:
 
 def _receive(channel: socket.socket) -> list[int]:
     """Return the descriptors of the next message; none when the daemon has stopped."""
-    descriptors = array("i")
+    descriptors: list[int] = []
     _, messages, _, _ = channel.recvmsg(1, _ROOM, socket.MSG_CMSG_CLOEXEC)
     for level, kind, content in messages:
         if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
-            descriptors.frombytes(content[: len(content) // 4 * 4])
-    return list(descriptors)
+            descriptors += memoryview(content[: len(content) // 4 * 4]).cast("i")
+    return descriptors
 
 
 def _be_shim(

@@ -5,12 +5,11 @@ or when the time limit is reached. It opens no files: everything that it uses wa
 gave up the rights of root.
 """
 
+from __future__ import annotations
+
 import math
 import os
 import resource
-import socket
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
 
 from gpulease.event_loop import EventLoop
 from gpulease.light_json import decode_plain
@@ -29,8 +28,12 @@ from gpulease.shim.record import Failure, JobEvents, failure
 from gpulease.shim.worker import Worker
 from gpulease.wire.frames import BadFrame, FrameKind
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     import signal
+    import socket
+    from collections.abc import Callable, Mapping
+    from typing import Any
 else:
     import _signal as signal  # plain numbers, without enumerations
 

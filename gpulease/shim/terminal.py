@@ -5,18 +5,19 @@ The shim keeps the slave open as well: a worker that closes its own may open /de
 master does not hang up before the last process has ended.
 """
 
-import contextlib
+from __future__ import annotations
+
 import fcntl
 import os
 import struct
 import termios
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from gpulease.shim.launch_request import TerminalSpec
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     import signal
+    from collections.abc import Sequence
 else:
     import _signal as signal  # plain numbers, without enumerations
 
@@ -54,8 +55,10 @@ class PseudoTerminal:
 
     def request_redraw(self) -> None:
         """Make the program in the foreground redraw its screen, with SIGWINCH."""
-        with contextlib.suppress(OSError):
+        try:
             os.killpg(os.tcgetpgrp(self.master), signal.SIGWINCH)
+        except OSError:
+            pass  # no program is in the foreground
 
     def end_of_input(self, in_a_line: bool) -> bytes:
         """Return what to type so that a reader sees the end of its input.
@@ -97,10 +100,12 @@ def _set_attributes(slave: int, attributes: Sequence[int]) -> None:
     if len(attributes) < _FLAGS:
         return
     given = attributes[_FLAGS : _FLAGS + len(controls)]
-    with contextlib.suppress(*_INVALID):
+    try:
         controls[: len(given)] = [bytes([character]) for character in given]
         iflag, oflag, cflag, lflag = (number & _LARGEST_FLAGS for number in attributes[:4])
         flags = [iflag, oflag, cflag, lflag]
         termios.tcsetattr(slave, termios.TCSANOW, [*flags, ispeed, ospeed, controls])
         # Separately, because an invalid speed makes the whole call fail.
         termios.tcsetattr(slave, termios.TCSANOW, [*flags, *attributes[4:_FLAGS], controls])
+    except _INVALID:
+        pass

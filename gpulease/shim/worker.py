@@ -5,13 +5,14 @@ failed, or closes when the command runs. The command is looked up as a shell doe
 names its step and says what went wrong.
 """
 
+from __future__ import annotations
+
 import os
 import resource
-from collections.abc import Mapping
 from errno import E2BIG, EACCES, ENOENT, ENOEXEC, ENOTDIR
-from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
 from gpulease.light_json import encode
+from gpulease.light_tuple import NamedTuple
 from gpulease.shim.launch_request import (
     IdentitySpec,
     ShimSpec,
@@ -28,8 +29,11 @@ from gpulease.shim.linux import (
 from gpulease.shim.record import EXEC, Failure
 from gpulease.shim.terminal import PseudoTerminal, open_terminal, take_foreground
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     import signal
+    from collections.abc import Mapping
+    from typing import NoReturn
 else:
     import _signal as signal  # plain numbers instead of enumerations: fewer calls in a worker
 

@@ -27,8 +27,8 @@ def wound(owner: Any, name: str, before: str | None, after: str | None) -> None:
 def _wound_the_writing() -> None:
     real = JobEvents.write
 
-    def write(self: JobEvents) -> None:
-        real(self)
+    def write(self: JobEvents, sync: bool = True) -> None:
+        real(self, sync)
         if self.exited is not None:
             cross("shim: when the end is written")
         elif self.main_exited is None and self.stopping is None:
