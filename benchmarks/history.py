@@ -9,6 +9,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from gpulease.config import DATABASE_NAME
+from gpulease.store.database_file import back_up
 from gpulease.store.store import SqlStore
 
 G = 1024**3
@@ -38,6 +39,7 @@ def write_year(state: Path) -> None:
     for number in _numbers():
         if now - _ended_at(number, now) < KEPT_FOR:
             _write_folder(state / "jobs" / str(number), _ended_at(number, now))
+    back_up(state / DATABASE_NAME)
 
 
 def _numbers() -> range:

@@ -127,7 +127,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 '''
-_EVERYDAY = ("status", "list", "show", "cancel")
+_EVERYDAY = ("run", "status", "list", "show", "cancel")
 
 
 def options() -> Iterator[str]:

@@ -18,6 +18,7 @@ __version__ = "0.1.0"
 __all__ = ["Client", "Executor", "Lease", "__version__", "errors", "lease"]
 
 _HOMES = {
+    "errors": "gpulease.errors",
     "Client": "gpulease.client",
     "Executor": "gpulease.lease_api.executor",
     "Lease": "gpulease.lease_api",
@@ -31,12 +32,13 @@ if not TYPE_CHECKING:  # for type checkers, every name would exist
 
     def __getattr__(name: str) -> "Any":
         """Load a public name when it is first used."""
+        # `from gpulease import config` asks here first, before it imports the module.
+        if name not in _HOMES:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         from importlib import import_module
 
         if name == "errors":
             return import_module("gpulease.errors")
-        if name not in _HOMES:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         found = getattr(import_module(_HOMES[name]), name)
         globals()[name] = found
         return found

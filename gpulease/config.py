@@ -11,6 +11,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
+from gpulease import locations
 from gpulease.setting_parsers import (
     Mistakes,
     limit_of,
@@ -27,7 +28,7 @@ from gpulease.setting_parsers import (
 )
 from gpulease.units import GIB, MIB, Share, parse_memory, parse_span
 
-SYSTEM_SOCKET = Path("/run/gpulease/gpuleased.sock")
+SYSTEM_SOCKET = Path(locations.SYSTEM_SOCKET)
 SYSTEM_STATE = Path("/var/lib/gpulease")
 SYSTEM_CONFIG = Path("/etc/gpulease/config.toml")
 DATABASE_NAME = "gpulease.db"
@@ -190,6 +191,11 @@ ONLY_AT_START = frozenset({"socket", "state", "simulate", "driver_deadline", "le
 """The settings that need a restart; a running daemon can change the others."""
 
 
+def environment() -> Mapping[str, str]:
+    """Return the environment of this process."""
+    return locations.environment()
+
+
 def renew(current: Settings, fresh: Settings) -> tuple[Settings, list[str], list[str]]:
     """Return `current` with the changes of `fresh`, their names, and those that need a restart."""
     changed = [
@@ -200,11 +206,6 @@ def renew(current: Settings, fresh: Settings) -> tuple[Settings, list[str], list
     taken = [name for name in changed if name not in ONLY_AT_START]
     renewed = replace(current, **{name: getattr(fresh, name) for name in taken})
     return renewed, taken, [name for name in changed if name in ONLY_AT_START]
-
-
-def environment() -> Mapping[str, str]:
-    """Return the environment of this process."""
-    return os.environ
 
 
 def read_settings(
@@ -291,14 +292,8 @@ def _exceptions(
 
 
 def runtime_directory(environment: Mapping[str, str] = os.environ) -> Path:
-    """Return the directory of this user's short-lived files: XDG_RUNTIME_DIR, or one in /tmp.
-
-    XDG_RUNTIME_DIR must belong to the user: root may inherit that of another user from su(1).
-    """
-    given = environment.get("XDG_RUNTIME_DIR")
-    if given and Path(given).is_dir() and Path(given).stat().st_uid == os.geteuid():
-        return Path(given) / "gpulease"
-    return Path(f"/tmp/gpulease-{os.geteuid()}")  # noqa: S108  the daemon checks its owner
+    """Return the directory of this user's short-lived files: XDG_RUNTIME_DIR, or one in /tmp."""
+    return Path(locations.runtime_directory(environment))
 
 
 def personal_socket(environment: Mapping[str, str] = os.environ) -> Path:
@@ -316,15 +311,9 @@ def personal_settings(environment: Mapping[str, str] = os.environ) -> Settings:
 
 
 def personal_config(environment: Mapping[str, str] = os.environ) -> Path | None:
-    """Return the settings file of this user's personal daemon, if there is one.
-
-    Root reads only a file of root: it may inherit the environment of another user from su(1).
-    """
-    home = environment.get("XDG_CONFIG_HOME") or str(Path.home() / ".config")
-    file = Path(home) / "gpulease" / "config.toml"
-    if not file.exists() or (os.geteuid() == 0 and file.stat().st_uid != 0):
-        return None
-    return file
+    """Return the settings file of this user's personal daemon, if there is one."""
+    found = locations.personal_config(environment)
+    return None if found is None else Path(found)
 
 
 def personal_state(environment: Mapping[str, str] = os.environ, host: str | None = None) -> Path:

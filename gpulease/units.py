@@ -4,20 +4,28 @@ Sizes are binary, as nvidia-smi's are: 4G, 4GiB and 4096M are all 4 * 1024**3 by
 be a share of a GPU: "40%".
 """
 
-import re
-from dataclasses import dataclass
-from datetime import datetime, time, timedelta
-from fractions import Fraction
+from __future__ import annotations
 
 from gpulease.errors import BadValue
+from gpulease.record import record
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from datetime import datetime, time, timedelta
+    from fractions import Fraction
+else:
+    # The command imports this at every start: `datetime` and `re` would double what that takes.
+    from _datetime import datetime, time, timedelta
 
 KIB, MIB, GIB, TIB = 1024, 1024**2, 1024**3, 1024**4
 
-_FACTORS = {"": 1, "K": KIB, "M": MIB, "G": GIB, "T": TIB}
-_SIZE = re.compile(r"(\d+(?:\.\d+)?) *([KMGT]?)(?:i?B)?", re.IGNORECASE | re.ASCII)
-_SHARE = re.compile(r"(\d+(?:\.\d+)?) *%", re.ASCII)
-_SPAN = re.compile(r"(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?", re.IGNORECASE | re.ASCII)
-_CLOCK = re.compile(r"(?:(\d+)-)?(\d{1,3}):([0-5]\d)(?::([0-5]\d))?", re.ASCII)
+_UNIT_LETTERS = "KMGTIBkmgtib"
+_FACTORS = {
+    f"{unit}{end}": factor
+    for unit, factor in (("", 1), ("K", KIB), ("M", MIB), ("G", GIB), ("T", TIB))
+    for end in ("", "B", "IB")
+}
+_CLOCK = r"(?:(\d+)-)?(\d{1,3}):([0-5]\d)(?::([0-5]\d))?"
 _LARGEST_SIZE = 1024 * TIB
 _LONGEST_SPAN = timedelta(days=3650)
 _SHOWN_LENGTH = 40
@@ -26,17 +34,19 @@ _LONGEST = 100
 MOST_PARTS = 64
 """Logical GPUs on one GPU."""
 _MOST_DIGITS = 4
+_MOST_SECONDS = 9
+"""Digits of a bare number."""
 _SPLIT_HINT = "write a number of equal parts, or the size of each: --split 1G,2G"
 _SIZE_HINT = "write a size as 4G, 4096M or 1.5G"
 _MEMORY_HINT = f"{_SIZE_HINT}, or a share of a GPU as 40%"
-_TIME_OF_DAY = re.compile(r"(\d{1,2}):(\d\d)(?::(\d\d))?", re.ASCII)
-_ONE_DIGIT_HOUR = re.compile(r"(?<=[ T])(?=\d:)", re.ASCII)
+_TIME_OF_DAY = r"(\d{1,2}):(\d\d)(?::(\d\d))?"
+_ONE_DIGIT_HOUR = r"(?<=[ T])(?=\d:)"
 _WEEKDAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
 _INSTANT_HINT = "write a point in time as 22:00, 'fri 18:00', '2026-12-04 18:00', +2h or now"
 _SPAN_HINT = "write a time as 90s, 30m, 4h, 1d12h or 04:30:00"
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True)
 class Share:
     """A part of the allocatable memory of a GPU; `percent` is above 0 and at most 100."""
 
@@ -65,15 +75,19 @@ def parse_size(text: str) -> int:
 
 
 def _parse_size(text: str, how: str) -> int:
-    found = _SIZE.fullmatch(text.strip()) if len(text) <= _LONGEST else None
-    if found is None:
+    words = text.strip()
+    number = words.rstrip(_UNIT_LETTERS)
+    unit = words[len(number) :].upper()
+    number = number.rstrip(" ")
+    if len(text) > _LONGEST or not _is_number(number) or unit not in _FACTORS:
         raise BadValue(f"cannot read the size {_shown(text)}: it is not a size", how)
-    number, unit = found.groups()
-    if text.strip() == number and Fraction(number) > 0:
+    whole, _, part = number.partition(".")
+    # Exact, as a float is not.
+    size = int(int(whole + part) * _FACTORS[unit] // 10 ** len(part))
+    if words == number and int(whole + part) > 0:
         raise BadValue(
             f"cannot read the size {_shown(text)}: it has no unit", f"did you mean {number}G?"
         )
-    size = int(Fraction(number) * _FACTORS[unit.upper()])
     if size <= 0:
         raise BadValue(f"cannot lease {_shown(text)}: a size must be above zero", how)
     if size > _LARGEST_SIZE:
@@ -90,16 +104,25 @@ def parse_memory(text: str) -> int | Share:
     Raises:
         BadValue: `text` is neither.
     """
-    found = _SHARE.fullmatch(text.strip()) if len(text) <= _LONGEST else None
-    if found is None:
+    number = text.strip().removesuffix("%").rstrip(" ")
+    if not text.strip().endswith("%") or len(text) > _LONGEST or not _is_number(number):
         return _parse_size(text, _MEMORY_HINT)
-    percent = Fraction(found.group(1))
+    from fractions import Fraction
+
+    percent = Fraction(number)
     if not 0 < percent <= 100:
         raise BadValue(
             f"cannot lease {_shown(text)}: a share is above 0% and at most 100%",
             "for more than one GPU add --gpus 2" if percent else _MEMORY_HINT,
         )
     return Share(percent)
+
+
+def _is_number(text: str) -> bool:
+    """Return whether a text is a decimal number such as 4 or 1.5."""
+    whole, dot, part = text.partition(".")
+    digits = whole + part if dot else whole
+    return digits.isascii() and whole.isdecimal() and (part.isdecimal() or not dot)
 
 
 def parse_split(text: str) -> tuple[int, list[int]]:
@@ -161,11 +184,13 @@ def parse_instant(text: str, now: datetime) -> datetime:
 
 def _read_instant(words: str, now: datetime) -> datetime:
     """Raises: ValueError, OverflowError."""
+    import re
+
     day, _, clock = words.rpartition(" ")
     if "-" in words:
         # fromisoformat wants two digits for the hour, and people write 9:00.
-        return datetime.fromisoformat(_ONE_DIGIT_HOUR.sub("0", words.upper())).astimezone()
-    found_time = _TIME_OF_DAY.fullmatch(clock)
+        return datetime.fromisoformat(re.sub(_ONE_DIGIT_HOUR, "0", words.upper())).astimezone()
+    found_time = re.fullmatch(_TIME_OF_DAY, clock, re.ASCII)
     if found_time is None:
         raise ValueError("no time of day")
     hour, minute, second = (int(part or 0) for part in found_time.groups())
@@ -188,13 +213,27 @@ def _read_instant(words: str, now: datetime) -> datetime:
 def _read_span(text: str) -> timedelta | None:
     if len(text) > _SHOWN_LENGTH:
         return None
-    if re.fullmatch(r"\d{1,9}", text, re.ASCII):
-        return timedelta(seconds=int(text))
-    units = _SPAN.fullmatch(text)
-    if text and units:
-        return _span(*units.groups())
-    clock = _CLOCK.fullmatch(text)
+    if not text.isascii():
+        return None
+    if text.isdecimal():
+        return timedelta(seconds=int(text)) if len(text) <= _MOST_SECONDS else None
+    if (counts := _counts(text)) is not None:
+        return _span(*counts)
+    import re
+
+    clock = re.fullmatch(_CLOCK, text, re.ASCII)
     return _span(*clock.groups()) if clock else None
+
+
+def _counts(text: str) -> list[str | None] | None:
+    """Return how many days, hours, minutes and seconds 1d12h has; None for another text."""
+    counts, rest = list[str | None](), text.lower()
+    for unit in "dhms":
+        count, found, after = rest.partition(unit)
+        is_there = bool(found) and count.isdecimal()
+        counts.append(count if is_there else None)
+        rest = after if is_there else rest
+    return counts if text and not rest else None
 
 
 def _span(

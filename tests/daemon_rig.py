@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
@@ -25,6 +25,7 @@ from gpulease.cli.program import resolve
 from gpulease.cli.request import RunOptions, build
 from gpulease.client import Client
 from gpulease.errors import NoDaemon, NoSuchJob, WrongState
+from gpulease.record import replace
 from gpulease.wire.requests import to_wire
 
 T = TypeVar("T")

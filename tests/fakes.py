@@ -196,6 +196,9 @@ class MemoryStore:
     def live(self) -> Sequence[Job]:
         return tuple(job for job in self._jobs.values() if job.state is not State.ENDED)
 
+    def dependents(self) -> Sequence[Job]:
+        return [job for job in self.live() if job.queue.after and job.state is State.QUEUED]
+
     def holding(self) -> Sequence[Job]:
         return [job for job in self.live() if job.holds_memory]
 

@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from gpulease.cli import messages
-from gpulease.cli.attachment import DEFAULT_KEYS, parse_keys
+from gpulease.cli.attachment import detach_sequence
 from gpulease.cli.caller import environment
 from gpulease.cli.connect import SocketOption, connect
 from gpulease.cli.exit_codes import status_of_job
@@ -47,7 +47,7 @@ def attach(
     \b
     Exit code: that of the job, see gpulease run --help; 0 after detaching
     """
-    keys = detach_sequence(detach_keys)
+    keys = detach_sequence(detach_keys, environment())
     wanted = selection("attach", [job] if job else None, name)
     client = connect(ctx, socket)
     (number,) = select_jobs(client, wanted)
@@ -66,12 +66,3 @@ def attach(
     with Signals() as signals:
         options = FollowOptions(started=False, watches=watch, keys=keys)
         return follow(client, view, signals, stderr, options)
-
-
-def detach_sequence(option: str | None) -> bytes:
-    """Return the keys that detach: by the option, the environment, or the default.
-
-    Raises:
-        BadValue: they cannot be read.
-    """
-    return parse_keys(option or environment().get("GPULEASE_DETACH_KEYS") or DEFAULT_KEYS)

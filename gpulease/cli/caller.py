@@ -1,16 +1,18 @@
 """The process that calls gpulease, which its job resembles: directory, environment, terminal."""
 
-import os
-import pwd
-import termios
-from collections.abc import Mapping
-from dataclasses import dataclass
-from pathlib import Path
+from __future__ import annotations
 
-from gpulease import config
+import os
+import termios
+
+from gpulease import locations
 from gpulease.client import submitter
 from gpulease.errors import GpuleaseError
-from gpulease.path_ownership import shaky
+from gpulease.record import record
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 
 def is_ours(handle: int) -> bool:
@@ -45,7 +47,7 @@ def size_of(handle: int) -> tuple[int, int] | None:
     return (size.lines, size.columns) if size.lines > 0 and size.columns > 0 else None
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True)
 class Streams:
     """Which of the three streams are terminals, and the settings of that terminal."""
 
@@ -58,7 +60,7 @@ class Streams:
     """As the wire has them."""
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True)
 class Caller:
     """What a job inherits from the process that submits it."""
 
@@ -89,7 +91,7 @@ def this_process() -> Caller:
 
 def environment() -> Mapping[str, str]:
     """Return the environment, which is passed on to jobs; the command itself reads little of it."""
-    return config.environment()
+    return locations.environment()
 
 
 def trusted_environment() -> Mapping[str, str]:
@@ -102,6 +104,11 @@ def trusted_environment() -> Mapping[str, str]:
     """
     if os.geteuid() != 0:
         return environment()
+    import pwd
+    from pathlib import Path
+
+    from gpulease.path_ownership import shaky
+
     trusted = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "HOME": pwd.getpwuid(0).pw_dir}
     named = environment().get("LD_LIBRARY_PATH", "").split(":")
     libraries = [each for each in named if each.startswith("/") and not shaky(Path(each), 0)]
@@ -115,7 +122,7 @@ def working_directory() -> str:
         GpuleaseError: it was removed, or cannot be looked up.
     """
     try:
-        return str(Path.cwd())
+        return os.getcwd()
     except FileNotFoundError:
         raise GpuleaseError(
             "cannot use the working directory: it was removed",
@@ -142,6 +149,8 @@ def _streams() -> Streams:
 
 def is_user(name: str) -> bool:
     """Tell whether this machine has a user with this name."""
+    import pwd
+
     try:
         pwd.getpwnam(name)
     except (KeyError, ValueError):

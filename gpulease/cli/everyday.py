@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from gpulease.cli.quick_parser import parse, with_defaults
+from gpulease.cli.quick_parser import NotUnderstood, parse, with_defaults
+from gpulease.errors import GpuleaseError
 from gpulease.locations import environment
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from typing import Any
 
-_OFF = "GPULEASE_QUICK_PARSER"
+_SWITCH = "GPULEASE_QUICK_PARSER"
 """Set to "off", all lines are read by typer: for tests of both ways."""
-
-
 _VERBS = {
     "status": ("status_page", "print_status"),
     "list": ("list_page", "print_list"),
@@ -24,9 +24,35 @@ _VERBS = {
 
 def run_everyday(line: Sequence[str]) -> int | None:
     """Run a command line, and return its exit code; None if typer has to read the line."""
-    if environment().get(_OFF) == "off" or (parsed := parse(line)) is None:
+    if environment().get(_SWITCH) == "off" or (parsed := parse(line)) is None:
         return None
     verb, typed = parsed
+    if verb == "run":
+        return _run(typed)
     module, function = _VERBS[verb]
     perform = getattr(__import__(f"gpulease.cli.{module}", fromlist=[function]), function)
     return perform(**with_defaults(verb, typed)) or 0
+
+
+def _run(typed: dict[str, Any]) -> int | None:
+    from gpulease.cli.quick_defaults import quick_defaults
+    from gpulease.cli.request import RunOptions
+    from gpulease.cli.run_job import run_job
+
+    try:
+        defaults = quick_defaults(typed, environment())
+    except NotUnderstood:
+        return None
+    values = with_defaults("run", {name: each.value for name, each in defaults.items()} | typed)
+    command, socket = values.pop("command") or [], values.pop("socket")
+    del values["no_defaults"]
+    for name in ("gpu", "after"):
+        values[name] = tuple(values[name] or ())
+    try:
+        return run_job(RunOptions(**values), command, socket, must_copy="snapshot" in typed)
+    except GpuleaseError as error:
+        if in_effect := [each for name, each in defaults.items() if name not in typed]:
+            from gpulease.cli.run_defaults import name_sources
+
+            name_sources(error, in_effect)
+        raise

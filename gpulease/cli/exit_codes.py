@@ -1,11 +1,17 @@
 """The exit code of `run` and `attach`, and the last message about a job."""
 
-import signal
-from dataclasses import dataclass
+from __future__ import annotations
 
-from gpulease.cli.format import id_of, sentence
 from gpulease.errors import EXIT_GAVE_UP, EXIT_OWN_FAILURE, EXIT_TIME_LIMIT
-from gpulease.wire.jobs import JobView
+from gpulease.record import record
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import signal
+
+    from gpulease.wire.jobs import JobView
+else:
+    import _signal as signal
 
 SIGNALED = 128
 """A shell adds this to the number of the signal that ended a command."""
@@ -14,7 +20,7 @@ QUEUED_AGAIN = frozenset({"preempted", "requeued"})
 """Ends after which the job is queued again."""
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True)
 class JobEnd:
     """How a job ended, as its shim reports it."""
 
@@ -65,6 +71,8 @@ _ENDS_WITHOUT_OUTPUT = {
 
 def last_words(job: JobView) -> str | None:
     """Say why a job ended, if its own output does not."""
+    from gpulease.cli.format import id_of, sentence
+
     if job.outcome == "time_limit":
         return f"gpulease: job {id_of(job)} reached its time limit"
     why = f": {sentence(job.reason, job.hint)}" if job.reason else ""

@@ -3,15 +3,10 @@
 The daemon may stop and start meanwhile: the job is in its database, and the shim has the streams.
 """
 
-import time
-from collections.abc import Iterator
-from contextlib import suppress
-from dataclasses import dataclass
-from functools import partial
-from pathlib import Path
-from signal import Signals as Signum
+from __future__ import annotations
 
-from gpulease.cli import messages
+import time
+
 from gpulease.cli.attachment import AttachMode, AttachRefused, Detached, Hooks, Left, attach
 from gpulease.cli.exit_codes import (
     QUEUED_AGAIN,
@@ -21,16 +16,24 @@ from gpulease.cli.exit_codes import (
     status_of_ending,
     status_of_job,
 )
-from gpulease.cli.format import clean, id_of, index_of
-from gpulease.cli.job_report import device_lines, summary_line
-from gpulease.cli.job_selection import own_name
-from gpulease.cli.messages import waiting_text
-from gpulease.cli.render import StderrStatus, write_output
-from gpulease.cli.signals import ENDING, EndedByInterrupt, Interrupted, Killed, Signals
-from gpulease.client import Client
+from gpulease.cli.render import write_output
+from gpulease.cli.signals import ENDING, EndedByInterrupt, Interrupted, Killed, name_of
 from gpulease.errors import GpuleaseError, NoDaemon, NotAllowed, TooMany
+from gpulease.record import record
 from gpulease.wire.frames import FrameKind
-from gpulease.wire.jobs import JobView
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import signal
+    from collections.abc import Generator, Iterator
+
+    from gpulease.cli.render import StderrStatus
+    from gpulease.cli.signals import Signals
+    from gpulease.client.light_client import LightClient
+    from gpulease.client.submission import Submission
+    from gpulease.wire.jobs import JobView
+else:
+    import _signal as signal
 
 _POLL_EVERY = 10.0
 """Seconds between requests for a job that cannot be followed live, as many others are."""
@@ -43,28 +46,47 @@ _NAMED = 2
 _HAS_A_WORKER = ("active", "releasing", "ended")
 
 
-def wait_for_start(client: Client, job: JobView, signals: Signals, stderr: StderrStatus) -> JobView:
+def wait_for_start(
+    client: LightClient,
+    job: JobView,
+    signals: Signals,
+    stderr: StderrStatus,
+    submission: Submission | None = None,
+) -> JobView:
     """Return the job once it has a worker or has ended; show its place in the queue meanwhile.
+
+    `submission` is what has just queued the job, and says if it still waits after a moment.
 
     Raises:
         Interrupted: a signal that ends a wait came.
     """
-    views = watch(client, job, signals, stderr)
+    views = watch(client, job, signals, stderr, submission)
+    is_news = submission is None
     while job.state not in _HAS_A_WORKER:
-        if job.state == "queued" or stderr.line.rewrites:
-            blockers = signals.interruptible(partial(_blockers, client, job))
-            stderr.line.show(waiting_text(job, blockers, stderr.now()), stderr.now())
-        else:
-            # It is granted: a delayed line about its place in the queue is out of date.
-            stderr.line.clear()
-        job = signals.interruptible(partial(next, views, job))
+        if is_news:
+            _show_wait(client, job, signals, stderr)
+        job = signals.interruptible(next, views, job)
+        is_news = True
     stderr.line.clear()
     for signum in signals.take():
-        stderr.print(f"gpulease: ignored {signum.name}: the job had not started")
+        stderr.print(f"gpulease: ignored {name_of(signum)}: the job had not started")
     return job
 
 
-def wait_for_end(client: Client, job: JobView, signals: Signals, stderr: StderrStatus) -> JobView:
+def _show_wait(client: LightClient, job: JobView, signals: Signals, stderr: StderrStatus) -> None:
+    if job.state == "queued" or stderr.line.rewrites:
+        from gpulease.cli.messages import waiting_text
+
+        blockers = signals.interruptible(_blockers, client, job)
+        stderr.line.show(waiting_text(job, blockers, stderr.now()), stderr.now())
+    else:
+        # It is granted: a delayed line about its place in the queue is out of date.
+        stderr.line.clear()
+
+
+def wait_for_end(
+    client: LightClient, job: JobView, signals: Signals, stderr: StderrStatus
+) -> JobView:
     """Return the job once it has ended.
 
     Raises:
@@ -72,62 +94,93 @@ def wait_for_end(client: Client, job: JobView, signals: Signals, stderr: StderrS
     """
     views = watch(client, job, signals, stderr)
     while job.state != "ended":
-        job = signals.interruptible(partial(next, views, job))
+        job = signals.interruptible(next, views, job)
     return job
 
 
-def current(client: Client, job: JobView) -> JobView:
+def current(client: LightClient, job: JobView) -> JobView:
     """Return the job as it is now, or unchanged if no daemon answers."""
-    with suppress(NoDaemon, TooMany):
+    try:
         return client.job(job.id)
-    return job
+    except (NoDaemon, TooMany):
+        return job
 
 
 def watch(
-    client: Client, job: JobView, signals: Signals, stderr: StderrStatus
+    client: LightClient,
+    job: JobView,
+    signals: Signals,
+    stderr: StderrStatus,
+    submission: Submission | None = None,
 ) -> Iterator[JobView]:
-    """Yield the job as it changes, also across a restart of the daemon."""
-    is_away = is_refused = False
+    """Yield the job as it changes, also across a restart of the daemon.
+
+    The changes until it has started come from `submission`, if that is given.
+    """
+    is_away = yield from _changes_of(submission, job, stderr)
+    is_refused = False
     while True:
         try:
             for changed in client.watch(job.id):
                 if is_away:
                     stderr.line.clear()
-                    stderr.print(
-                        f"gpulease: the daemon is back; job {id_of(job)} is {changed.state}"
-                    )
+                    now = f"job {id_of(job)} is {changed.state}"
+                    stderr.print(f"gpulease: the daemon is back; {now}")
                 is_away = False
                 yield changed
             return
         except TooMany as error:
             if not is_refused:
+                from gpulease.cli.messages import not_followed
+
                 stderr.line.clear()
-                stderr.print(messages.not_followed(job, error))
+                stderr.print(not_followed(job, error))
             is_refused = True
             yield from _current_if_reachable(client, job.id)
             time.sleep(_POLL_EVERY)
         except NoDaemon:
             if not is_away:
-                stderr.line.clear()
-                stderr.print(
-                    f"gpulease: lost connection to the daemon; job {id_of(job)} keeps its place "
-                    "in the queue"
-                )
+                _say_lost(job, stderr)
             is_away = True
             time.sleep(RECONNECT_EVERY)
 
 
-def _current_if_reachable(client: Client, number: int) -> Iterator[JobView]:
+def _changes_of(
+    submission: Submission | None, job: JobView, stderr: StderrStatus
+) -> Generator[JobView, None, bool]:
+    """Yield what a submission says about its job; return whether the daemon has gone."""
+    try:
+        if submission is not None:
+            yield from submission.changes()
+    except NoDaemon:
+        _say_lost(job, stderr)
+        time.sleep(RECONNECT_EVERY)
+        return True
+    return False
+
+
+def _say_lost(job: JobView, stderr: StderrStatus) -> None:
+    stderr.line.clear()
+    stderr.print(
+        f"gpulease: lost connection to the daemon; job {id_of(job)} keeps its place in the queue"
+    )
+
+
+def _current_if_reachable(client: LightClient, number: int) -> Iterator[JobView]:
     """Yield the job as it is now, if the daemon answers."""
-    with suppress(NoDaemon, TooMany):
+    try:
         yield client.job(number)
+    except (NoDaemon, TooMany):
+        pass
 
 
-def _blockers(client: Client, job: JobView) -> list[JobView]:
+def _blockers(client: LightClient, job: JobView) -> list[JobView]:
     found = []
     for number in job.waits_for[:_NAMED]:
-        with suppress(GpuleaseError):
+        try:
             found.append(client.job(number))
+        except GpuleaseError:
+            pass  # it has ended, or the daemon is away
     return found
 
 
@@ -139,10 +192,23 @@ _VERDICT_EVERY = 0.05
 _NAMES_WITHIN = 2.0
 """Seconds for the daemon to name the GPUs of a shell, which waits for that."""
 _ATTACH_WITHIN = 20.0
-"""Seconds for a shim to open its socket once the job is active."""
+"""Seconds for a shim to answer on its socket, which it opens before the job is active."""
+_ATTACH_AGAIN_AFTER = 0.002
+"""Seconds, doubled each time."""
 
 
-@dataclass(frozen=True, slots=True)
+def id_of(job: JobView) -> str:
+    """Return the number of a job as people see it."""
+    return job.label or str(job.id)
+
+
+def _clean(text: str) -> str:
+    from gpulease.cli.format import clean
+
+    return clean(text)
+
+
+@record(frozen=True)
 class FollowOptions:
     """How a command follows a job."""
 
@@ -168,7 +234,7 @@ class FollowOptions:
         return self.follows_retries or self.requeue
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True)
 class _Attachment:
     """Whether the command was attached, and the end of the job as the shim reported it."""
 
@@ -177,9 +243,16 @@ class _Attachment:
 
 
 def follow(
-    client: Client, job: JobView, signals: Signals, stderr: StderrStatus, options: FollowOptions
+    client: LightClient,
+    job: JobView,
+    signals: Signals,
+    stderr: StderrStatus,
+    options: FollowOptions,
+    submission: Submission | None = None,
 ) -> int:
     """Return the exit code once the job has ended, or this command has detached from it.
+
+    `submission` is what has just queued the job.
 
     Raises:
         EndedByInterrupt: SIGINT ended the job.
@@ -188,25 +261,30 @@ def follow(
         NotAllowed: the job belongs to another user.
     """
     while True:
-        status, job = _follow(client, job, signals, stderr, options)
+        status, job = _follow(client, job, signals, stderr, options, submission)
         # A command that attached to a job shows how that one ended, if it ran out of memory.
         follows = options.follows_retries or not job.out_of_memory
         if job.retried_as is None or not follows:
             return status
-        job = client.job(job.retried_as)
+        job, submission = client.job(job.retried_as), None
 
 
 def _follow(
-    client: Client, job: JobView, signals: Signals, stderr: StderrStatus, options: FollowOptions
+    client: LightClient,
+    job: JobView,
+    signals: Signals,
+    stderr: StderrStatus,
+    options: FollowOptions,
+    submission: Submission | None,
 ) -> tuple[int, JobView]:
     """Return the exit code of one job, and the job as it was last seen."""
     try:
-        job = wait_for_start(client, job, signals, stderr)
+        job = wait_for_start(client, job, signals, stderr, submission)
         _introduce(client, job, stderr, options)
         stay = _stay(client, job, signals, stderr, options)
         if stay.ending is not None:
             _summarize(client, job, stderr, options)
-        if stay.ending is not None and stay.ending.signal == Signum.SIGINT:
+        if stay.ending is not None and stay.ending.signal == signal.SIGINT:
             raise EndedByInterrupt(ctrl_c_typed=stay.ending.ctrl_c_typed)
         if stay.ending is not None:
             status = status_of_ending(stay.ending)
@@ -216,7 +294,7 @@ def _follow(
         _give_up(client, job, interrupted.signum, stderr, options)
         raise Killed(interrupted.signum) from None
     except Left as left:
-        if left.signum in ENDING - {Signum.SIGHUP}:
+        if left.signum in ENDING - {signal.SIGHUP}:
             raise Killed(left.signum) from None
         return SIGNALED + left.signum, job
     except Detached:
@@ -225,32 +303,44 @@ def _follow(
         stderr.line.clear()
 
 
-def _introduce(client: Client, job: JobView, stderr: StderrStatus, options: FollowOptions) -> None:
+def _introduce(
+    client: LightClient, job: JobView, stderr: StderrStatus, options: FollowOptions
+) -> None:
     """Print the GPUs of a job that has started, if that was asked for."""
     if job.state != "active":
         return
     if options.is_shell:
-        stderr.print(messages.shell_on(job, _gpus(client, job)))
+        from gpulease.cli.messages import shell_on
+
+        stderr.print(shell_on(job, _gpus(client, job)))
     if options.verbose:
+        from gpulease.cli.job_report import device_lines
+
         for line in device_lines(current(client.within(_NAMES_WITHIN), job)):
             stderr.print(line)
 
 
-def _summarize(client: Client, job: JobView, stderr: StderrStatus, options: FollowOptions) -> None:
+def _summarize(
+    client: LightClient, job: JobView, stderr: StderrStatus, options: FollowOptions
+) -> None:
     """Print what a job did, once the daemon knows of its end, if that was asked for."""
     if not options.summary:
         return
+    from gpulease.cli.job_report import summary_line
+
     deadline = time.monotonic() + _VERDICT_WITHIN
-    with suppress(GpuleaseError):
+    try:
         job = client.within(_VERDICT_WITHIN).job(job.id)
         while job.state != "ended" and time.monotonic() < deadline:
             time.sleep(_VERDICT_EVERY)
             job = client.within(_VERDICT_WITHIN).job(job.id)
+    except GpuleaseError:
+        pass  # what is known is printed
     stderr.print(summary_line(job))
 
 
 def _verdict(
-    client: Client, job: JobView, stderr: StderrStatus, options: FollowOptions, ending: JobEnd
+    client: LightClient, job: JobView, stderr: StderrStatus, options: FollowOptions, ending: JobEnd
 ) -> JobView:
     """Return a job as the daemon knows it, if that may say more about its end than its shim."""
     is_queued_again = ending.reason in QUEUED_AGAIN
@@ -267,11 +357,15 @@ def _verdict(
     return job
 
 
-def _gpus(client: Client, job: JobView) -> str:
+def _gpus(client: LightClient, job: JobView) -> str:
     """Name the GPUs of a job as `status` does."""
-    found = {}
-    with suppress(GpuleaseError):
-        found = {gpu.uuid: gpu for gpu in client.within(_NAMES_WITHIN).status(queue=0).gpus}
+    from gpulease.cli.format import clean, index_of
+
+    try:
+        gpus = client.within(_NAMES_WITHIN).status(queue=0).gpus
+    except GpuleaseError:
+        gpus = []
+    found = {gpu.uuid: gpu for gpu in gpus}
     named = [
         f"GPU {index_of(gpu)} ({clean(gpu.name)})" if (gpu := found.get(lease.gpu)) else lease.gpu
         for lease in job.leases
@@ -280,28 +374,35 @@ def _gpus(client: Client, job: JobView) -> str:
 
 
 def _stay(
-    client: Client, job: JobView, signals: Signals, stderr: StderrStatus, options: FollowOptions
+    client: LightClient,
+    job: JobView,
+    signals: Signals,
+    stderr: StderrStatus,
+    options: FollowOptions,
 ) -> _Attachment:
     if job.state == "ended":
         return _Attachment(attached=False)
-    hooks = Hooks(cancel=partial(_cancel, client, job.id), say=stderr.print)
-    deadline = time.monotonic() + _ATTACH_WITHIN
+    hooks = Hooks(cancel=lambda: _cancel(client, job.id), say=stderr.print)
+    deadline, again_after = time.monotonic() + _ATTACH_WITHIN, _ATTACH_AGAIN_AFTER
     while job.directory is not None and time.monotonic() < deadline:
         try:
-            ending = attach(Path(job.directory), signals, hooks, _mode(job, options))
+            ending = attach(job.directory, signals, hooks, _mode(job, options))
             return _Attachment(attached=True, ending=ending)
         except AttachRefused as refusal:
             if not options.started:
                 raise _refused(job, str(refusal)) from None
-            stderr.print(f"gpulease: not attached to job {id_of(job)}: {clean(str(refusal))}")
+            stderr.print(f"gpulease: not attached to job {id_of(job)}: {_clean(str(refusal))}")
             return _Attachment(attached=True)
         except OSError:
-            # The shim does not listen yet, or the job has ended: the daemon knows.
+            # The job has ended, or the shim has no room for one more client: the daemon knows.
             job = current(client.within(deadline - time.monotonic()), job)
             if job.state == "ended":
                 return _Attachment(attached=False)
-            signals.interruptible(lambda: time.sleep(0.05))
+            signals.interruptible(time.sleep, again_after)
+            again_after = min(2 * again_after, _VERDICT_EVERY)
     if not options.started:
+        from gpulease.cli.job_selection import own_name
+
         is_own = job.user == own_name()
         why = "its socket cannot be reached" if is_own else f"it belongs to {job.user}"
         raise _refused(job, why)
@@ -324,20 +425,20 @@ def _mode(job: JobView, options: FollowOptions) -> AttachMode:
 
 def _refused(job: JobView, why: str) -> NotAllowed:
     return NotAllowed(
-        f"cannot attach to job {id_of(job)}: {clean(why)}", "only its owner and root may attach"
+        f"cannot attach to job {id_of(job)}: {_clean(why)}", "only its owner and root may attach"
     )
 
 
-def _cancel(client: Client, number: int) -> str | None:
+def _cancel(client: LightClient, number: int) -> str | None:
     try:
         client.within(CANCEL_WITHIN).cancel(number)
     except GpuleaseError as error:
-        return f"gpulease: {clean(error.message)}"
+        return f"gpulease: {_clean(error.message)}"
     return None
 
 
 def _end_by_daemon(
-    client: Client,
+    client: LightClient,
     job: JobView,
     signals: Signals,
     stderr: StderrStatus,
@@ -351,7 +452,9 @@ def _end_by_daemon(
     """
     job = wait_for_end(client, job, signals, stderr)
     if not options.started and not seen:
-        stderr.print(messages.ended(job))
+        from gpulease.cli.messages import ended
+
+        stderr.print(ended(job))
         return status_of_job(job), job
     if not seen and job.started_at is not None:
         _print_kept(client, job.id, signals)
@@ -361,7 +464,7 @@ def _end_by_daemon(
     return status_of_job(job), job
 
 
-def _print_kept(client: Client, number: int, signals: Signals) -> None:
+def _print_kept(client: LightClient, number: int, signals: Signals) -> None:
     """Print all output of a job, also across a restart of the daemon; no byte twice."""
     shown = dict.fromkeys((FrameKind.STDOUT, FrameKind.STDERR), 0)
     while True:
@@ -370,17 +473,17 @@ def _print_kept(client: Client, number: int, signals: Signals) -> None:
                 write_output(kind, piece)
                 shown[kind] += len(piece)
         except NoDaemon:
-            signals.interruptible(partial(time.sleep, RECONNECT_EVERY))
+            signals.interruptible(time.sleep, RECONNECT_EVERY)
         else:
             return
 
 
 def _give_up(
-    client: Client, job: JobView, signum: Signum, stderr: StderrStatus, options: FollowOptions
+    client: LightClient, job: JobView, signum: int, stderr: StderrStatus, options: FollowOptions
 ) -> None:
     """Cancel a waiting job that this command submitted, unless only the terminal was lost."""
     stderr.line.clear()
-    if signum == Signum.SIGHUP:
+    if signum == signal.SIGHUP:
         return
     if not options.started:
         stderr.print(
@@ -392,6 +495,6 @@ def _give_up(
         stderr.print(f"gpulease: job {id_of(job)} was cancelled")
     except GpuleaseError as error:
         stderr.print(
-            f"gpulease: job {id_of(job)} may still be queued: {clean(error.message)}\n\n"
+            f"gpulease: job {id_of(job)} may still be queued: {_clean(error.message)}\n\n"
             f"hint: gpulease cancel {id_of(job)}"
         )

@@ -249,13 +249,13 @@ def _gives_up(job: JobView, now: datetime) -> str | None:
 
 
 def _exit_status(job: JobView) -> str | None:
-    import signal
+    if job.exit_status is None or job.outcome != "signaled":
+        return None if job.exit_status is None else str(job.exit_status)
+    from signal import Signals
 
-    if job.exit_status is None:
-        return None
-    if job.outcome != "signaled" or job.exit_status - _SIGNALED not in list(signal.Signals):
-        return str(job.exit_status)
-    return f"{job.exit_status} ({signal.Signals(job.exit_status - _SIGNALED).name})"
+    number = job.exit_status - _SIGNALED
+    name = f" ({Signals(number).name})" if number in list(Signals) else ""
+    return f"{job.exit_status}{name}"
 
 
 def _attach_command(job: JobView) -> str | None:

@@ -1,12 +1,8 @@
-"""Messages about a job that is not attached: while it waits, and after its end.
-
-While it waits there is one line, which is rewritten on a terminal.
-"""
+"""Messages about a job that is not attached: while it waits, and after its end."""
 
 import shlex
 import signal
-import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 
 from gpulease.cli.exit_codes import SIGNALED
@@ -99,11 +95,6 @@ def _signal_name(number: int) -> str:
         return f"signal {number}"
 
 
-LINE_EVERY = timedelta(seconds=30)
-"""Between lines that cannot be rewritten, as in the log of a batch system."""
-_ERASE = "\r\x1b[2K"
-
-
 def waiting_text(job: JobView, blockers: Sequence[JobView], now: datetime) -> str:
     """Say where a job is in the queue, why it waits, and for which jobs."""
     if job.state != "queued":
@@ -138,70 +129,3 @@ def _brackets(said: list[str]) -> str:
 def _blocker(job: JobView, now: datetime) -> str:
     ends = f", ends by {clock(job.expires_at, now)}" if job.expires_at else ""
     return f"job {id_of(job)} of {clean(job.user)}{ends}"
-
-
-class WaitingLine:
-    """The line on stderr; `width` is None if it cannot be rewritten.
-
-    Nothing is shown for the first `delay` seconds: most jobs start at once.
-    """
-
-    def __init__(
-        self,
-        write: Callable[[str], None],
-        width: Callable[[], int] | None,
-        delay: float = 0.5,
-    ) -> None:
-        self._write = write
-        self._width = width
-        self._delay: float | None = delay
-        self._timer: threading.Timer | None = None
-        self._lock = threading.Lock()
-        self._text = ""
-        self._shown: str | None = None
-        self._shown_at: datetime | None = None
-
-    @property
-    def rewrites(self) -> bool:
-        """Whether the line disappears when the job starts."""
-        return self._width is not None
-
-    def show(self, text: str, now: datetime) -> None:
-        """Show `text`, unless it is shown already or the last line is too recent."""
-        with self._lock:
-            self._text = text
-            if self._delay is None:
-                self._show(now)
-            elif self._timer is None:
-                self._timer = threading.Timer(self._delay, self._show_first, (now,))
-                self._timer.daemon = True
-                self._timer.start()
-
-    def clear(self) -> None:
-        """Erase the line, and show nothing until the next `show`."""
-        with self._lock:
-            if self._timer is not None:
-                self._timer.cancel()
-                self._timer = None
-            if self._width is not None and self._shown is not None:
-                self._write(_ERASE)
-            self._shown = None
-            self._text = ""
-
-    def _show_first(self, now: datetime) -> None:
-        with self._lock:
-            self._delay = None
-            if self._text:
-                self._show(now)
-
-    def _show(self, now: datetime) -> None:
-        if self._width is not None:
-            self._write(_ERASE + shorten(self._text, self._width() - 1))
-        elif self._text != self._shown and self._may_write(now):
-            self._write(self._text + "\n")
-        else:
-            return
-        self._shown, self._shown_at = self._text, now
-
-    def _may_write(self, now: datetime) -> bool:
-        return self._shown_at is None or now - self._shown_at >= LINE_EVERY

@@ -3,24 +3,26 @@
 A command that cannot run is refused here, before it is queued, and not after hours of waiting.
 """
 
+from __future__ import annotations
+
 import os
-import shlex
-import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 
 import gpulease
-from gpulease.cli.caller import trusted_environment
-from gpulease.cli.notebook_check import refuse_unusable
 from gpulease.errors import BadUsage, CommandNotExecutable, CommandNotFound
-from gpulease.path_ownership import shaky
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+    from os import PathLike
+
+    StrPath = PathLike[str] | str
 
 _DEFAULT_PATH = "/bin:/usr/bin"
 """Where execvp(3) looks without a PATH."""
 _SHELLS = ("/bin/bash", "/bin/sh")
 """The shells that are tried if SHELL names none."""
-_NOTEBOOK_MAIN = Path(gpulease.__file__).parent / "worker" / "notebook_main.py"
+_NOTEBOOK_MAIN = f"{os.path.dirname(gpulease.__file__)}/worker/notebook_main.py"
 _ASK = """\
 import sys, importlib.util
 print("%d.%d" % sys.version_info[:2])
@@ -32,7 +34,9 @@ _ANSWER_WITHIN_S = 60.0
 _INTERPRETERS = {".sh": "bash", ".bash": "bash", ".R": "Rscript", ".r": "Rscript", ".jl": "julia"}
 
 
-def resolve(command: Sequence[str], cwd: Path, environment: Mapping[str, str]) -> tuple[str, ...]:
+def resolve(
+    command: Sequence[str], cwd: StrPath, environment: Mapping[str, str]
+) -> tuple[str, ...]:
     """Return the arguments to execute for COMMAND.
 
     A script whose name ends in .py runs under the caller's python, unless a shell would execute it:
@@ -46,24 +50,28 @@ def resolve(command: Sequence[str], cwd: Path, environment: Mapping[str, str]) -
         BadUsage: a notebook takes no such arguments.
     """
     name, *rest = command
-    if name.endswith(".py") and _exists(script := cwd / name):
+    if name.endswith(".py") and _exists(script := os.path.join(cwd, name)):
         _refuse_unreadable(name, script)
         if not ("/" in name and _runs(script) and _names_its_interpreter(script)):
             return (python_of(cwd, environment), name, *rest)
-    if name.endswith(".ipynb") and _exists(notebook := cwd / name):
+    if name.endswith(".ipynb") and _exists(notebook := os.path.join(cwd, name)):
         _refuse_unreadable(name, notebook)
         _refuse_notebook_arguments(name, rest)
         python = _notebook_python(name, cwd, environment)
-        refuse_unusable(name, rest, cwd)
-        return (python, str(_NOTEBOOK_MAIN), name, *rest)
+        from pathlib import Path
+
+        from gpulease.cli.notebook_check import refuse_unusable
+
+        refuse_unusable(name, rest, Path(cwd))
+        return (python, _NOTEBOOK_MAIN, name, *rest)
     if "/" in name or not name:
-        _refuse_unrunnable(name, cwd / name, cwd)
+        _refuse_unrunnable(name, os.path.join(cwd, name), cwd)
     elif find(name, cwd, environment) is None:
         raise _not_on_path(name, cwd, environment)
     return (name, *rest)
 
 
-def python_of(cwd: Path, environment: Mapping[str, str]) -> str:
+def python_of(cwd: StrPath, environment: Mapping[str, str]) -> str:
     """Return the python of the active environment, or else of the PATH.
 
     Raises:
@@ -71,7 +79,7 @@ def python_of(cwd: Path, environment: Mapping[str, str]) -> str:
         CommandNotExecutable: the caller is root, and another user can change that program.
     """
     active = environment.get("VIRTUAL_ENV")
-    if active and _runs(python := cwd / active / "bin" / "python"):
+    if active and _runs(python := os.path.join(cwd, active, "bin", "python")):
         return _chosen(python)
     for name in ("python3", "python"):
         if found := find(name, cwd, environment):
@@ -89,6 +97,10 @@ def ask_python(python: str, module: str) -> tuple[str, str, bool]:
     Raises:
         CommandNotExecutable: it does not answer.
     """
+    import subprocess
+
+    from gpulease.cli.caller import trusted_environment
+
     try:
         answer = subprocess.run(
             [python, "-c", _ASK, module], env=dict(trusted_environment()), cwd="/",
@@ -108,13 +120,15 @@ def _refuse_notebook_arguments(name: str, words: Sequence[str]) -> None:
             return
         case [word] if word.startswith("--output="):
             return
+    import shlex
+
     raise BadUsage(
         f"cannot run {name} with {shlex.join(words)}: a notebook takes only --output FILE",
         f"for parameters: gpulease run -- papermill {name} OUTPUT.ipynb -p NAME VALUE",
     )
 
 
-def _notebook_python(name: str, cwd: Path, environment: Mapping[str, str]) -> str:
+def _notebook_python(name: str, cwd: StrPath, environment: Mapping[str, str]) -> str:
     python = python_of(cwd, environment)
     if not ask_python(python, "nbclient")[2]:
         raise CommandNotExecutable(
@@ -132,15 +146,15 @@ def shell_of(environment: Mapping[str, str]) -> str:
         CommandNotExecutable: the caller is root, and another user can change that program.
     """
     for path in (environment.get("SHELL", ""), *_SHELLS):
-        if path.startswith("/") and _runs(Path(path)):
-            return _chosen(Path(path))
+        if path.startswith("/") and _runs(path):
+            return _chosen(path)
     raise CommandNotFound(
         "cannot start a shell: SHELL names none, and there is no /bin/sh",
         "name a shell: gpulease run --pty -- COMMAND",
     )
 
 
-def _chosen(program: Path) -> str:
+def _chosen(program: str) -> str:
     """Return a program that the environment chose, if the caller may trust it.
 
     Root's environment may have come from another user, through su(1) or sudo -E.
@@ -149,46 +163,49 @@ def _chosen(program: Path) -> str:
         CommandNotExecutable: the caller is root, and others can change what it is.
     """
     # The program that runs gpulease itself can do no more harm when it runs a job.
-    if os.geteuid() == 0 and program.parent != Path(sys.executable).parent:
-        why = shaky(program, 0)
+    if os.geteuid() == 0 and os.path.dirname(program) != os.path.dirname(sys.executable):
+        from pathlib import Path
+
+        from gpulease.path_ownership import shaky
+
+        why = shaky(Path(program), 0)
         if why is not None:
             raise CommandNotExecutable(
                 f"cannot run {program} as root: {why}",
                 "VIRTUAL_ENV, PATH or SHELL names it, and may come from another user; for root's "
                 f"own use sudo -i; if you trust it, name it: gpulease run -- {program} ...",
             )
-    return str(program)
+    return program
 
 
-def find(name: str, cwd: Path, environment: Mapping[str, str]) -> Path | None:
+def find(name: str, cwd: StrPath, environment: Mapping[str, str]) -> str | None:
     """Return the program that execvp(3) runs for a name without a slash."""
     return next((path for path in _on_path(name, cwd, environment) if _runs(path)), None)
 
 
-def _on_path(name: str, cwd: Path, environment: Mapping[str, str]) -> Iterator[Path]:
+def _on_path(name: str, cwd: StrPath, environment: Mapping[str, str]) -> Iterator[str]:
     for folder in environment.get("PATH", _DEFAULT_PATH).split(os.pathsep):
-        yield cwd / folder / name
+        yield os.path.join(cwd, folder, name)
 
 
-def _exists(path: Path) -> bool:
-    # Path.exists raises in a folder that may not be searched.
+def _exists(path: str) -> bool:
     return os.access(path, os.F_OK)
 
 
-def _runs(path: Path) -> bool:
-    return os.access(path, os.X_OK) and path.is_file()
+def _runs(path: str) -> bool:
+    return os.access(path, os.X_OK) and os.path.isfile(path)
 
 
-def _names_its_interpreter(script: Path) -> bool:
+def _names_its_interpreter(script: str) -> bool:
     try:
-        with script.open("rb") as file:
+        with open(script, "rb") as file:
             return file.read(2) == b"#!"
     except OSError:
         return False
 
 
-def _refuse_unreadable(name: str, script: Path) -> None:
-    if script.is_dir():
+def _refuse_unreadable(name: str, script: str) -> None:
+    if os.path.isdir(script):
         raise CommandNotExecutable(f"cannot run {name}: it is a directory")
     if not os.access(script, os.R_OK):
         raise CommandNotExecutable(
@@ -196,7 +213,7 @@ def _refuse_unreadable(name: str, script: Path) -> None:
         )
 
 
-def _refuse_unrunnable(name: str, path: Path, cwd: Path) -> None:
+def _refuse_unrunnable(name: str, path: str, cwd: StrPath) -> None:
     if not name:
         raise CommandNotFound("cannot run the command: its name is empty")
     if not _exists(path):
@@ -204,29 +221,29 @@ def _refuse_unrunnable(name: str, path: Path, cwd: Path) -> None:
             f"cannot run {name}: no such file",
             None if name.startswith("/") else f"the path is relative to {cwd}",
         )
-    if path.is_dir():
+    if os.path.isdir(path):
         raise CommandNotExecutable(f"cannot run {name}: it is a directory")
     if not os.access(path, os.X_OK):
         raise _without_permission(name, name)
 
 
 def _not_on_path(
-    name: str, cwd: Path, environment: Mapping[str, str]
+    name: str, cwd: StrPath, environment: Mapping[str, str]
 ) -> CommandNotFound | CommandNotExecutable:
     for path in _on_path(name, cwd, environment):
-        if _exists(path) and path.is_file():
-            return _without_permission(name, str(path))
+        if _exists(path) and os.path.isfile(path):
+            return _without_permission(name, path)
     if name.endswith((".py", ".ipynb")):
         what = "script" if name.endswith(".py") else "notebook"
         return CommandNotFound(
             f"cannot run {name}: no such file in {cwd}",
             f"give the path of the {what}, absolute or relative to that directory",
         )
-    if _runs(cwd / name):
+    if _runs(os.path.join(cwd, name)):
         return CommandNotFound(
             f"cannot run {name}: it is not on your PATH", f"for the file here, write ./{name}"
         )
-    if _exists(cwd / name):
+    if _exists(os.path.join(cwd, name)):
         return CommandNotFound(
             f"cannot run {name}: it is not on your PATH, and the file here is not executable",
             _how_to_run(name),
@@ -243,7 +260,7 @@ def _without_permission(name: str, path: str) -> CommandNotExecutable:
 
 def _how_to_run(path: str) -> str:
     """Say how to run a file that is not executable."""
-    suffix = Path(path).suffix
+    suffix = os.path.splitext(path)[1]
     interpreter = _INTERPRETERS.get(suffix)
     if interpreter is None:
         return f"chmod +x {path}, or name its interpreter: gpulease run -- INTERPRETER {path}"

@@ -6,8 +6,6 @@ import io
 import os
 import sys
 
-from gpulease.cli.format import clean
-from gpulease.cli.tables import draw
 from gpulease.locations import environment
 from gpulease.record import record
 
@@ -17,8 +15,8 @@ if TYPE_CHECKING:
     from datetime import datetime, timezone
     from typing import TextIO
 
-    from gpulease.cli.messages import WaitingLine
     from gpulease.cli.tables import Page
+    from gpulease.cli.waiting_line import WaitingLine
     from gpulease.errors import GpuleaseError
     from gpulease.wire.frames import FrameKind
 else:
@@ -118,6 +116,8 @@ def write_stderr(text: str) -> None:
 
 def print_error(error: GpuleaseError) -> None:
     """Print what failed, and the hint."""
+    from gpulease.cli.format import clean
+
     message = "\n".join(map(clean, error.message.splitlines()))
     print_stderr(message if error.hint is None else f"{message}\n\nhint: {clean(error.hint)}")
 
@@ -137,6 +137,8 @@ def write_output(kind: FrameKind, piece: bytes) -> None:
 
 def show_page(page: Page, screen: Screen) -> None:
     """Print a page of lines and tables."""
+    from gpulease.cli.tables import draw
+
     _print(draw(page, screen.width, colour=screen.colour))
 
 
@@ -149,14 +151,17 @@ class StderrStatus:
     now: Callable[[], datetime]
 
 
-def stderr_status() -> StderrStatus:
-    """Return the status on standard error, in local time; a terminal gets a line that changes."""
-    from gpulease.cli.messages import WaitingLine
+def stderr_status(delay: float = 0.5) -> StderrStatus:
+    """Return the status on standard error, in local time; a terminal gets a line that changes.
+
+    The line is shown after `delay` seconds: most jobs start at once.
+    """
+    from gpulease.cli.waiting_line import WaitingLine
 
     is_terminal = sys.stderr is not None and sys.stderr.isatty()
     rewrites = is_terminal and environment().get("TERM", "dumb") != "dumb"
     return StderrStatus(
         print=print_stderr,
-        line=WaitingLine(write_stderr, terminal_width if rewrites else None),
+        line=WaitingLine(write_stderr, terminal_width if rewrites else None, delay),
         now=local_time,
     )

@@ -3,43 +3,58 @@
 Only limits of the kernel are looked up here: the same options give the same request.
 """
 
-import math
-import os
-import re
-import signal
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Literal
+from __future__ import annotations
 
-from gpulease.cli.caller import Caller, Streams
+import os
+
+from gpulease.client.transport import new_key
 from gpulease.errors import BadValue, TooLarge
+from gpulease.light_json import Namespace
+from gpulease.record import record
 from gpulease.units import Share, format_size, parse_memory, parse_size, parse_span, parse_split
-from gpulease.wire.requests import (
+from gpulease.wire.text import (
     LARGEST_EXEC,
     LARGEST_RETRY,
     LARGEST_STRING,
     LONGEST_NAME,
-    ClaimRequest,
-    EarlySignalRequest,
-    QueueRequest,
-    SubmitRequest,
-    TerminalRequest,
-    WorkerOptionsRequest,
     exec_size,
     to_wire,
 )
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from typing import Literal
+
+    from gpulease.cli.caller import Caller, Streams
+    from gpulease.wire.requests import (
+        ClaimRequest,
+        EarlySignalRequest,
+        QueueRequest,
+        SubmitRequest,
+        TerminalRequest,
+        WorkerOptionsRequest,
+    )
+else:
+
+    def _request(**fields):
+        return Namespace(fields)
+
+    # Without the shapes, which are dataclasses. The daemon has their defaults.
+    ClaimRequest = EarlySignalRequest = QueueRequest = SubmitRequest = _request
+    TerminalRequest = WorkerOptionsRequest = _request
+
 DEFAULT_WINDOW = (24, 80)
 """Rows and columns of a terminal to which nobody has attached yet."""
-_FACTOR = re.compile(r"(\d{1,2}(?:\.\d{1,6})?) *[xX]?", re.ASCII)
+_FACTOR = r"(\d{1,2}(?:\.\d{1,6})?) *[xX]?"
 _RESERVED = 8 * 1024
 """Bytes for the variables that gpulease adds to those of the caller."""
 _SHOWN = 3
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True)
 class RunOptions:
-    """The options of `run` as they were typed."""
+    """The options of `run` as they were typed, by the names of its parameters."""
 
     mem: str | None = None
     gpus: int | None = None
@@ -84,6 +99,10 @@ class RunOptions:
     soft_placement: bool = False
     log_placement: bool = False
     strict: bool = False
+    new_lease: bool = False
+    dry: bool = False
+    json: bool = False
+    detach_keys: str | None = None
 
 
 def build(options: RunOptions, argv: Sequence[str], caller: Caller) -> SubmitRequest:
@@ -112,6 +131,7 @@ def build(options: RunOptions, argv: Sequence[str], caller: Caller) -> SubmitReq
         grace=None if options.grace is None else parse_span(options.grace).total_seconds(),
         retry_oom=_retry(options.retry_oom),
         queue=_queue(options),
+        key=new_key(),
     )
 
 
@@ -157,6 +177,8 @@ def _queue(options: RunOptions) -> QueueRequest:
         nice=options.nice,
         held=options.held,
         array=options.array,
+        begin_at=None,
+        after=[],
         requeue=options.requeue,
         preemptible=options.preemptible,
     )
@@ -207,7 +229,9 @@ def _name(name: str | None) -> str | None:
 def _retry(factor: str | None) -> float | None:
     if factor is None:
         return None
-    found = _FACTOR.fullmatch(factor.strip())
+    import re
+
+    found = re.fullmatch(_FACTOR, factor.strip(), re.ASCII)
     if found is None or not 1 < float(found.group(1)) <= LARGEST_RETRY:
         raise BadValue(
             f"cannot use --retry-oom {factor[:40]}: the factor must be above 1 "
@@ -272,6 +296,8 @@ def _early_signal(options: RunOptions) -> EarlySignalRequest | None:
 
 
 def _signal_number(name: str) -> int:
+    import signal
+
     bare = name.strip().upper().removeprefix("SIG")
     known = {each.name.removeprefix("SIG"): int(each) for each in signal.Signals}
     number = int(bare) if bare.isascii() and bare.isdigit() else known.get(bare, 0)
@@ -326,4 +352,4 @@ def _all_too_large(whole: int, limit: int, sizes: Mapping[str, int]) -> TooLarge
 
 
 def _kib(size: int) -> str:
-    return f"{math.ceil(size / 1024)}K"
+    return f"{-(-size // 1024)}K"

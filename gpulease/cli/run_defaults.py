@@ -11,7 +11,6 @@ and the user's usual size or time limit would only be refused.
 import re
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,35 +19,13 @@ import typer
 from gpulease import config
 from gpulease.cli.caller import environment
 from gpulease.cli.format import clean
+from gpulease.cli.quick_defaults import EXCLUSIVE, LEASED, RUN_TABLE, VARIABLE, Default
 from gpulease.cli.typer_extensions import CommandWithDefaults
-from gpulease.config import RUN_TABLE
 from gpulease.errors import BadConfiguration, BadUsage, GpuleaseError
 from gpulease.setting_parsers import read_toml
 
-VARIABLE = "GPULEASE_RUN_OPTIONS"
 _WITHOUT = "gpulease run --no-defaults ignores it"
-_LEASED = "GPULEASE_JOB"
 _FOUND = "gpulease.run_defaults"
-_EXCLUSIVE = {"wait": "no_wait", "no_wait": "wait"}
-"""Options that exclude each other: the typed one replaces a default for the other."""
-
-
-@dataclass(frozen=True, slots=True)
-class Default:
-    """A value for an option."""
-
-    value: Any
-    """As the parser of the command line returns it."""
-    option: str
-    """Such as "--mem"."""
-    source: str
-
-    def __str__(self) -> str:
-        """Return the option as it is typed."""
-        if isinstance(self.value, bool):
-            return self.option if self.value else f"--no-{self.option.removeprefix('--')}"
-        values = self.value if isinstance(self.value, list) else [self.value]
-        return " ".join(f"{self.option} {shlex.quote(str(each))}" for each in values)
 
 
 class CommandWithUsersDefaults(CommandWithDefaults):
@@ -60,7 +37,7 @@ class CommandWithUsersDefaults(CommandWithDefaults):
         Raises:
             BadUsage: the file or the variable has a mistake.
         """
-        within = environment().get(_LEASED) and not typed.get("new_lease")
+        within = environment().get(LEASED) and not typed.get("new_lease")
         if typed.get("no_defaults") or within:
             return {}
         try:
@@ -69,7 +46,7 @@ class CommandWithUsersDefaults(CommandWithDefaults):
             if typed.get("help"):
                 return {}
             raise
-        replaced = {_EXCLUSIVE[name] for name in typed if name in _EXCLUSIVE}
+        replaced = {EXCLUSIVE[name] for name in typed if name in EXCLUSIVE}
         ctx.meta[_FOUND] = {name: each for name, each in found.items() if name not in replaced}
         return {name: each.value for name, each in ctx.meta[_FOUND].items()}
 
@@ -78,15 +55,7 @@ class CommandWithUsersDefaults(CommandWithDefaults):
         try:
             return super().invoke(ctx)
         except GpuleaseError as error:
-            found = _in_effect(ctx)
-            culprits = [each for each in found if _is_named(each, error)]
-            sources = [f"{each} comes from {each.source}" for each in culprits]
-            if found and not sources:
-                listed = ", ".join(f"{each} ({each.source})" for each in found)
-                sources = [f"defaults in effect: {listed}"]
-            if sources:
-                parts = [error.hint, *sources, "gpulease run --no-defaults ignores defaults"]
-                error.hint = "; ".join(part for part in parts if part)
+            name_sources(error, _in_effect(ctx))
             raise
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
@@ -95,6 +64,18 @@ class CommandWithUsersDefaults(CommandWithDefaults):
         if rows := [(str(each), f"From {each.source}.") for each in _in_effect(ctx)]:
             with formatter.section("Your defaults"):
                 formatter.write_dl(rows)
+
+
+def name_sources(error: GpuleaseError, found: Sequence[Default]) -> None:
+    """Add to the hint of an error where the defaults come from that it may be about."""
+    culprits = [each for each in found if _is_named(each, error)]
+    sources = [f"{each} comes from {each.source}" for each in culprits]
+    if found and not sources:
+        listed = ", ".join(f"{each} ({each.source})" for each in found)
+        sources = [f"defaults in effect: {listed}"]
+    if sources:
+        parts = [error.hint, *sources, "gpulease run --no-defaults ignores defaults"]
+        error.hint = "; ".join(part for part in parts if part)
 
 
 def _in_effect(ctx: Any) -> list[Default]:

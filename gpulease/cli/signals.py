@@ -3,17 +3,24 @@
 The handlers only note signals. What a signal means is decided where the job is followed.
 """
 
-import os
-import signal
-import socket
-from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from pathlib import Path
-from types import FrameType, TracebackType
-from typing import Any, Self, TypeVar
+from __future__ import annotations
 
-Result = TypeVar("Result")
+import os
+from _socket import socketpair
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import signal
+    from collections import deque
+    from collections.abc import Callable
+    from types import FrameType
+    from typing import Any, Self, TypeVar
+
+    Result = TypeVar("Result")
+else:
+    # Signals are plain numbers: the module `signal` takes a third of the interpreter's start.
+    import _signal as signal
+    from _collections import deque
 
 FORWARDED = (
     signal.SIGINT,
@@ -40,16 +47,16 @@ ENDING = frozenset({signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGHUP
 class Interrupted(Exception):
     """A signal ended a wait."""
 
-    def __init__(self, signum: signal.Signals) -> None:
-        super().__init__(signum.name)
+    def __init__(self, signum: int) -> None:
+        super().__init__(f"signal {signum}")
         self.signum = signum
 
 
 class Killed(Exception):
     """This command ends by a signal, so that its parent sees that signal."""
 
-    def __init__(self, signum: signal.Signals) -> None:
-        super().__init__(signum.name)
+    def __init__(self, signum: int) -> None:
+        super().__init__(f"signal {signum}")
         self.signum = signum
 
     def take_effect(self) -> None:
@@ -71,7 +78,7 @@ class EndedByInterrupt(Killed):
         A Ctrl-C that was typed on the terminal of the job did not reach our own process group: a
         script that started us would continue with its next command. So the group gets it now.
         """
-        if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
             return
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         if self.ctrl_c_typed:
@@ -87,46 +94,32 @@ class Signals:
     """
 
     def __init__(self) -> None:
-        self._caught: deque[signal.Signals] = deque()
+        self._caught: deque[int] = deque()
         self._interruptible = False
-        self._before: dict[signal.Signals, Any] = {}
-        self._woken, self._waker = socket.socketpair()
+        self._before: dict[int, Any] = {}
+        self._woken, self._waker = socketpair()
 
     def __enter__(self) -> Self:
         for end in (self._woken, self._waker):
             end.setblocking(False)
         for signum in (*FORWARDED, signal.SIGHUP):
-            if signal.getsignal(signum) is not signal.SIG_IGN:
+            if signal.getsignal(signum) != signal.SIG_IGN:
                 self._before[signum] = signal.signal(signum, self._note)
         # SIGTTIN would stop this command when it reads the terminal from the background.
         self._before[signal.SIGTTIN] = signal.signal(signal.SIGTTIN, signal.SIG_IGN)
         self._old_waker = signal.set_wakeup_fd(self._waker.fileno(), warn_on_full_buffer=False)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         signal.set_wakeup_fd(self._old_waker)
         for signum, handler in self._before.items():
             signal.signal(signum, handler)
         self._woken.close()
         self._waker.close()
 
-    @contextmanager
-    def also(self, *signums: signal.Signals) -> Iterator[None]:
+    def also(self, *signums: int) -> _Also:
         """Catch these signals as well while the block lasts."""
-        before = {signum: signal.getsignal(signum) for signum in signums}
-        for signum, handler in before.items():
-            if handler is not signal.SIG_IGN:
-                signal.signal(signum, self._note)
-        try:
-            yield
-        finally:
-            for signum, handler in before.items():
-                signal.signal(signum, handler)
+        return _Also(signums, self._note)
 
     def stop(self, *, group: bool) -> None:
         """Stop this process, or its process group, as Ctrl-Z does; return when it is continued.
@@ -145,18 +138,20 @@ class Signals:
         """Return what becomes readable when a signal arrives."""
         return self._woken.fileno()
 
-    def take(self) -> tuple[signal.Signals, ...]:
+    def take(self) -> tuple[int, ...]:
         """Return the signals since the last call, oldest first."""
-        with suppress(BlockingIOError):
+        try:
             while self._woken.recv(64):
                 pass
+        except BlockingIOError:
+            pass
         taken = tuple(self._caught)
         for _ in taken:
             self._caught.popleft()
         return taken
 
-    def interruptible(self, call: Callable[[], Result]) -> Result:
-        """Return what `call` returns.
+    def interruptible(self, call: Callable[..., Result], *arguments: object) -> Result:
+        """Return what `call` returns for the arguments.
 
         Raises:
             Interrupted: a signal that ends a wait arrived first.
@@ -166,15 +161,40 @@ class Signals:
             for signum in self._caught:
                 if signum in ENDING:
                     raise Interrupted(signum)
-            return call()
+            return call(*arguments)
         finally:
             self._interruptible = False
 
     def _note(self, number: int, _frame: FrameType | None) -> None:
-        signum = signal.Signals(number)
-        self._caught.append(signum)
-        if self._interruptible and signum in ENDING:
-            raise Interrupted(signum)
+        self._caught.append(number)
+        if self._interruptible and number in ENDING:
+            raise Interrupted(number)
+
+
+class _Also:
+    """Signals that are caught while the block lasts, unless they are ignored."""
+
+    def __init__(
+        self, signums: tuple[int, ...], note: Callable[[int, FrameType | None], None]
+    ) -> None:
+        self._before = {signum: signal.getsignal(signum) for signum in signums}
+        self._note = note
+
+    def __enter__(self) -> None:
+        for signum, handler in self._before.items():
+            if handler != signal.SIG_IGN:
+                signal.signal(signum, self._note)
+
+    def __exit__(self, *_error: object) -> None:
+        for signum, handler in self._before.items():
+            signal.signal(signum, handler)
+
+
+def name_of(signum: int) -> str:
+    """Return the name of a signal, such as SIGUSR1."""
+    from signal import Signals
+
+    return Signals(signum).name
 
 
 def can_be_continued() -> bool:
@@ -200,4 +220,5 @@ def parent_of(pid: int) -> int:
         ValueError, IndexError: it ends at this moment.
     """
     # The name of the program, in parentheses, may contain any character.
-    return int(Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[1])
+    with open(f"/proc/{pid}/stat", "rb") as file:  # noqa: PTH123  pathlib takes too long to import
+        return int(file.read().rpartition(b")")[2].split()[1])

@@ -11,14 +11,11 @@ from typing import Any, ClassVar, Literal, get_args, get_origin
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from gpulease.cli.quick_defaults import TYPED_ONLY, WITHOUT_DEFAULT
 from gpulease.cli.signals import EndedByInterrupt
 
 _READER = "_runtime_param"
 """Where typer keeps what reads the value of a parameter, once it has built that."""
-_WITHOUT_DEFAULT = frozenset({"help", "no_defaults", "socket"})
-"""Parameters that have no default. A socket is trusted, so only the command line may name it."""
-_TYPED_ONLY = frozenset({"dry", "json", "detach", "array", "shell"})
-"""Parameters that change what the command does: a default would surprise."""
 _NEGATIVE = re.compile(r"-\d")
 
 
@@ -88,9 +85,9 @@ class CommandWithDefaults(Command):
             ValueError: an option may have no default.
         """
         values = self._parsed(ctx, words)
-        for name in _WITHOUT_DEFAULT & values.keys():
+        for name in WITHOUT_DEFAULT & values.keys():
             raise ValueError(f"--{name.replace('_', '-')} has to be typed")
-        for name in _TYPED_ONLY & values.keys():
+        for name in TYPED_ONLY & values.keys():
             raise ValueError(f"{self.long_name(ctx, name)} has to be typed")
         for param in self.get_params(ctx):
             if param.name in values:
@@ -102,7 +99,7 @@ class CommandWithDefaults(Command):
         return {
             option: (param.name, bool(param.is_flag))
             for param in self.get_params(ctx)
-            if param.param_type_name == "option" and param.name not in _WITHOUT_DEFAULT
+            if param.param_type_name == "option" and param.name not in WITHOUT_DEFAULT
             for option in param.opts
             if option.startswith("--")
         }

@@ -11,7 +11,6 @@ from typing import Any
 from gpulease import config, wire
 from gpulease.client.codec import decode, encode
 from gpulease.client.discovery import find
-from gpulease.client.errors import lost
 from gpulease.client.http import quoted
 from gpulease.client.light_client import LightClient
 from gpulease.client.transport import ANSWER_WITHIN, Transport, new_key
@@ -343,22 +342,6 @@ class Client(LightClient):
         """Return the reply of `shares` as JSON."""
         query = {"since": None if since is None else f"{since:.0f}"}
         return self._daemon.ask("GET", "/shares", query)
-
-    def watch(self, number: int) -> Iterator[JobView]:
-        """Yield a job at once, at each change and at keep-alives, until it has ended.
-
-        Raises:
-            NoSuchJob: there is none.
-            NoDaemon: the stream ended before the job.
-        """
-        last: JobView | None = None
-        with self._daemon.open("GET", f"/jobs/{number}/watch") as reply:
-            for line in reply.lines():
-                last = decode(JobView, line) if line else last
-                if last is not None:
-                    yield last
-        if last is None or last.state != "ended":
-            raise lost(self.path)
 
     def ends(self, numbers: Sequence[int], timeout: float | None = None) -> Iterator[JobView]:
         """Yield each of some jobs when it has ended, until all have, or for `timeout` seconds.

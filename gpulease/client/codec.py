@@ -26,7 +26,8 @@ def decode(kind: type[View], body: bytes) -> View:
 
 def encode(view: object) -> bytes:
     """Return a wire object as the JSON that the daemon would send."""
-    return msgspec.json.encode(view)
+    # The command builds requests of namespaces: they need no import of the shapes.
+    return msgspec.json.encode(view, enc_hook=vars)
 
 
 def default_of(given: Mapping[str, Any], name: str) -> Any:

@@ -10,7 +10,7 @@ from gpulease import __version__
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from gpulease.client.unix_socket import Link
 
@@ -37,8 +37,16 @@ def with_query(path: str, query: Mapping[str, str | None] | None) -> str:
     return f"{path}?{'&'.join(given)}" if given else path
 
 
-def request(link: Link, method: str, target: str, body: bytes | None = None) -> Reply:
+def request(
+    link: Link,
+    method: str,
+    target: str,
+    body: bytes | None = None,
+    meanwhile: Callable[[], None] | None = None,
+) -> Reply:
     """Send a request on a connected socket, and return its reply once the head is there.
+
+    `meanwhile` is called once the request is sent.
 
     Raises:
         OSError: the connection failed, or was silent for longer than the socket's timeout.
@@ -51,6 +59,8 @@ def request(link: Link, method: str, target: str, body: bytes | None = None) -> 
         link.sendall(head.encode() + (body or b""))
     except (BrokenPipeError, ConnectionResetError):
         pass  # a daemon that refuses the connection answers without reading the request
+    if meanwhile is not None:
+        meanwhile()
     reply = Reply(link)
     reply.read_head()
     return reply

@@ -42,11 +42,9 @@ def listening(
 
 def _own(environment: Mapping[str, str]) -> Transport | None:
     """Return the user's own daemon, if the machine has none."""
-    # A warning says if the daemon simulates other GPUs than this variable.
-    if (
-        os.path.isdir(os.path.dirname(locations.SYSTEM_SOCKET))
-        or "GPULEASE_SIMULATE" in environment
-    ):
-        return None
+    if os.path.isdir(os.path.dirname(locations.SYSTEM_SOCKET)):
+        return None  # the machine's daemon restarts
+    if "GPULEASE_SIMULATE" in environment:
+        return None  # the user's daemon may simulate other GPUs than this, and a warning says so
     path = locations.personal_socket(environment)
     return Transport(path, trusted_users()) if answers(path) else None

@@ -68,6 +68,11 @@ class LightClient:
         """The daemon's socket."""
         return self._daemon.path
 
+    @property
+    def transport(self) -> Transport:
+        """The connection to the daemon."""
+        return self._daemon
+
     def checked(self) -> Client:
         """Return a client of the same daemon that has all requests, and checks replies."""
         from pathlib import Path
@@ -168,6 +173,24 @@ class LightClient:
     def job_json(self, number: int) -> bytes:
         """Return the reply of `job` as JSON."""
         return self._daemon.ask("GET", f"/jobs/{number}")
+
+    def watch(self, number: int) -> Iterator[JobView]:
+        """Yield a job at once, at each change and at keep-alives, until it has ended.
+
+        Raises:
+            NoSuchJob: there is none.
+            NoDaemon: the stream ended before the job.
+        """
+        last: JobView | None = None
+        with self._daemon.open("GET", f"/jobs/{number}/watch") as reply:
+            for line in reply.lines():
+                last = self._view("JobView", line) if line else last
+                if last is not None:
+                    yield last
+        if last is None or last.state != "ended":
+            from gpulease.client.errors import lost
+
+            raise lost(self.path)
 
     def cancel(self, number: int, *, grace: float | None = None) -> JobView:
         """Ask a job to end, or release a lease, and return it as it is then.

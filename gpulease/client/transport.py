@@ -16,10 +16,13 @@ from gpulease.wire.text import API_PREFIX, LARGEST_REQUEST
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
+    from typing import TypeVar
 
     from gpulease.client.unix_socket import Link
+
+    Answer = TypeVar("Answer")
 
 ANSWER_WITHIN = 30.0
 """Timeout of an answer in seconds; the daemon answers in milliseconds."""
@@ -105,8 +108,12 @@ class Transport:
             AnswerLost: it may be queued, and no daemon answers.
             TooLarge: the request exceeds what the daemon reads.
         """
+        return self.submitted(body, lambda daemon: daemon.ask("POST", path, body=body))
+
+    def submitted(self, body: bytes, post: Callable[[Transport], Answer]) -> Answer:
+        """Return what `post` returns, which posts a submission. Raises as `submit`."""
         try:
-            return self.post_until_answered(path, body)
+            return self._until_answered(body, post)
         except AnswerLost as doubt:
             raise AnswerLost(
                 f"{doubt.message}; the daemon may have queued the job",
@@ -115,6 +122,15 @@ class Transport:
 
     def post_until_answered(self, path: str, body: bytes) -> bytes:
         """Post a request that may be repeated, and again if the answer is lost.
+
+        Raises:
+            AnswerLost: the request was sent, and the daemon does not come back.
+            TooLarge: the request exceeds what the daemon reads.
+        """
+        return self._until_answered(body, lambda daemon: daemon.ask("POST", path, body=body))
+
+    def _until_answered(self, body: bytes, post: Callable[[Transport], Answer]) -> Answer:
+        """Call `post`, and again if the answer is lost.
 
         The request contains an environment, so it is sent to daemons of root and the caller only,
         even on a socket that the user has named.
@@ -128,7 +144,7 @@ class Transport:
         until: float | None = None
         while True:
             try:
-                return careful._limited(until).ask("POST", path, body=body)
+                return post(careful._limited(until))
             except AnswerLost as error:
                 doubt = error
             except NoDaemon as error:
@@ -165,15 +181,17 @@ class Transport:
         query: Mapping[str, str | None] | None = None,
         body: bytes | None = None,
         timeout: float = LONGEST_SILENCE,
+        meanwhile: Callable[[], None] | None = None,
     ) -> Reply:
         """Return the reply to a request as soon as its head is there; the caller closes it.
 
-        None in `query` is left out. `timeout` is in seconds without data.
+        None in `query` is left out. `timeout` is in seconds without data. `meanwhile` is called
+        once the request is sent.
         """
         target = http.with_query(API_PREFIX + path, query)
         link = self._connect(timeout)
         try:
-            reply = Reply(http.request(link, method, target, body), self.path)
+            reply = Reply(http.request(link, method, target, body, meanwhile), self.path)
             if (error := reply.error()) is not None:
                 raise error
         except BaseException as error:

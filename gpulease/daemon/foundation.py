@@ -25,9 +25,8 @@ from gpulease.gpu.simulated import SimulatedGpu, SimulatedGpus, parse_simulation
 from gpulease.host.process_finder import claims
 from gpulease.host.state_dir import StateDirectory
 from gpulease.service.ports import Clock
-from gpulease.store.database_file import last_job
+from gpulease.store.database_file import SKIPPED_IDS, last_job
 from gpulease.store.engine import damaged
-from gpulease.store.recovery import SKIPPED_IDS
 from gpulease.store.schema import is_current
 from gpulease.store.store import SqlStore
 

@@ -142,8 +142,6 @@ def _size_of(directory: Path) -> int:
         return 0
 
 
-_AT_START_AFTER = timedelta(hours=1)
-"""Frequent restarts of the daemon must not replace all older backups."""
 _DAILY = timedelta(days=1)
 
 
@@ -155,17 +153,10 @@ class Backups:
         self._clock = clock
         self._failures = LogOnce(_log)
 
-    async def at_start(self) -> None:
-        """Make a copy, unless the last one is less than an hour old."""
-        await self._copy_after(_AT_START_AFTER)
-
     async def daily(self) -> None:
         """Make a copy if the last one is a day old; call this more often than daily."""
-        await self._copy_after(_DAILY)
-
-    async def _copy_after(self, span: timedelta) -> None:
         try:
-            if await asyncio.to_thread(self._is_older_than, span):
+            if await asyncio.to_thread(self._is_due):
                 await asyncio.to_thread(self._back_up)
             self._failures.passed("copy")
         except RecordUnwritable as error:
@@ -179,13 +170,13 @@ class Backups:
         self._store.ensure_file()
         back_up(self._store.path)
 
-    def _is_older_than(self, span: timedelta) -> bool:
+    def _is_due(self) -> bool:
         last = newest(self._store.path)
         if last is None:
             return True
         age_s = self._clock.now().timestamp() - last.stat().st_mtime
         # A copy from the future was made before the clock was set back.
-        return not 0 <= age_s < span.total_seconds()
+        return not 0 <= age_s < _DAILY.total_seconds()
 
 
 class FileWatch:

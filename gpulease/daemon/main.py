@@ -24,7 +24,6 @@ from gpulease.config import (
     read_settings,
 )
 from gpulease.daemon.app import checked
-from gpulease.daemon.recover import recover
 from gpulease.daemon.serve import serve
 from gpulease.daemon.systemd import Notifier
 from gpulease.daemon.user_policy import unknown_names
@@ -121,6 +120,8 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
             warnings = [f"warning: {each}" for each in unknown_names(settings)]
             sys.stdout.write("\n".join((*warnings, "the settings are valid", "")))
         elif given.command == "recover":
+            from gpulease.daemon.recover import recover  # which a daemon that runs does not need
+
             sys.stdout.write("\n".join((*recover(settings), "")))
         else:
             _serve(given, checked(settings))

@@ -135,7 +135,7 @@ async def _run(
     granting = asyncio.create_task(_keep_granting(app, notifier), name="scheduler")
     tasks = [
         granting,
-        asyncio.create_task(backups.at_start(), name="backup"),
+        asyncio.create_task(backups.daily(), name="backup"),
         asyncio.create_task(_stop_granting(app, granting, leave), name="leave"),
     ]
     try:

@@ -112,14 +112,15 @@ def reserve(
 ) -> Reservation | None:
     """Reserve GPUs for a claim that does not fit now; None if no end of a job makes it fit.
 
-    The job must not start on a GPU after the instant in `latest_starts`, in seconds.
+    `ends` are in the order of their latest instants. The job must not start on a GPU after the
+    instant in `latest_starts`, in seconds.
     """
     later = {room.uuid: room.copy() for room in rooms}
     servers: dict[str, list[Room]] = {}
     for room in later.values():
         servers.setdefault(room.server, []).append(room)
     free_at = dict.fromkeys(later, 0.0)
-    for end in sorted(ends, key=lambda end: end.latest_s):
+    for end in ends:
         touched = set()
         for uuid, memory in end.memory:
             if uuid in later:

@@ -73,6 +73,7 @@ class PlanningPass:
         GPUs suit a claim without a choice: nothing is left then."""
         self._refused: dict[Hashable, int] = {}
         """The least memory that was refused, by what else decides, see `_kind`."""
+        self._known_ends: tuple[tuple[bool, int] | None, Sequence[End]] = (None, ())
         self.closed: JobId | None = None
         self.limits = LimitCheck.of(
             snapshot.limits,
@@ -195,6 +196,23 @@ class PlanningPass:
 
     def _reserve(self, job: Job, need: Need, rooms: Sequence[Room]) -> Reservation | None:
         hard = self._is_hard(job)
+        return reserve(
+            job.id,
+            job.claim,
+            need.utilization(self.history, self.policy),
+            rooms,
+            self._ends(hard=hard),
+            self.policy,
+            self.score,
+            hard=hard,
+            latest_starts=self._latest_starts(need),
+        )
+
+    def _ends(self, *, hard: bool) -> Sequence[End]:
+        """Return the ends of the jobs that hold memory, in time; those of the latest call again."""
+        known = hard, len(self.grants)
+        if self._known_ends[0] == known:
+            return self._known_ends[1]
         # A job that uses more than its lease frees that much.
         held_on: dict[JobId, list[tuple[GpuUuid, int]]] = {}
         for gpu in self.gpus:
@@ -208,17 +226,8 @@ class PlanningPass:
             begun = self.queue.jobs[started]
             held = Holding(begun, self.queue.need(begun), self.now_s)
             ends.append(self._end(held, placement.allocations, hard=hard))
-        return reserve(
-            job.id,
-            job.claim,
-            need.utilization(self.history, self.policy),
-            rooms,
-            ends,
-            self.policy,
-            self.score,
-            hard=hard,
-            latest_starts=self._latest_starts(need),
-        )
+        self._known_ends = known, sorted(ends, key=lambda end: end.latest_s)
+        return self._known_ends[1]
 
     def _end(self, held: Holding, memory: Sequence[tuple[GpuUuid, int]], *, hard: bool) -> End:
         """Return when the memory of a job is expected to be free; soon if it makes way."""

@@ -1,9 +1,9 @@
 """The state directory: create it, check who may write to it, and lock it for one daemon."""
 
-import errno
 import fcntl
 import logging
 import os
+import time
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -20,6 +20,11 @@ JOBS = "jobs"
 """The directory in it with the directories of the jobs."""
 UNMANAGED = "unmanaged"
 """A file in the directory of a running job that `recover` could not add to the database."""
+
+
+_LOCK_WITHIN_S, _LOCK_EVERY_S = 0.5, 0.01
+"""A child that a killed daemon has just forked has the lock until it executes its program, and a
+command that looks for a personal daemon tries the lock."""
 
 
 class StateDirectory:
@@ -58,17 +63,26 @@ class StateDirectory:
                 )
 
     def _lock_directory(self) -> None:
+        until = time.monotonic() + _LOCK_WITHIN_S
+        while not self._is_locked():
+            if time.monotonic() >= until:
+                os.close(self._lock)
+                raise StateUnusable(
+                    f"cannot use the state directory {self.path}: {IN_USE}",
+                    "one daemon serves the whole machine: stop the other one first, or run a "
+                    "second one with another --state",
+                )
+            time.sleep(_LOCK_EVERY_S)
+
+    def _is_locked(self) -> bool:
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
+        except BlockingIOError:
+            return False
+        except OSError:
             os.close(self._lock)
-            if error.errno != errno.EWOULDBLOCK:
-                raise
-            raise StateUnusable(
-                f"cannot use the state directory {self.path}: {IN_USE}",
-                "one daemon serves the whole machine: stop the other one first, or run a "
-                "second one with another --state",
-            ) from None
+            raise
+        return True
 
     def ensure_jobs(self) -> None:
         """Create the directory of the jobs again if it was removed.

@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 import socket
 from collections.abc import Iterator
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
@@ -33,6 +33,38 @@ class HeadTooLarge(Exception):
     """A request's line and headers exceed the limit; httptools makes it a 400."""
 
 
+class _Joining:
+    """A transport that writes the head of an answer together with what follows it at once.
+
+    uvicorn writes them one by one: that is two system calls here, and the client wakes twice.
+    """
+
+    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
+        self._transport = transport
+        self._loop = loop
+        self._held = b""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+    def write(self, data: bytes) -> None:
+        if self._held:
+            self._transport.write(self._held + data)
+            self._held = b""
+        else:
+            self._held = data
+            self._loop.call_soon(self.flush)
+
+    def flush(self) -> None:
+        held, self._held = self._held, b""
+        if held:
+            self._transport.write(held)
+
+    def close(self) -> None:
+        self.flush()
+        self._transport.close()
+
+
 class HttpProtocol(HttpToolsProtocol):
     """One connection. Puts the caller into the state of each request, and limits its head.
 
@@ -42,9 +74,9 @@ class HttpProtocol(HttpToolsProtocol):
     counts: ClassVar[ConnectionCounts] = ConnectionCounts()
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
+        super().connection_made(_Joining(transport, self.loop))  # type: ignore[arg-type]
         caller = caller_of(transport.get_extra_info("socket"))
-        self.app_state = {**self.app_state, "caller": caller, "abort": transport.abort}
+        self.app_state = {**self.app_state, "caller": caller, "transport": transport}
         self._uid = caller.uid
         self._unparsed: int | None = 0
         """Bytes received of an incomplete head; None after its end, until the next begins."""

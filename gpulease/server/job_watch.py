@@ -7,7 +7,6 @@ otherwise compute their job again for each change of another one.
 import asyncio
 import contextlib
 
-from gpulease.domain.gpu import JobId
 from gpulease.domain.job import Job
 from gpulease.server.context import RequestContext
 
@@ -23,7 +22,7 @@ class JobWatch:
 
     async def change_of(self, job: Job, within_s: float) -> None:
         """Wait until the store has another version of `job`, for at most `within_s` seconds."""
-        if self._context.scheduler.store.job(job.id) is not job:
+        if self._has_changed(job):
             return
         changed = asyncio.get_running_loop().create_future()
         self._waiting[changed] = job
@@ -40,11 +39,10 @@ class JobWatch:
         """Look at the watched jobs at each change of any job."""
         while self._waiting:
             change = self._context.scheduler.next_change
-            # Of a job that has ended, each reading comes from the disk.
-            now: dict[JobId, Job | None] = {}
             for changed, job in self._waiting.items():
-                if job.id not in now:
-                    now[job.id] = self._context.scheduler.store.job(job.id)
-                if now[job.id] is not job and not changed.done():
+                if self._has_changed(job) and not changed.done():
                     changed.set_result(None)
             await change.wait()
+
+    def _has_changed(self, job: Job) -> bool:
+        return self._context.scheduler.store.live_job(job.id) is not job

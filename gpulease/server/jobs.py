@@ -178,10 +178,11 @@ class JobHandlers:
         """Yield a job at each change until it is in one of the `last` states.
 
         `first` is the view of a job that was just queued: most start at once, so what it waits for
-        is computed only if it still waits after a moment.
+        is computed, and sent, only if it still waits after a moment.
         """
         caller, slot = caller_of_request(request), slot_of_request(request)
-        sent, clock = first, asyncio.get_running_loop().time
+        sent: JobView | None = None
+        clock = asyncio.get_running_loop().time
         sent_at = clock()
         settles_at = sent_at + _SETTLES_AFTER_S if first else 0.0
         if first:

@@ -6,8 +6,7 @@ time, so that neither stays in memory for a client that has stopped.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from weakref import WeakValueDictionary
 
@@ -48,6 +47,12 @@ class RequestSlot:
         """Wait until another large body of this user may be read."""
         await self._take(self._user.bodies)
         self._is_large = True
+
+    @property
+    def must_wait(self) -> bool:
+        """Whether `for_answer` would wait."""
+        user = self._user
+        return user.requests.locked() or (self._is_large and user.expensive.locked())
 
     async def for_answer(self) -> None:
         """Wait until another request of this user may be answered."""
@@ -109,17 +114,12 @@ class UserSlots:
     def __init__(self) -> None:
         self._users: WeakValueDictionary[int, _UserLimits] = WeakValueDictionary()
 
-    @asynccontextmanager
-    async def of(self, uid: int) -> AsyncIterator[RequestSlot]:
-        """Yield the slot of one request."""
+    def of(self, uid: int) -> RequestSlot:
+        """Return the slot of one request, which the caller releases."""
         user = self._users.get(uid)
         if user is None:
             user = self._users[uid] = _UserLimits()
-        slot = RequestSlot(user)
-        try:
-            yield slot
-        finally:
-            slot.release()
+        return RequestSlot(user)
 
 
 def slot_in(scope: Scope) -> RequestSlot:
@@ -155,22 +155,31 @@ class RequestLimits:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
-        async with self._slots.of(caller_in(scope).uid) as slot:
-            scope["state"]["slot"] = slot
-            outgoing = _Outgoing(send, slot, scope["state"]["abort"])
-            try:
-                scope["state"]["body"] = await _whole(scope, receive, slot)
+        slot = self._slots.of(caller_in(scope).uid)
+        scope["state"]["slot"] = slot
+        try:
+            await self._serve(scope, receive, _Outgoing(send, slot, scope["state"]["transport"]))
+        finally:
+            slot.release()
+
+    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+        slot = slot_in(scope)
+        try:
+            scope["state"]["body"] = await _whole(scope, receive, slot)
+            if slot.must_wait:
                 await _unless_disconnected(slot.for_answer(), receive)
-            except _Disconnected:
-                return
-            except GpuleaseError as error:
-                if isinstance(error, TooLarge):
-                    await _discard(receive)
-                response = self._refusal(error)
-                response.headers.append((b"connection", b"close"))
-                await response(receive, outgoing)
-                return
-            await self._app(scope, receive, outgoing)
+            else:
+                await slot.for_answer()
+        except _Disconnected:
+            return
+        except GpuleaseError as error:
+            if isinstance(error, TooLarge):
+                await _discard(receive)
+            response = self._refusal(error)
+            response.headers.append((b"connection", b"close"))
+            await response(receive, send)
+            return
+        await self._app(scope, receive, send)
 
 
 async def _whole(scope: Scope, receive: Receive, slot: RequestSlot) -> bytes:
@@ -180,7 +189,10 @@ async def _whole(scope: Scope, receive: Receive, slot: RequestSlot) -> bytes:
         TooLarge: it exceeds the limit.
         TooSlow: it did not arrive in time.
     """
-    if _content_length(scope) > LARGEST_REQUEST:
+    length = _content_length(scope)
+    if length == 0:
+        return b""
+    if length is not None and length > LARGEST_REQUEST:
         raise _too_large()
     body = bytearray()
     if not await _read(body, receive, beyond=_LARGE_BODY):
@@ -230,10 +242,10 @@ async def _unless_disconnected(slot: Awaitable[None], receive: Receive) -> None:
 class _Outgoing:
     """Sends an answer in pieces, and disconnects a client that takes none, except of a stream."""
 
-    def __init__(self, send: Send, slot: RequestSlot, abort: Callable[[], None]) -> None:
+    def __init__(self, send: Send, slot: RequestSlot, transport: asyncio.WriteTransport) -> None:
         self._send = send
         self._slot = slot
-        self._abort = abort
+        self._transport = transport
 
     async def __call__(self, message: Message) -> None:
         body, begin = message.get("body", b""), 0
@@ -244,14 +256,14 @@ class _Outgoing:
         await self._pass({**message, "body": body[begin:]} if begin else message)
 
     async def _pass(self, message: Message) -> None:
-        if self._slot.is_stream:
+        if self._slot.is_stream or not self._transport.get_write_buffer_size():
             await self._send(message)
             return
         try:
             async with asyncio.timeout(_SEND_WITHIN_S):
                 await self._send(message)
         except TimeoutError:
-            self._abort()
+            self._transport.abort()
 
 
 async def _discard(receive: Receive) -> None:
@@ -268,9 +280,13 @@ async def _discard(receive: Receive) -> None:
         return
 
 
-def _content_length(scope: Scope) -> int:
-    lengths = [value for name, value in scope["headers"] if name == b"content-length"]
-    return int(lengths[0]) if lengths and lengths[0].isdigit() else 0
+def _content_length(scope: Scope) -> int | None:
+    """Return the length of a body; None if it is known only at its end."""
+    headers = dict(scope["headers"])
+    if b"transfer-encoding" in headers:
+        return None
+    length = headers.get(b"content-length", b"0")
+    return int(length) if length.isdigit() else None
 
 
 def _too_large() -> TooLarge:

@@ -126,11 +126,10 @@ class _Settlement:
         """Of each array, one that has failed in this transaction."""
         self._unsaved_ends: Counter[JobId] = Counter()
         """Of each array, the elements that have failed and are not saved yet."""
-        for job in tx.live():
-            if job.queue.after and job.state is State.QUEUED:
-                self._waiting[job.id] = job
-                for each in job.queue.after:
-                    self._wait(job.id, each)
+        for job in tx.dependents():
+            self._waiting[job.id] = job
+            for each in job.queue.after:
+                self._wait(job.id, each)
 
     def _wait(self, waiting: JobId, dependency: Dependency) -> None:
         by_dependency = self._dependents.setdefault(dependency.job, {})

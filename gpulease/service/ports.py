@@ -190,6 +190,9 @@ class Transaction(Protocol):
     def live(self) -> Sequence[Job]:
         """Return every job that is queued or holds memory, by id."""
 
+    def dependents(self) -> Sequence[Job]:
+        """Return the queued jobs that wait for others, by id."""
+
     def user_count(self, uid: int) -> UserCount:
         """Return the counts of a user, including the changes of this transaction."""
 

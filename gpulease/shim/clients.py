@@ -15,8 +15,8 @@ from enum import StrEnum
 from typing import Any, Protocol
 
 from gpulease.event_loop import EventLoop
+from gpulease.light_json import decode_plain, encode
 from gpulease.peer_credentials import peer_credentials
-from gpulease.shim.json_lines import decode, encode
 from gpulease.wire.frames import HEADER, BadFrame, FrameKind, FrameReader, frame
 from gpulease.write_buffer import WriteBuffer
 
@@ -382,7 +382,7 @@ class Payload:
             BadFrame: it is not a JSON object. Every method raises this for an unusable field.
         """
         try:
-            self._content = _object(decode(encoded))
+            self._content = _object(decode_plain(encoded))
         except (ValueError, RecursionError) as error:
             raise BadFrame("a payload is not JSON") from error
 

@@ -9,7 +9,7 @@ import os
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from gpulease.shim.json_lines import decode, encode
+from gpulease.light_json import decode_plain, encode
 
 LARGEST_REQUEST = 32 << 20
 _PIECE = 16 << 10
@@ -85,7 +85,7 @@ def pack(shim: ShimSpec, worker: WorkerSpec) -> bytes:
 
 def read_shim_spec(request: int) -> ShimSpec:
     """Read the shim's part of the request that is open as `request`."""
-    spec = ShimSpec(*decode(_first_line(request)))
+    spec = ShimSpec(*decode_plain(_first_line(request)))
     return spec._replace(
         identity=None if spec.identity is None else _identity(*spec.identity),
         terminal=None if spec.terminal is None else _terminal(*spec.terminal),
@@ -114,7 +114,7 @@ def _terminal(
 def read_worker_spec(request: int) -> WorkerSpec:
     """Read the worker's part of the request that is open as `request`."""
     _, numbers, text = os.pread(request, os.fstat(request).st_size, 0).split(b"\n", 2)
-    umask, soft_limits, nice, count = decode(numbers)
+    umask, soft_limits, nice, count = decode_plain(numbers)
     cwd, *strings = text.split(b"\0")[:-1]
     variables = (variable.partition(b"=") for variable in strings[count:])
     environment = {name: value for name, _, value in variables}

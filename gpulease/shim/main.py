@@ -10,8 +10,8 @@ import socket
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from gpulease.light_json import encode
 from gpulease.shim import linux, worker
-from gpulease.shim.json_lines import encode
 from gpulease.shim.launch_request import IdentitySpec, ShimSpec, read_shim_spec
 from gpulease.shim.output import JobLog
 from gpulease.shim.record import Failure, JobEvents, claim

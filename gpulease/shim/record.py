@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 from errno import E2BIG, EAGAIN, ENOENT, ENOMEM, ENOSPC, ENOTDIR
 from typing import Any, NamedTuple
 
-from gpulease.shim.json_lines import decode, encode
+from gpulease.light_json import decode_plain, encode
 
 NAME = "record"
 SIZE = 4096
@@ -139,7 +139,7 @@ def parse(text: bytes) -> Record:
     record = Record()
     for line in text.partition(b"\0")[0].split(b"\n")[:-1]:
         try:
-            record = _with(record, decode(line))
+            record = _with(record, decode_plain(line))
         except (ValueError, KeyError, TypeError, AttributeError):
             break
     return record

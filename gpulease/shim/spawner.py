@@ -24,9 +24,9 @@ import sys
 from array import array
 from typing import TYPE_CHECKING, NoReturn
 
+from gpulease.light_json import encode
 from gpulease.shim import linux, record
 from gpulease.shim import main as shim_main
-from gpulease.shim.json_lines import encode
 from gpulease.shim.record import Failure
 from gpulease.shim.worker import IGNORED
 

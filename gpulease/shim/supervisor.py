@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from gpulease.event_loop import EventLoop
+from gpulease.light_json import decode_plain
 from gpulease.shim import process_tree
 from gpulease.shim.clients import (
     ONLY_THE_DAEMON,
@@ -21,7 +22,6 @@ from gpulease.shim.clients import (
     ShimClient,
     ShimClients,
 )
-from gpulease.shim.json_lines import decode
 from gpulease.shim.launch_request import EarlySignalSpec, ShimSpec
 from gpulease.shim.main_process import MainProcess
 from gpulease.shim.output import InputStream, JobLog, OutputStream
@@ -197,7 +197,7 @@ class Supervisor:
         os.close(self._start_pipe)
         self._start_pipe = None
         if failed:
-            self._failure = failure(decode(failed))
+            self._failure = failure(decode_plain(failed))
             return
         start = self._events.note_start(self._main.pid)
         self._events.write(sync=False)  # a crash of the machine ends the job in any case

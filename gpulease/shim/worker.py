@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from errno import E2BIG, EACCES, ENOENT, ENOEXEC, ENOTDIR
 from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
-from gpulease.shim.json_lines import encode
+from gpulease.light_json import encode
 from gpulease.shim.launch_request import (
     IdentitySpec,
     ShimSpec,

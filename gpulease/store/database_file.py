@@ -29,6 +29,8 @@ _log = logging.getLogger(__name__)
 
 REMOVED_COPY = "removed.backup"
 """The suffix of the copy of a database that is no longer at its path."""
+SKIPPED_IDS = 1000
+"""Ids to skip if the last id given is unknown."""
 
 
 class FilePresence:
@@ -42,6 +44,7 @@ class FilePresence:
     def __init__(self, path: Path, engine: Engine) -> None:
         self._path = path
         self._log_path = path.with_name(f"{path.name}-wal")
+        self._paths = os.fspath(path), os.fspath(self._log_path)
         self._engine = engine
         self._identity: tuple[int, int] | None = None
         event.listen(engine, "connect", self._refuse_another, insert=True)
@@ -68,7 +71,8 @@ class FilePresence:
 
     def is_there(self) -> bool:
         """Tell whether the open database is the file at its path, and its log exists."""
-        return _identity(self._path) == self._identity and self._log_path.exists()
+        path, log = self._paths
+        return _identity(path) == self._identity and _identity(log) is not None
 
     def ensure(self) -> None:
         """Ensure that the file is at its path; a removed file is restored there.
@@ -79,10 +83,12 @@ class FilePresence:
             RecordDamaged: another file is there.
             RecordUnwritable: the file is missing and cannot be restored.
         """
-        found = _identity(self._path)
+        # As text: this runs before and after each commit.
+        path, log = self._paths
+        found = _identity(path)
         if found == self._identity:
             self._is_kept = False
-            if not os.path.exists(self._log_path):  # noqa: PTH110 - twice for each commit
+            if _identity(log) is None:
                 self._begin_new_log()
             return
         copy = self._path.with_name(f"{self._path.name}.{REMOVED_COPY}")
@@ -140,9 +146,9 @@ class FilePresence:
         former.close()
 
 
-def _identity(path: Path) -> tuple[int, int] | None:
+def _identity(path: str | Path) -> tuple[int, int] | None:
     try:
-        found = path.stat()
+        found = os.stat(path)  # noqa: PTH116
     except (FileNotFoundError, NotADirectoryError):
         return None
     return found.st_dev, found.st_ino
@@ -161,6 +167,7 @@ class DiskReserve:
 
     def __init__(self, database: Path) -> None:
         self._path = database.with_name(f"{database.name}.reserve")
+        self._directory = os.fspath(database.parent)
 
     @property
     def missing(self) -> int:
@@ -188,7 +195,8 @@ class DiskReserve:
     def release_if_needed(self) -> None:
         """Release the reserve if there may be too little space for a transaction."""
         with suppress(OSError):
-            if self._free() < self._size() // _NEEDED:
+            disk = shutil.disk_usage(self._directory)
+            if disk.free < min(_MOST, disk.total // _DISK_PART) // _NEEDED:
                 self.release()
 
     def release(self) -> None:
@@ -204,10 +212,10 @@ class DiskReserve:
             return 0
 
     def _size(self) -> int:
-        return min(_MOST, shutil.disk_usage(self._path.parent).total // _DISK_PART)
+        return min(_MOST, shutil.disk_usage(self._directory).total // _DISK_PART)
 
     def _free(self) -> int:
-        return shutil.disk_usage(self._path.parent).free
+        return shutil.disk_usage(self._directory).free
 
 
 KEPT = 3

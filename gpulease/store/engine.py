@@ -101,11 +101,19 @@ def translate_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except (DatabaseError, sqlite3.DatabaseError) as error:
-        original = _original(error)
-        may_be_the_file = isinstance(original, sqlite3.OperationalError)
-        if not may_be_the_file and _code(original) not in _DAMAGED:
-            raise  # a bug in gpulease
-        raise unusable_error(path, original) from error
+        meaning = translated(path, error)
+        if meaning is error:
+            raise
+        raise meaning from error
+
+
+def translated(path: Path, error: DatabaseError | sqlite3.DatabaseError) -> Exception:
+    """Return what an error means for users; itself if it is a bug in gpulease."""
+    original = _original(error)
+    may_be_the_file = isinstance(original, sqlite3.OperationalError)
+    if not may_be_the_file and _code(original) not in _DAMAGED:
+        return error
+    return unusable_error(path, original)
 
 
 def _original(error: BaseException) -> BaseException | None:

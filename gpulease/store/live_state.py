@@ -141,11 +141,12 @@ Mark = tuple[int, int, Machine]
 class LiveState:
     """The two copies: that of the writing thread, and what is committed."""
 
-    def __init__(self, jobs: Iterable[Job], sizes: Mapping[JobId, int], machine: Machine) -> None:
+    def __init__(self, jobs: Sequence[Job], sizes: Mapping[JobId, int], machine: Machine) -> None:
         self._undo = UndoLog()
         self._jobs: Jobs = {job.id: job for job in jobs}
         self.counts = UserCounts(self._jobs.values(), sizes, self._undo)
         self._undo.clear()
+        self._dependents = {job.id: None for job in jobs if _is_dependent(job)}
         self.machine = machine
         """As the writing thread has changed it."""
         self.committed_machine = machine
@@ -171,6 +172,10 @@ class LiveState:
         """Return every live job, by id."""
         return tuple(self._jobs.values()) if self._changed else self.committed_jobs()
 
+    def dependents(self) -> Sequence[Job]:
+        """Return the queued jobs that wait for others, by id."""
+        return [self._jobs[number] for number in sorted(self._dependents)]
+
     def live_job(self, job: JobId) -> Job | None:
         """Return a live job; None if it has ended, or never was."""
         return self._jobs.get(job)
@@ -191,6 +196,10 @@ class LiveState:
     def keep(self, job: Job) -> None:
         """Keep a job of which nothing has changed that is counted."""
         self._undo.put(self._changed, job.id, job)
+        if _is_dependent(job):
+            self._undo.put(self._dependents, job.id, None)
+        else:
+            self._undo.drop(self._dependents, job.id)
         if job.state is State.ENDED:
             self._undo.drop(self._jobs, job.id)
             return
@@ -291,6 +300,10 @@ class LiveState:
     def committed_invocation(self, key: JobId) -> Invocation | None:
         """Return an invocation that was added lately."""
         return self._recent_invocations.get(key)
+
+
+def _is_dependent(job: Job) -> bool:
+    return bool(job.queue.after) and job.state is State.QUEUED
 
 
 def _sort(jobs: Jobs) -> None:

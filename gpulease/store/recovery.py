@@ -18,6 +18,7 @@ from sqlalchemy.exc import DatabaseError
 from sqlalchemy.orm import Session
 
 from gpulease.domain.lease import State
+from gpulease.store.database_file import SKIPPED_IDS
 from gpulease.store.engine import WRITES, open_engine, startup_error
 from gpulease.store.rows import job_of, unpack
 from gpulease.store.schema import bring_up_to_date, known_revisions, migrate
@@ -202,8 +203,6 @@ _IN_ORDER = (
     "properties", "gpus", "jobs", "holders", "invocations", "leases", "pools", "hooks", "events",
 )  # fmt: skip
 _HISTORY = "gpu_memory"
-SKIPPED_IDS = 1000
-"""Ids to skip if the last id given is unknown."""
 _ORPHANS = ("events", "invocations", "holders", "hooks", "pools", "leases")
 
 

@@ -55,6 +55,10 @@ class SqlTransaction:
         """Return every job that waits or holds memory, by id."""
         return self._state.jobs()
 
+    def dependents(self) -> Sequence[Job]:
+        """Return the queued jobs that wait for others, by id."""
+        return self._state.dependents()
+
     def job(self, job: JobId) -> Job | None:
         """Return one job in any state; None if there is none."""
         known = self._state.job(job)

@@ -12,11 +12,10 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from sqlalchemy import Connection, Engine
-from sqlalchemy.exc import OperationalError
+from sqlalchemy.exc import DatabaseError, OperationalError
 
-from gpulease.errors import RecordUnwritable
 from gpulease.store.database_file import DiskReserve, FilePresence
-from gpulease.store.engine import may_lack_space, set_busy_timeout, translate_errors
+from gpulease.store.engine import may_lack_space, set_busy_timeout, translated
 from gpulease.store.live_state import LiveState, Mark
 
 
@@ -34,8 +33,8 @@ class Writer:
         """Whether the present write has executed a statement."""
         self._is_first = False
         """Whether it began the transaction."""
-        self._lost: RecordUnwritable | None = None
-        """Why SQLite has rolled back the present batch."""
+        self._lost: BaseException | None = None
+        """Why the present batch was rolled back: all of it fails."""
         self._is_patient = True
 
     def close(self) -> None:
@@ -83,30 +82,37 @@ class Writer:
         """Begin one write, which is stored as a whole or not at all. Raises like `batch`."""
         with self.batch():
             if self._lost is not None:
-                raise _again(self._lost)
+                raise self._lost
             self._has_begun = False
             before = self._state.mark()
             try:
-                with self._errors():
-                    yield
+                yield
             except BaseException as error:
-                self._take_back(before, error)
-                raise
+                translated = self._translated(error)
+                self._take_back(before, translated)
+                if translated is error:
+                    raise
+                raise translated from error
 
     def commit(self) -> None:
         """Commit what the present batch has written so far; without a batch, do nothing."""
         with self._lock:
             if self._lost is not None:
-                raise _again(self._lost)
+                raise self._lost
             if not (self._in_batch and self._presence.driver.in_transaction):
                 return
-            with self._errors():
+            try:
                 self._presence.driver.execute("COMMIT")
-            self._wait_for_locks(patient=True)
-            self._state.publish()
-            # A commit is acknowledged only if the file at the path has it.
-            with self._errors():
+                self._wait_for_locks(patient=True)
+                self._state.publish()
+                # A commit is acknowledged only if the file at the path has it.
                 self._presence.ensure()
+            except BaseException as error:
+                self._lost = self._translated(error)
+                self._abandon()
+                if self._lost is error:
+                    raise
+                raise self._lost from error
 
     def has_file(self) -> bool:
         """Tell whether the file is at its path, with its log; does not wait for a writer."""
@@ -141,8 +147,7 @@ class Writer:
             self._state.roll_back(before)
         else:
             # After some errors, such as a full disk, SQLite rolls back the whole transaction.
-            known = isinstance(error, RecordUnwritable)
-            self._lost = error if known else RecordUnwritable(f"cannot write: {error}")  # type: ignore[assignment]
+            self._lost = error
             self._state.roll_back()
 
     def _abandon(self) -> None:
@@ -151,24 +156,18 @@ class Writer:
             self._presence.driver.rollback()
         self._state.roll_back()
 
-    @contextmanager
-    def _errors(self) -> Iterator[None]:
-        """Translate errors of SQLite, and prepare for the next attempt."""
-        with translate_errors(self._path):
-            try:
-                yield
-            except (OperationalError, sqlite3.OperationalError) as error:
-                if may_lack_space(error):
-                    self._reserve.release()
-                # The next writer waits less: writers wait for each other.
-                self._wait_for_locks(patient=False)
-                raise
+    def _translated(self, error: BaseException) -> BaseException:
+        """Return what an error of SQLite means, and prepare for the next attempt."""
+        if not isinstance(error, (DatabaseError, sqlite3.DatabaseError)):
+            return error
+        if isinstance(error, (OperationalError, sqlite3.OperationalError)):
+            if may_lack_space(error):
+                self._reserve.release()
+            # The next writer waits less: writers wait for each other.
+            self._wait_for_locks(patient=False)
+        return translated(self._path, error)
 
     def _wait_for_locks(self, *, patient: bool) -> None:
         if self._is_patient is not patient:
             self._is_patient = patient
             set_busy_timeout(self._presence.driver, patient)
-
-
-def _again(error: RecordUnwritable) -> RecordUnwritable:
-    return type(error)(error.message, error.hint)

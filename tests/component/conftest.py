@@ -9,6 +9,14 @@ from daemon_stand_in.daemon import StandIn
 from daemon_stand_in.shim import ShimStandIn
 
 
+@pytest.fixture(params=["quick", "typer"])
+def parser(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Run each test twice: the line is read by the quick parser, and by typer."""
+    if request.param == "typer":
+        monkeypatch.setenv("GPULEASE_QUICK_PARSER", "off")
+    return str(request.param)
+
+
 @pytest.fixture
 def daemon(tmp_path: Path) -> Iterator[StandIn]:
     """Yield a daemon that says what a test tells it to; some files have one of their own."""

@@ -3,6 +3,7 @@
 import os
 import secrets
 import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import timedelta
@@ -190,6 +191,54 @@ def test_a_marker_counts_for_another_uid_only_in_a_container_that_root_has_made(
 
         os.chown(container, owner.uid, -1)
         assert finder().jobs_of([inside, outside], [of_another]) == {}, "a user can forge that"
+
+
+def test_a_young_process_is_found_after_it_was_moved_into_a_container(
+    sleepers: list[subprocess.Popen[bytes]],
+) -> None:
+    top = by_hand.unified() / f"gpulease-test-{secrets.token_hex(4)}"
+    with by_hand.directory(top):
+        container = top / f"docker-{CONTAINER}.scope"
+        container.mkdir()
+        processes = cgroups.ContainerProcesses()
+        pid = sleeper(sleepers, top)
+        assert pid not in processes.look()
+        by_hand.put(pid, container)
+        assert pid in processes.look()
+        assert pid in processes.look()
+
+
+def test_a_look_for_containers_opens_no_file_of_an_old_process(
+    sleepers: list[subprocess.Popen[bytes]],
+) -> None:
+    processes = cgroups.ContainerProcesses(settled_s=0.0)
+    old = sleeper(sleepers, None)
+    wait_until(lambda: not opened(processes, old))
+    new = sleeper(sleepers, None)
+    files = opened(processes, new)
+    assert files, "a new process is looked at"
+    assert not opened(processes, old)
+
+
+def opened(processes: cgroups.ContainerProcesses, pid: int) -> list[str]:
+    """Return the files of a process that a look opens."""
+    files: list[str] = []
+    _open_files.append(files)
+    processes.look()
+    _open_files.remove(files)
+    return [each for each in files if each.startswith(f"/proc/{pid}/")]
+
+
+_open_files: list[list[str]] = []
+
+
+def _note(event: str, arguments: tuple[object, ...]) -> None:
+    if event == "open":
+        for files in _open_files:
+            files.append(str(arguments[0]))
+
+
+sys.addaudithook(_note)
 
 
 def test_the_monitor_of_a_container_and_other_processes_are_in_none(

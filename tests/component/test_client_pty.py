@@ -16,7 +16,7 @@ from daemon_stand_in.daemon import StandIn
 from daemon_stand_in.shim import ShimStandIn
 from daemon_stand_in.terminal import REPOSITORY, Terminal, gpulease
 from goldens import mentions
-from gpulease.cli.signals import DEADLY
+from gpulease.cli.signals import DEADLY, name_of
 from gpulease.wire.frames import FrameKind
 from gpulease.wire.jobs import JobView
 
@@ -296,7 +296,7 @@ def test_attach_leaves_on_sigterm_and_the_job_goes_on(
 
 
 @pytest.mark.parametrize("line", [("run", "--mem", "4G", "vi"), ("attach", "17")], ids="-".join)
-@pytest.mark.parametrize("signum", DEADLY, ids=lambda signum: signum.name)
+@pytest.mark.parametrize("signum", DEADLY, ids=name_of)
 def test_what_would_kill_the_command_at_once_leaves_no_raw_terminal(
     sit: Sit, daemon: StandIn, shim: ShimStandIn, line: tuple[str, ...], signum: signal.Signals
 ) -> None:

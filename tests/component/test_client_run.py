@@ -217,6 +217,9 @@ def test_signals_reach_the_job(
     assert process.wait(20) == 5
 
 
+pytestmark = pytest.mark.usefixtures("parser")
+
+
 def test_a_second_interrupt_within_a_second_cancels(
     start: Start, daemon: StandIn, shim: ShimStandIn
 ) -> None:
@@ -249,7 +252,7 @@ def test_a_signal_while_it_waits_cancels_the_job_and_ends_the_command(
     start: Start, daemon: StandIn, signum: signal.Signals
 ) -> None:
     process = start("--mem", "4G", "true")
-    daemon.until(lambda: "GET /v1/jobs/17/watch" in daemon.asked)
+    daemon.until(lambda: daemon.followed == [17])
     process.send_signal(signum)
     _, err = process.communicate(timeout=20)
     assert daemon.cancelled == [17]
@@ -277,7 +280,7 @@ def test_a_daemon_that_goes_and_comes_back_costs_nothing(
     start: Start, daemon: StandIn, shim: ShimStandIn
 ) -> None:
     process = start("--mem", "4G", "true")
-    daemon.until(lambda: "GET /v1/jobs/17/watch" in daemon.asked)
+    daemon.until(lambda: daemon.followed == [17])
     daemon.close()
     assert process.stderr is not None
     said = b""
@@ -324,7 +327,7 @@ def test_gave_up_is_75(start: Start, daemon: StandIn) -> None:
 
 def test_giving_up_later_is_75_too(start: Start, daemon: StandIn) -> None:
     process = start("--mem", "4G", "--wait", "1m", "true")
-    daemon.until(lambda: "GET /v1/jobs/17/watch" in daemon.asked)
+    daemon.until(lambda: daemon.followed == [17])
     late = views.over(17, None, outcome="gave_up", started_at=None, reason="it waited for 1m")
     daemon.put(late)
     _, err = process.communicate(timeout=20)

@@ -6,11 +6,15 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from daemon_stand_in import views
 from daemon_stand_in.daemon import StandIn
 from daemon_stand_in.shim import ShimStandIn
 from daemon_stand_in.terminal import Terminal, gpulease
 from gpulease.wire.frames import FrameKind
+
+pytestmark = pytest.mark.usefixtures("parser")
 
 REPOSITORY = Path(__file__).parents[2]
 

@@ -86,6 +86,7 @@ def squatted(foreign: Foreign, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(config, "SYSTEM_SOCKET", tmp_path / "machine" / "gpuleased.sock")
     monkeypatch.setattr(locations, "SYSTEM_SOCKET", str(config.SYSTEM_SOCKET))
     monkeypatch.setattr(config, "runtime_directory", lambda *_: foreign.path.parent)
+    monkeypatch.setattr(locations, "runtime_directory", lambda *_: str(foreign.path.parent))
     return foreign
 
 

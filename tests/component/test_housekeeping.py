@@ -109,7 +109,8 @@ def test_the_output_of_a_job_that_has_not_ended_stays_however_much_and_old_it_is
 
 
 def test_the_oldest_output_goes_first_of_whoever_keeps_the_most() -> None:
-    kept = [KeptOutput(JobId(n), 1, 10) for n in (2, 3, 4)] + [KeptOutput(JobId(1), 2, 10)]
+    theirs = [KeptOutput(JobId(n), 1, NOON, 10) for n in (2, 3, 4)]
+    kept = [*theirs, KeptOutput(JobId(1), 2, NOON, 10)]
     assert [each.job for each in over_limit(kept, 40)] == []
     assert [each.job for each in over_limit(kept, 25)] == [2, 3]
     assert {each.job for each in over_limit(kept, 0)} == {1, 2, 3, 4}

@@ -15,7 +15,7 @@ from gpulease.domain.gpu import GpuUuid
 from gpulease.domain.job import Exit, Outcome, grant, worker_gone
 from gpulease.domain.lease import State, Trigger
 from gpulease.domain.placement import Placement
-from gpulease.errors import RecordUnwritable, StateUnusable
+from gpulease.errors import RecordDamaged, RecordUnwritable, StateUnusable
 from gpulease.service.ports import Event
 from gpulease.store.database_file import KEPT, all_copies, back_up
 from gpulease.store.recovery import Salvage, SalvageCounts, is_sound, rebuild, salvage
@@ -100,6 +100,36 @@ def test_with_a_copy_nothing_that_is_in_it_is_lost(
     if damage is spoil_header:
         assert not user_count.copied, "only the header was missing"
     store.close()
+
+
+def test_a_job_that_an_index_lacks_stops_the_start(tmp_path: Path) -> None:
+    path = filled(tmp_path / "gpulease.db")
+    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        query = "SELECT * FROM sqlite_master WHERE name = 'ix_jobs_live'"
+        index = connection.execute(query).fetchone()
+        connection.execute("PRAGMA writable_schema=ON")
+        connection.execute("DELETE FROM sqlite_master WHERE name = 'ix_jobs_live'")
+    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        connection.execute("UPDATE jobs SET state = 'queued', ended_at = NULL WHERE id = 1")
+        connection.execute("PRAGMA writable_schema=ON")
+        connection.execute("INSERT INTO sqlite_master VALUES (?, ?, ?, ?, ?)", index)
+    with pytest.raises(StateUnusable, match="index of jobs"):
+        SqlStore(path)
+
+
+def test_a_damaged_history_does_not_stop_the_start_and_is_not_copied(tmp_path: Path) -> None:
+    path = filled(tmp_path / "gpulease.db")
+    with closing(sqlite3.connect(path)) as connection:
+        query = "SELECT rootpage FROM sqlite_master WHERE name = 'events'"
+        (page,) = connection.execute(query).fetchone()
+    with path.open("r+b") as file:
+        file.seek((page - 1) * 4096)
+        file.write(os.urandom(4096))
+    store = SqlStore(path)
+    assert len(store.live()) == 2
+    store.close()
+    with pytest.raises(RecordDamaged):
+        back_up(path)
 
 
 def test_a_row_that_was_deleted_does_not_come_back_from_a_copy(tmp_path: Path) -> None:

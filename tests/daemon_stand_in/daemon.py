@@ -33,8 +33,12 @@ class StandIn:
         self.raw: bytes | None = None
         """Sent instead of any answer, with HTTP 500."""
         self.logs = b""
+        self.follows = True
+        """Whether it follows the job of a submission, as older daemons do not."""
         self.submitted: list[SubmitRequest] = []
         self.cancelled: list[int] = []
+        self.followed: list[int] = []
+        """The jobs whose submission a command follows, once it knows their number."""
         self.asked: list[str] = []
         self._changed = threading.Condition()
         self._server: _Server | None = None
@@ -148,7 +152,10 @@ class _Handler(BaseHTTPRequestHandler):
                 stand_in.submitted.append(msgspec.json.decode(body, type=SubmitRequest))
                 job = stand_in.on_submit
                 stand_in.jobs.setdefault(job.id, job)
-                self._json(stand_in.jobs[job.id], 201)
+                if query.get("follow") == "true" and stand_in.follows:
+                    self._chunks(self._start(job.id), 201)
+                else:
+                    self._json(stand_in.jobs[job.id], 201)
                 stand_in.tell()
             case ["jobs"]:
                 self._json(JobList(self._listed(query)))
@@ -184,12 +191,25 @@ class _Handler(BaseHTTPRequestHandler):
             case _:
                 self._json(job)
 
+    def _start(self, number: int) -> Iterator[bytes]:
+        """Yield a job as lines: at once, then if it still waits and at each change."""
+        stand_in = self.server.stand_in
+        stand_in.tell()
+        if stand_in.jobs[number].state in ("queued", "granted"):
+            yield msgspec.json.encode(stand_in.jobs[number]) + b"\n"
+        stand_in.followed.append(number)
+        stand_in.tell()
+        for job in stand_in.changes(number, self.server):
+            yield msgspec.json.encode(job) + b"\n"
+            if job.state in ("active", "releasing", "ended"):
+                return
+
     def _watch(self, number: int) -> None:
         changes = self.server.stand_in.changes(number, self.server)
         self._chunks(msgspec.json.encode(job) + b"\n\n" for job in changes)
 
-    def _chunks(self, pieces: Iterator[bytes]) -> None:
-        self.send_response(200)
+    def _chunks(self, pieces: Iterator[bytes], status: int = 200) -> None:
+        self.send_response(status)
         self.send_header("Transfer-Encoding", "chunked")
         self.end_headers()
         with contextlib.suppress(OSError):

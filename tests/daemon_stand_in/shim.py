@@ -66,6 +66,10 @@ class ShimStandIn:
         if self.on_exit is not None:
             self.on_exit()
 
+    def exit_soon(self) -> None:
+        """End the job once somebody has attached."""
+        threading.Thread(target=self.exit, daemon=True).start()
+
     def hang_up(self) -> None:
         """Go without a word, as a shim that was killed."""
         self.until(lambda: self.hello is not None)

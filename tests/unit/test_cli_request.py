@@ -3,7 +3,7 @@
 import os
 import signal
 import stat
-from dataclasses import replace
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -19,6 +19,7 @@ from gpulease.errors import (
     GpuleaseError,
     TooLarge,
 )
+from gpulease.record import replace
 from gpulease.units import GIB
 from gpulease.wire.requests import EarlySignalRequest, TerminalRequest
 
@@ -116,7 +117,7 @@ def test_what_cannot_be_is_refused_with_a_sentence(changed: dict[str, object]) -
 )
 def test_a_signal_ahead_of_the_end_is_read(written: str, number: int, before: float) -> None:
     request = build(options(early_signal=written, time="1h", grace="5m"), ["a"], ME)
-    assert request.early_signal == EarlySignalRequest(int(number), before)
+    assert vars(request.early_signal) == asdict(EarlySignalRequest(int(number), before))
     assert request.grace == 300.0
 
 
@@ -144,7 +145,8 @@ OUT_ELSEWHERE = replace(HERE, stdout=False)
 def test_a_job_gets_a_terminal_where_its_caller_has_one_or_asks_for_one(
     changed: dict[str, object], streams: Streams, terminal: TerminalRequest | None
 ) -> None:
-    assert build(options(**changed), ["a"], replace(ME, streams=streams)).terminal == terminal
+    made = build(options(**changed), ["a"], replace(ME, streams=streams)).terminal
+    assert (made and vars(made)) == (terminal and asdict(terminal))
 
 
 def test_bytes_that_are_no_text_survive() -> None:

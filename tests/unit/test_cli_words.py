@@ -15,11 +15,12 @@ from gpulease.cli.attachment import messages as attachment_messages
 from gpulease.cli.exit_codes import JobEnd, last_words, status_of_ending, status_of_job
 from gpulease.cli.follow import FollowOptions, wait_for_start
 from gpulease.cli.format import clean, clock, display_width, ordinal, requested, shorten
-from gpulease.cli.messages import WaitingLine, preset_devices, waiting_text
+from gpulease.cli.messages import preset_devices, waiting_text
 from gpulease.cli.render import StderrStatus
 from gpulease.cli.signals import Signals
 from gpulease.cli.tables import line_breaks
 from gpulease.cli.typer_extensions import reader_of
+from gpulease.cli.waiting_line import WaitingLine
 from gpulease.wire.jobs import JobView
 
 NOW = views.NOW

@@ -1,6 +1,7 @@
 """What scope the daemon asks for, and how long a shutdown may have to wait for it."""
 
 import asyncio
+import os
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -12,15 +13,18 @@ from fakes import ALICE, NOON, FakeClock
 from goldens import mentions
 from gpulease.domain.enforcement import AppliedEnforcement
 from gpulease.domain.gpu import GpuUuid, JobId
-from gpulease.domain.job import Invocation, Job
+from gpulease.domain.job import Exit, Invocation, Job
 from gpulease.domain.lease import Claim, Lease
 from gpulease.errors import LaunchDeferred, RecordUnwritable
 from gpulease.host import scopes
 from gpulease.host.job_runner import JobRunner
 from gpulease.host.launch import LaunchContext
 from gpulease.host.launcher import Launch
+from gpulease.host.processes import ProcessTable
 from gpulease.host.sandbox import Sandbox, UvmNode
 from gpulease.host.shim_control import has_scope
+from gpulease.service.ports import WorkerExited, WorkerNews
+from gpulease.shim.record import JobEvents, claim
 
 MINUTE, DAY = timedelta(minutes=1), timedelta(days=1)
 TRUE = Invocation(argv=("true",), cwd="/", environment={})
@@ -46,8 +50,17 @@ class Noted:
 
 def launched(path: Path, wanted: timedelta | None, usual: timedelta) -> Launch:
     """Return what is launched for a job that asked for a grace, by a daemon with one of its own."""
-    noted, nothing = Noted(path), dict[Any, Any]()
-    around = LaunchContext(
+    noted = Noted(path)
+    workers = JobRunner(noted, None, noted, around(path), FakeClock())  # type: ignore[arg-type]
+    workers.adopt(usual, 1, 0)
+    job = Job(JobId(1), ALICE, "", "true", Claim(memory=1), NOON, leases=ONE_GPU, grace=wanted)
+    asyncio.run(workers.launch(job, TRUE))
+    return noted.launches[0]
+
+
+def around(path: Path) -> LaunchContext:
+    nothing = dict[Any, Any]()
+    return LaunchContext(
         installation="x",
         secret="",
         as_other_users=False,
@@ -58,11 +71,6 @@ def launched(path: Path, wanted: timedelta | None, usual: timedelta) -> Launch:
         grace=MINUTE,
         log_limit=1,
     )
-    workers = JobRunner(noted, None, noted, around, FakeClock())  # type: ignore[arg-type]
-    workers.adopt(usual, 1, 0)
-    job = Job(JobId(1), ALICE, "", "true", Claim(memory=1), NOON, leases=ONE_GPU, grace=wanted)
-    asyncio.run(workers.launch(job, TRUE))
-    return noted.launches[0]
 
 
 @pytest.mark.parametrize(
@@ -200,3 +208,27 @@ def test_a_record_that_cannot_be_written_keeps_the_job_from_being_launched(tmp_p
     with pytest.raises(RecordUnwritable):
         lost = replace(launch, directory=tmp_path / "gone")
         asyncio.run(Sandbox(lambda: None, note, make)(1, lost))
+
+
+def test_start_and_end_of_a_short_job_are_one_news(tmp_path: Path) -> None:
+    directory = os.open(tmp_path, os.O_RDONLY)
+    record = claim(directory, 9)
+    os.close(directory)
+    assert record is not None
+    events = JobEvents(record)
+    events.note_start(7)
+    events.note_main_exit(0)
+    events.note_end(0)
+    events.write()
+    record.close()
+    noted = Noted(tmp_path)
+    workers = JobRunner(noted, ProcessTable(), noted, around(tmp_path), FakeClock())  # type: ignore[arg-type]
+    granted = Job(JobId(1), ALICE, "", "true", Claim(memory=1), NOON, leases=ONE_GPU)
+
+    async def follow() -> list[WorkerNews]:
+        return [news async for news in workers.follow(granted)]
+
+    (news,) = asyncio.run(follow())
+    assert isinstance(news, WorkerExited)
+    assert news.started is not None
+    assert (news.exit, news.started.pid) == (Exit(0), 7)

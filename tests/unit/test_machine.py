@@ -166,8 +166,11 @@ class Machine(RuleBasedStateMachine):
         code=st.integers(0, 255),
         outcome=st.sampled_from([Outcome.EXITED, Outcome.LOST, *QUEUED_AGAIN]),
         by_shutdown=st.booleans(),
+        with_start=st.booleans(),
     )
-    def worker_exits(self, pick: int, code: int, outcome: Outcome, by_shutdown: bool) -> None:
+    def worker_exits(
+        self, pick: int, code: int, outcome: Outcome, by_shutdown: bool, with_start: bool
+    ) -> None:
         job = self.some_job(pick, State.GRANTED, State.ACTIVE, State.RELEASING)
         if job is None:
             return
@@ -175,9 +178,11 @@ class Machine(RuleBasedStateMachine):
             held.pop(job, None)
         exit_ = None if outcome is Outcome.LOST else Exit(code)
         at = self.clock.now()
-        news = WorkerExited(outcome, exit_, at, "why", by_shutdown)
+        start = WorkerStarted(job, job, at) if with_start else None
+        news = WorkerExited(outcome, exit_, at, "why", by_shutdown, start)
         ended = jobs.note_exited(self.store, job, news)
         assert ended.state is State.ENDED
+        assert not with_start or ended.started_at is not None
         self.ended[job] = ended
         assert jobs.note_exited(self.store, job, news).state is State.ENDED, "twice is once"
 

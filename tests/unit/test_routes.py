@@ -70,7 +70,7 @@ def api(daemon_uid: int = 0) -> RequestLimits:
 
 def status_of(app: RequestLimits, method: str, path: str, caller: Caller, query: str = "") -> int:
     sent: list[Any] = []
-    state = {"caller": caller, "abort": lambda: None}
+    state = {"caller": caller, "transport": SimpleNamespace(get_write_buffer_size=lambda: 0)}
     scope = {
         "type": "http", "method": method, "path": path, "raw_path": path.encode(), "state": state,
         "query_string": query.encode(), "headers": [], "http_version": "1.1", "scheme": "http",

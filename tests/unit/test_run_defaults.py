@@ -1,6 +1,7 @@
 """Defaults for options of `run`: the user's file, the variable, and what wins."""
 
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,8 @@ import typer
 from goldens import sentence
 from gpulease.cli import commands
 from gpulease.cli.app import call
+from gpulease.cli.quick_defaults import quick_defaults
+from gpulease.cli.quick_parser import NotUnderstood, read, with_defaults
 from gpulease.errors import BadUsage
 
 
@@ -33,7 +36,15 @@ class User:
     def types(self, *words: str) -> dict[str, Any]:
         """Return the values of the options of `gpulease run` with these words."""
         command = typer.main.get_command(commands.app).get_command(typer.Context, "run")
-        return dict(command.make_context("run", list(words)).params)
+        found = dict(command.make_context("run", list(words)).params)
+        # Without typer it is the same, where that is understood.
+        with suppress(NotUnderstood):
+            typed = read("run", words)
+            defaults = quick_defaults(typed, os.environ)
+            given = {name: each.value for name, each in defaults.items()} | typed
+            without = {name: None if each == () else each for name, each in found.items()}
+            assert with_defaults("run", given) == without
+        return found
 
 
 @pytest.fixture

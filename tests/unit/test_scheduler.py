@@ -66,6 +66,8 @@ class World:
         self.policy = Policy()
         self.why_not: str | None = None
         """Why no job can be started on the machine."""
+        self.writes = 0
+        """Calls of the writer."""
         self.scheduler = self.new_scheduler()
 
     async def obstacle(self) -> str | None:
@@ -73,6 +75,7 @@ class World:
 
     def new_scheduler(self) -> Scheduler:
         def writing(call: Callable[[], T]) -> Awaitable[T]:
+            self.writes += 1
             return at_once(call)
 
         def looking(call: Callable[[], T]) -> Awaitable[T]:
@@ -126,6 +129,47 @@ def test_a_job_is_granted_launched_and_followed_to_its_end() -> None:
         assert ended is not None
         assert (ended.state, ended.exit and ended.exit.code) == (State.ENDED, 7)
         assert ended.leases[0].released_at == NOON
+
+    run(scenario)
+
+
+def test_a_job_takes_five_calls_of_the_writer_and_two_looks_at_the_gpus() -> None:
+    async def scenario(world: World) -> None:
+        world.gpus = gpus = CountedGpus({"GPU-a": 8 * G})
+        world.scheduler = world.new_scheduler()
+        granting = asyncio.create_task(world.scheduler.run())
+        job = await world.submit()
+        await world.settle()
+        world.launcher.exits(job, 0)
+        await world.settle()
+        assert world.state(job) is State.ENDED
+        # The submission, its pass, the start, the end, and the pass for the memory that is free.
+        assert world.writes <= 5
+        # The first is that of the submission.
+        assert gpus.reads <= 3
+        granting.cancel()
+        await world.scheduler.supervisor.stop()
+
+    run(scenario)
+
+
+def test_after_an_expensive_pass_the_next_one_decides_about_all_changes_since() -> None:
+    async def scenario(world: World) -> None:
+        spent = iter(range(1000))
+        world.clock.thread_s = lambda: next(spent) / 10  # type: ignore[method-assign]
+        world.gpus.sizes |= {"GPU-b": 8 * G}
+        first = await world.submit()
+        await world.settle()
+        assert world.state(first) is State.ACTIVE, "an idle machine grants at once"
+        writes = world.writes
+        second, third = await world.submit(), await world.submit()
+        await world.settle()
+        assert world.state(second) is State.QUEUED
+        assert world.writes == writes + 2, "the submissions"
+        async with asyncio.timeout(5):
+            while world.state(second) is not State.ACTIVE:
+                await asyncio.sleep(0.01)
+        assert world.state(third) is State.QUEUED
 
     run(scenario)
 

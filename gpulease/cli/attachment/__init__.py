@@ -3,18 +3,16 @@
 `attach` is the entry point. The other names say how to attach, and how an attachment ends.
 """
 
-from gpulease.cli.attachment.keyboard import DEFAULT as DEFAULT_KEYS
-from gpulease.cli.attachment.keyboard import parse_keys
+from gpulease.cli.attachment.keyboard import detach_sequence
 from gpulease.cli.attachment.mode import AttachMode, AttachRefused, Detached, Left
 from gpulease.cli.attachment.session import Hooks, attach
 
 __all__ = [
-    "DEFAULT_KEYS",
     "AttachMode",
     "AttachRefused",
     "Detached",
     "Hooks",
     "Left",
     "attach",
-    "parse_keys",
+    "detach_sequence",
 ]

@@ -8,21 +8,28 @@ that is not possible, only as many bytes are written as poll(2) guarantees room 
 This module knows nothing of jobs.
 """
 
+from __future__ import annotations
+
 import errno
 import fcntl
 import os
 import stat
-from collections.abc import Callable
-from dataclasses import dataclass
 
 from gpulease.cli.attachment.keyboard import Keyboard, Use
-from gpulease.cli.attachment.mode import AttachMode
 from gpulease.cli.attachment.terminal import ControllingTerminal, Modes
 from gpulease.cli.caller import is_ours
-from gpulease.cli.signals import Signals
 from gpulease.event_loop import EventLoop
+from gpulease.record import record
 from gpulease.wire.frames import FrameKind
-from gpulease.write_buffer import Piece, WriteBuffer
+from gpulease.write_buffer import WriteBuffer
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from gpulease.cli.attachment.mode import AttachMode
+    from gpulease.cli.signals import Signals
+    from gpulease.write_buffer import Piece
 
 PIECE = 256 * 1024
 """Bytes read from stdin at once, and kept for a slow reader before no more are fetched."""
@@ -136,7 +143,7 @@ _SETTLE_WITHIN_S = 1.0
 """Time for a terminal to take what should be seen before it is given back."""
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True)
 class Keys:
     """A terminal that is read key by key."""
 
@@ -208,13 +215,15 @@ class Console:
 
     def drain(self, signals: Signals) -> None:
         """Write all that waits. A signal ends the wait for a reader that does not read."""
-        loop, caught = EventLoop(), list[object]()
+        caught: list[object] = []
+        loop = EventLoop()
         loop.on_readable(signals.fileno(), lambda: caught.extend(signals.take()))
         self._write_all(loop, caught)
 
     def settle(self) -> None:
         """Write what waits, as far as it can be written soon."""
-        loop, is_late = EventLoop(), list[object]()
+        is_late: list[object] = []
+        loop = EventLoop()
         loop.set_timer_after("late", _SETTLE_WITHIN_S, lambda: is_late.append(True))
         self._write_all(loop, is_late)
 

@@ -3,18 +3,28 @@
 Ctrl-Z stops the job and gives the terminal back to the shell; `fg` continues both.
 """
 
-import signal
+from __future__ import annotations
+
 import time
-from collections.abc import Callable
 
 from gpulease.cli.attachment import messages
-from gpulease.cli.attachment.console import Console
 from gpulease.cli.attachment.keyboard import AGAIN_WITHIN
-from gpulease.cli.attachment.mode import AttachMode, Detached, Left
-from gpulease.cli.attachment.shim_connection import ShimConnection
-from gpulease.cli.signals import Signals, can_be_continued
-from gpulease.event_loop import EventLoop
+from gpulease.cli.attachment.mode import Detached, Left
+from gpulease.cli.signals import can_be_continued
 from gpulease.wire.frames import FrameKind
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import signal
+    from collections.abc import Callable
+
+    from gpulease.cli.attachment.console import Console
+    from gpulease.cli.attachment.mode import AttachMode
+    from gpulease.cli.attachment.shim_connection import ShimConnection
+    from gpulease.cli.signals import Signals
+    from gpulease.event_loop import EventLoop
+else:
+    import _signal as signal
 
 _SENT_WITHIN_S = 1.0
 """Time for the shim to take what should reach it before this command stops or detaches."""

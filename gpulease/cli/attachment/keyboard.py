@@ -4,11 +4,20 @@ Pure: bytes and the time are arguments, and the result says what to pass on and 
 notation of the detach keys is here too.
 """
 
-import signal
-from dataclasses import dataclass
-from enum import Enum
+from __future__ import annotations
 
 from gpulease.errors import BadValue
+from gpulease.record import record
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import signal
+    from collections.abc import Mapping
+    from enum import Enum
+else:
+    import _signal as signal
+
+    Enum = object  # `enum` takes a third of the interpreter's start to import
 
 DEFAULT = r"ctrl-\ d"
 NONE = "none"
@@ -39,6 +48,15 @@ def parse_keys(text: str) -> bytes:
     return keys
 
 
+def detach_sequence(option: str | None, environment: Mapping[str, str]) -> bytes:
+    """Return the keys that detach: by the option, the environment, or the default.
+
+    Raises:
+        BadValue: they cannot be read.
+    """
+    return parse_keys(option or environment.get("GPULEASE_DETACH_KEYS") or DEFAULT)
+
+
 def _key(word: str, text: str) -> int:
     name = word.lower()
     for prefix in ("ctrl-", "^"):
@@ -57,7 +75,7 @@ def name_of(keys: bytes) -> str:
     )
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True)
 class Typed:
     """The result of a piece of typing."""
 
@@ -131,7 +149,7 @@ class Use(Enum):
     """Nothing typed reaches the job."""
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True)
 class Controls:
     """A terminal's characters for signals, each one byte, or empty if disabled."""
 
@@ -140,13 +158,13 @@ class Controls:
     suspend: bytes = b"\x1a"
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True)
 class Pressed:
     """What a piece of typing requests."""
 
     passed: bytes = b""
     """For the job's standard input."""
-    signals: tuple[signal.Signals, ...] = ()
+    signals: tuple[int, ...] = ()
     interrupt: bool = False
     """Ctrl-C is among the passed bytes."""
     cancel: bool = False
@@ -200,7 +218,7 @@ class Keyboard:
     def press(self, piece: bytes, now: float) -> Pressed:
         """Return what `piece`, typed at the time `now`, requests."""
         typed = self._detach.feed(piece)
-        if self.use is Use.WRITE:
+        if self.use == Use.WRITE:
             insists = self._interrupts.typed(typed.passed, now) if typed.passed else False
             key = self._controls.interrupt
             interrupt = bool(key) and key in typed.passed
@@ -213,7 +231,7 @@ class Keyboard:
 
     def _commands(self, keys: bytes, detach: bool) -> Pressed:
         commands = self._controls
-        watches = self.use is Use.WATCH
+        watches = self.use == Use.WATCH
         interrupts = keys.count(commands.interrupt) if commands.interrupt else 0
         quits = keys.count(commands.quit) if commands.quit else 0
         given = [signal.SIGINT] * min(interrupts, 2) + [signal.SIGQUIT] * min(quits, 1)

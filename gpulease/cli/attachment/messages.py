@@ -1,8 +1,12 @@
 """Messages about a job to which this command is attached."""
 
+from __future__ import annotations
+
 from gpulease.cli.attachment.keyboard import name_of
-from gpulease.cli.attachment.mode import AttachMode
-from gpulease.cli.format import clean, size
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from gpulease.cli.attachment.mode import AttachMode
 
 
 def stopping(label: str, reason: str) -> str | None:
@@ -15,6 +19,8 @@ def stopping(label: str, reason: str) -> str | None:
         case "cancelled" | "":
             return f"gpulease: job {label} is ending"
         case _:
+            from gpulease.cli.format import clean
+
             return f"gpulease: job {label} is ending: {clean(reason)}"
 
 
@@ -52,6 +58,8 @@ def watching(mode: AttachMode) -> str:
 
 def unwritable(trouble: str) -> str:
     """Say why our standard output cannot be written."""
+    from gpulease.cli.format import clean
+
     return f"gpulease: cannot write the job's output: {clean(trouble)}"
 
 
@@ -68,6 +76,8 @@ def input_as_it_is(label: str) -> str:
 
 def skipped(label: str, amount: int) -> str:
     """Say that a watcher missed some output."""
+    from gpulease.cli.format import size
+
     return (
         f"gpulease: skipped {size(amount)} of output, which came faster than it was read: "
         f"gpulease logs {label}"

@@ -3,13 +3,13 @@
 It started the job, joined it, or only watches it.
 """
 
-import signal
-from dataclasses import dataclass
+from __future__ import annotations
 
 from gpulease.cli.attachment.keyboard import Use
+from gpulease.record import record
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True)
 class AttachMode:
     """How a command is attached to a job."""
 
@@ -50,8 +50,8 @@ class AttachMode:
 class Left(Exception):
     """We left and the job continues: the terminal closed, or a signal ended this command."""
 
-    def __init__(self, signum: signal.Signals) -> None:
-        super().__init__(signum.name)
+    def __init__(self, signum: int) -> None:
+        super().__init__(f"signal {signum}")
         self.signum = signum
 
 

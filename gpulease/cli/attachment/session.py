@@ -4,29 +4,37 @@ At most a piece of each stream is held, so a slow reader slows the job down and 
 `input` interprets the input, `shim_messages` the frames of the shim.
 """
 
-import signal
-import socket
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from pathlib import Path
+from __future__ import annotations
 
 from gpulease.cli.attachment import messages
 from gpulease.cli.attachment.console import Console
 from gpulease.cli.attachment.input import Input, Suspension
-from gpulease.cli.attachment.mode import AttachMode, Left
+from gpulease.cli.attachment.mode import Left
 from gpulease.cli.attachment.shim_connection import ShimConnection
 from gpulease.cli.attachment.shim_messages import ShimMessages
-from gpulease.cli.exit_codes import JobEnd
-from gpulease.cli.signals import DEADLY, WHILE_ATTACHED, Killed, Signals
-from gpulease.client import dial
+from gpulease.cli.signals import DEADLY, WHILE_ATTACHED, Killed
+from gpulease.client.unix_socket import dial
 from gpulease.event_loop import EventLoop
+from gpulease.record import record, replace
 from gpulease.wire.frames import FrameKind
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import signal
+    from _socket import socket
+    from collections.abc import Callable
+
+    from gpulease.cli.attachment.mode import AttachMode
+    from gpulease.cli.exit_codes import JobEnd
+    from gpulease.cli.signals import Signals
+else:
+    import _signal as signal
 
 _CHECK_FOREGROUND_EVERY_S = 0.5
 _SOCKET = "socket"
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True)
 class Hooks:
     """What an attachment needs from the rest of the command."""
 
@@ -36,7 +44,7 @@ class Hooks:
 
 
 def attach(
-    directory: Path,
+    directory: str,
     signals: Signals,
     hooks: Hooks,
     mode: AttachMode,
@@ -54,14 +62,14 @@ def attach(
         Detached: the detach keys were typed.
         AttachRefused: the shim refused the connection.
     """
-    with dial(directory / _SOCKET) as sock, signals.also(*WHILE_ATTACHED, *DEADLY):
+    with dial(f"{directory}/{_SOCKET}") as sock, signals.also(*WHILE_ATTACHED, *DEADLY):
         return _Attachment(sock, signals, hooks, mode, handles).run()
 
 
 class _Attachment:
     def __init__(
         self,
-        sock: socket.socket,
+        sock: socket,
         signals: Signals,
         hooks: Hooks,
         mode: AttachMode,
@@ -133,7 +141,7 @@ class _Attachment:
         for signum in self._signals.take():
             self._take_signal(signum)
 
-    def _take_signal(self, signum: signal.Signals) -> None:
+    def _take_signal(self, signum: int) -> None:
         match signum:
             case signal.SIGHUP:
                 raise Left(signum)
@@ -154,6 +162,6 @@ class _Attachment:
             case _:
                 self._connection.signal(signum)
 
-    def _is_not_for_the_job(self, signum: signal.Signals) -> bool:
+    def _is_not_for_the_job(self, signum: int) -> bool:
         joined = not self._mode.started
-        return self._mode.watches or (joined and signum is signal.SIGTERM)
+        return self._mode.watches or (joined and signum == signal.SIGTERM)

@@ -1,15 +1,21 @@
 """The connection to a job's socket: frames out as the shim takes them, frames in as they arrive."""
 
-import json
+from __future__ import annotations
+
 import select
-import signal
-import socket
-from collections.abc import Callable, Iterator
+from _socket import SO_SNDBUF, SOL_SOCKET
 
 from gpulease.cli.attachment.console import PIECE
-from gpulease.event_loop import EventLoop
+from gpulease.light_json import decode_plain, encode
 from gpulease.wire.frames import HEADER, BadFrame, FrameKind, FrameReader
 from gpulease.write_buffer import WriteBuffer
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from _socket import socket
+    from collections.abc import Callable, Iterator
+
+    from gpulease.event_loop import EventLoop
 
 _SOCKET_ROOM = 1 << 20
 """Bytes that the kernel may hold on their way to the shim, where it allows so many."""
@@ -18,9 +24,9 @@ _SOCKET_ROOM = 1 << 20
 class ShimConnection:
     """One connection. Nothing here blocks."""
 
-    def __init__(self, sock: socket.socket) -> None:
+    def __init__(self, sock: socket) -> None:
         sock.setblocking(False)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SOCKET_ROOM)
+        sock.setsockopt(SOL_SOCKET, SO_SNDBUF, _SOCKET_ROOM)
         self._sock = sock
         self._frames = FrameReader()
         self._unsent = WriteBuffer()
@@ -48,11 +54,11 @@ class ShimConnection:
 
     def put_json(self, kind: FrameKind, **content: object) -> None:
         """Queue a frame of JSON."""
-        self.put(kind, json.dumps(content).encode())
+        self.put(kind, encode(content))
 
-    def signal(self, signum: signal.Signals) -> None:
+    def signal(self, signum: int) -> None:
         """Queue a signal for the job."""
-        self.put_json(FrameKind.SIGNAL, signal=int(signum))
+        self.put_json(FrameKind.SIGNAL, signal=signum)
 
     def send(self) -> None:
         """Send what the socket takes."""
@@ -86,7 +92,7 @@ class ShimConnection:
 def read_json(payload: bytes) -> dict[str, object]:
     """Return the JSON object in a frame; an empty one if there is none."""
     try:
-        found = json.loads(payload)
+        found = decode_plain(payload)
     except ValueError:
         return {}
     return found if isinstance(found, dict) else {}

@@ -1,17 +1,27 @@
 """The frames that the shim sends: the job's output, what happens to it, and how it ended."""
 
-import signal
+from __future__ import annotations
+
 import time
 
 from gpulease.cli.attachment import messages
-from gpulease.cli.attachment.console import Console
-from gpulease.cli.attachment.input import Suspension
 from gpulease.cli.attachment.keyboard import AGAIN_WITHIN
-from gpulease.cli.attachment.mode import AttachMode, AttachRefused, Left
-from gpulease.cli.attachment.shim_connection import ShimConnection, read_json
+from gpulease.cli.attachment.mode import AttachRefused, Left
+from gpulease.cli.attachment.shim_connection import read_json
 from gpulease.cli.exit_codes import JobEnd
-from gpulease.event_loop import EventLoop
 from gpulease.wire.frames import FrameKind
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import signal
+
+    from gpulease.cli.attachment.console import Console
+    from gpulease.cli.attachment.input import Suspension
+    from gpulease.cli.attachment.mode import AttachMode
+    from gpulease.cli.attachment.shim_connection import ShimConnection
+    from gpulease.event_loop import EventLoop
+else:
+    import _signal as signal
 
 _REPORT_OTHERS_AFTER_S = 2.0
 """Other processes of a job often end soon after its command."""

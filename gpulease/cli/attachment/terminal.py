@@ -5,15 +5,20 @@ restored. When this command detaches from a full-screen program, that program ca
 that it has set, so `Modes` follows them.
 """
 
-import re
-import signal
+from __future__ import annotations
+
 import termios
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
-from typing import Any
 
 from gpulease.cli.attachment.keyboard import Controls
 from gpulease.cli.caller import is_ours, size_of
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import signal
+    from collections.abc import Sequence
+    from typing import Any
+else:
+    import _signal as signal
 
 IFLAG, OFLAG, CFLAG, LFLAG, CC = 0, 1, 2, 3, 6
 _DISABLED = b"\0"
@@ -53,18 +58,21 @@ class ControllingTerminal:
 
     def hold(self) -> None:
         """Read keys one by one without echo. Call this in the foreground only."""
-        with suppress(termios.error):
+        try:
             if self._found is None:
                 self._found = termios.tcgetattr(self._handle)
             self._set(_uninterpreted(self._found, self._verbatim))
+        except termios.error:
+            pass  # it has hung up
 
     def give_back(self) -> None:
         """Restore the terminal."""
         found, self._found = self._found, None
         if found is not None:
-            # The terminal may have hung up.
-            with suppress(termios.error):
+            try:
                 self._set(found)
+            except termios.error:
+                pass  # it has hung up
 
     def hold_again(self) -> None:
         """Hold it after this command was stopped; in the background it belongs to the shell."""
@@ -74,9 +82,13 @@ class ControllingTerminal:
             self.hold()
 
     def _set(self, attributes: list[Any]) -> None:
-        # TCSANOW keeps what is typed ahead. In the background the blocked signal would stop us.
-        with _blocked(signal.SIGTTOU):
+        # In the background this signal would stop us.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTTOU})
+        try:
+            # TCSANOW keeps what is typed ahead.
             termios.tcsetattr(self._handle, termios.TCSANOW, attributes)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _uninterpreted(found: Sequence[Any], verbatim: bool) -> list[Any]:
@@ -102,17 +114,8 @@ def _uninterpreted(found: Sequence[Any], verbatim: bool) -> list[Any]:
     return attributes
 
 
-@contextmanager
-def _blocked(signum: signal.Signals) -> Iterator[None]:
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signum})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-_SWITCH = re.compile(rb"\x1b\[\?([0-9;]{1,32})([hl])")
-_UNFINISHED = re.compile(rb"\x1b(?:\[(?:\?[0-9;]{0,32})?)?\Z")
+_SWITCH = rb"\x1b\[\?([0-9;]{1,32})([hl])"
+_UNFINISHED = rb"\x1b(?:\[(?:\?[0-9;]{0,32})?)?\Z"
 _CURSOR = 25
 """The visible cursor, the only mode that is set at the start."""
 _KNOWN = (1, 9, 47, 1000, 1002, 1003, 1004, 1005, 1006, 1015, 1047, 1049, 2004, _CURSOR)
@@ -129,11 +132,15 @@ class Modes:
     def note(self, piece: bytes) -> None:
         """Note written bytes."""
         text = self._rest + piece
-        for found in _SWITCH.finditer(text):
+        if b"\x1b" not in text:
+            return
+        import re  # it takes as long to import as most jobs that print no escape sequences
+
+        for found in re.finditer(_SWITCH, text):
             on = found[2] == b"h"
             for mode in found[1].split(b";"):
                 self._switch(int(mode or b"0"), on)
-        unfinished = _UNFINISHED.search(text)
+        unfinished = re.search(_UNFINISHED, text)
         self._rest = unfinished[0] if unfinished else b""
 
     def undo(self) -> bytes:

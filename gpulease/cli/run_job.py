@@ -1,0 +1,276 @@
+"""What `gpulease run` does: queue a job and stay with it, or run within the lease of a job around.
+
+Inside a job the command replaces this process, under the lease of the job: a second job would wait
+for the first to end, which waits for this command.
+
+The everyday case imports next to nothing; what is rare is imported where it is needed.
+"""
+
+from __future__ import annotations
+
+from gpulease.cli.caller import this_process
+from gpulease.cli.program import resolve, shell_of
+from gpulease.cli.render import print_stderr, print_stdout, stderr_status
+from gpulease.cli.request import RunOptions, build
+from gpulease.cli.signals import ENDING, Killed, Signals
+from gpulease.client.known_sockets import listening
+from gpulease.client.light_client import LightClient
+from gpulease.client.submission import Submission, submit
+from gpulease.errors import BadUsage, BadValue, WithinLease
+from gpulease.locations import environment
+from gpulease.record import replace
+from gpulease.wire.text import from_wire, to_wire
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from gpulease.cli.follow import FollowOptions
+    from gpulease.client import Transport
+    from gpulease.wire.jobs import JobView, NestedView
+    from gpulease.wire.requests import SubmitRequest
+
+
+_SHOWN_AFTER_S = 0.3
+"""Once the daemon has said that the job still waits, which takes it 0.2 seconds."""
+
+
+def run_job(
+    options: RunOptions, command: Sequence[str], socket: Path | str | None, *, must_copy: bool
+) -> int:
+    """Run a command as a job, and return its exit code.
+
+    Args:
+        options: the options of `run`.
+        command: the command and its arguments; none for a shell.
+        socket: the socket of --socket.
+        must_copy: whether --snapshot was typed, so that a command without a script is an error.
+    """
+    if not command and not options.shell:
+        raise BadUsage(
+            "cannot run: no COMMAND is given", "gpulease run --mem 4G train.py, or --shell"
+        )
+    if options.array is not None:
+        options = replace(options, detach=True)  # nobody can attach to many jobs
+    _refuse_contradictions(options)
+    if options.detach_keys or "GPULEASE_DETACH_KEYS" in environment():
+        _keys(options)  # raises before anything has happened, if they cannot be read
+    request = _request(options, command)
+    daemon = _reach(socket)
+    if options.new_lease or not _asks_first(options):
+        request.refuse_nested = not options.new_lease
+        try:
+            return _run_as_job(daemon, request, options, must_copy=must_copy)
+        except WithinLease:
+            request.refuse_nested = False
+    outer = _outer_lease(daemon, request, options)
+    if options.dry and outer is not None:
+        return _dry_run(daemon, request, outer, options)
+    if outer is not None:
+        _become(outer, request, options)
+    return _run_as_job(daemon, request, options, must_copy=must_copy)
+
+
+def _run_as_job(
+    daemon: Transport, request: SubmitRequest, options: RunOptions, *, must_copy: bool
+) -> int:
+    _complete(daemon, request, options)
+    if options.dry:
+        return _dry_run(daemon, request, None, options)
+    if options.snapshot:
+        _run_a_copy(request, must=must_copy)
+    return _submit(daemon, request, options)
+
+
+def _dry_run(
+    daemon: Transport, request: SubmitRequest, outer: NestedView | None, options: RunOptions
+) -> int:
+    from gpulease.cli.dry_run import dry_run
+
+    return dry_run(LightClient(daemon).checked(), request, outer, json=options.json)
+
+
+def _reach(socket: Path | str | None) -> Transport:
+    """Return the daemon, which is started if it is the user's own and does not run."""
+    found = listening(socket, environment())
+    if found is not None:
+        return found
+    from gpulease.cli.connect import reach_or_start, started_message
+
+    client, started = reach_or_start(socket)
+    if started:
+        print_stderr(started_message(client))
+    return client.transport
+
+
+def _request(options: RunOptions, command: Sequence[str]) -> SubmitRequest:
+    caller = this_process()
+    if options.shell:
+        if command:
+            raise BadValue(
+                f"cannot run both a shell and {command[0]}: --shell takes no command",
+                "leave out --shell to run the command, or type the command into the shell",
+            )
+        command = [shell_of(caller.environment)]
+    request = build(options, command, caller)
+    if request.terminal is None and not options.detach and caller.streams.stdout:
+        # Python would buffer output to the pipe of the job, though it is shown on a terminal here.
+        request.environment = {"PYTHONUNBUFFERED": "1", **request.environment}
+    if options.begin is not None:
+        from datetime import UTC, datetime
+
+        from gpulease.cli.queue_options import begin_instant
+
+        request.queue.begin_at = begin_instant(options.begin, datetime.now(UTC).astimezone())
+    found = resolve(command, caller.cwd, caller.environment)
+    request.argv = [to_wire(word) for word in found]
+    return request
+
+
+def _complete(daemon: Transport, request: SubmitRequest, options: RunOptions) -> None:
+    """Add what concerns a job of its own only, and not a command within a lease."""
+    if options.after:
+        from gpulease.cli.queue_options import dependencies
+
+        request.queue.after = dependencies(LightClient(daemon).checked(), options.after)
+    if not options.gpu and environment().get("CUDA_VISIBLE_DEVICES"):
+        from gpulease.cli.messages import preset_devices
+
+        if (text := preset_devices(environment())) is not None:
+            print_stderr(text)
+
+
+def _refuse_contradictions(options: RunOptions) -> None:
+    if options.array is not None:
+        for option, is_given in (("--shell", options.shell), ("--no-wait", options.no_wait)):
+            if is_given:
+                raise BadValue(
+                    f"cannot use --array and {option} together",
+                    "the elements of an array run in the background, each when there is room",
+                )
+    if options.end_with_command and options.detach:
+        raise BadValue(
+            "cannot use --end-with-command in the background: this command ends at once",
+            "leave out -d, or leave out --end-with-command",
+        )
+    if options.json and not options.dry:
+        raise BadValue(
+            "cannot use --json without --dry-run: the output is that of the command",
+            "gpulease show --json JOB prints a job as JSON",
+        )
+
+
+def _run_a_copy(request: SubmitRequest, *, must: bool) -> None:
+    from pathlib import Path
+
+    from gpulease.cli.snapshot import take_snapshot
+
+    variables = {from_wire(key): from_wire(value) for key, value in request.environment.items()}
+    argv = [from_wire(word) for word in request.argv]
+    argv, variables = take_snapshot(argv, Path(from_wire(request.cwd)), variables, must=must)
+    request.argv = [to_wire(word) for word in argv]
+    request.environment = {to_wire(key): to_wire(value) for key, value in variables.items()}
+
+
+def _submit(daemon: Transport, request: SubmitRequest, options: RunOptions) -> int:
+    if options.detach:
+        job = submit(daemon, request)
+        _say_default(job, options, request.argv)
+        print_stdout(str(job.id))
+        _say_more(job, options)
+        return 0
+    with Signals() as signals:
+        submission = Submission(daemon)
+        try:
+            # While the daemon commits, there is time for what follows.
+            job = submission.submit(request, meanwhile=_import_follow)
+        except WithinLease:
+            for signum in signals.take():
+                if signum in ENDING:
+                    raise Killed(signum) from None
+            raise
+        _say_default(job, options, request.argv)
+        from gpulease.cli.follow import follow
+
+        options_of_follow = _follow_options(options)
+        client = LightClient(daemon)
+        return follow(
+            client, job, signals, stderr_status(_SHOWN_AFTER_S), options_of_follow, submission
+        )
+
+
+def _keys(options: RunOptions) -> bytes:
+    from gpulease.cli.attachment import detach_sequence
+
+    return detach_sequence(options.detach_keys, environment())
+
+
+def _import_follow() -> None:
+    import gpulease.cli.follow  # noqa: F401
+
+
+def _follow_options(options: RunOptions) -> FollowOptions:
+    from gpulease.cli.follow import FollowOptions
+
+    return FollowOptions(
+        keys=_keys(options),
+        is_shell=options.shell,
+        follows_retries=options.retry_oom is not None,
+        requeue=options.requeue,
+        verbose=options.verbose,
+        summary=options.summary,
+    )
+
+
+def _say_default(job: JobView, options: RunOptions, command: Sequence[str]) -> None:
+    if options.mem is not None:
+        return
+    from gpulease.cli.format import clean, id_of, requested
+
+    if job.sized:
+        print_stderr(f"gpulease: {clean(job.sized)}; to ask for another size, use --mem")
+    else:
+        print_stderr(f"gpulease: job {id_of(job)} leases the default, {requested(job)}; see --mem")
+    if "--mem" in command:
+        print_stderr("gpulease: --mem after the command was passed to the command")
+
+
+def _say_more(job: JobView, options: RunOptions) -> None:
+    if options.summary:
+        print_stderr(f"gpulease: no --summary in the background; see gpulease show {job.id}")
+    if options.array is not None:
+        from gpulease.cli.format import id_of
+
+        print_stderr(
+            f"gpulease: array {job.id} is queued, from {id_of(job)} on; "
+            f"gpulease show {job.id} sums it up, gpulease logs {id_of(job)} shows output"
+        )
+
+
+# Within the lease of a job.
+
+
+def _asks_first(options: RunOptions) -> bool:
+    """Tell whether to ask for a lease around this process before anything else is done.
+
+    Otherwise the daemon is asked to queue the job if there is none: one request in place of two.
+    """
+    variables = environment()
+    is_preset = bool(variables.get("CUDA_VISIBLE_DEVICES")) and not options.gpu
+    is_within = "GPULEASE_JOB" in variables
+    return is_within or is_preset or options.dry or options.snapshot or bool(options.after)
+
+
+def _outer_lease(
+    daemon: Transport, request: SubmitRequest, options: RunOptions
+) -> NestedView | None:
+    from gpulease.cli.nested import outer_lease
+
+    return outer_lease(LightClient(daemon).checked(), request, options)
+
+
+def _become(outer: NestedView, request: SubmitRequest, options: RunOptions) -> None:
+    from gpulease.cli.nested import become
+
+    become(outer, [from_wire(word) for word in outer.argv or request.argv], options)

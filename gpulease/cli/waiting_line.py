@@ -1,0 +1,89 @@
+"""The line on standard error while a job waits, which is rewritten on a terminal.
+
+Most jobs start at once: nothing is imported for a line that is not shown.
+"""
+
+from __future__ import annotations
+
+from _thread import allocate_lock
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from datetime import datetime
+    from threading import Timer
+
+LINE_EVERY_S = 30.0
+"""Between lines that cannot be rewritten, as in the log of a batch system."""
+_ERASE = "\r\x1b[2K"
+
+
+class WaitingLine:
+    """The line on stderr; `width` is None if it cannot be rewritten.
+
+    Nothing is shown for the first `delay` seconds: most jobs start at once.
+    """
+
+    def __init__(
+        self,
+        write: Callable[[str], None],
+        width: Callable[[], int] | None,
+        delay: float,
+    ) -> None:
+        self._write = write
+        self._width = width
+        self._delay: float | None = delay
+        self._timer: Timer | None = None
+        self._lock = allocate_lock()
+        self._text = ""
+        self._shown: str | None = None
+        self._shown_at: datetime | None = None
+
+    @property
+    def rewrites(self) -> bool:
+        """Whether the line disappears when the job starts."""
+        return self._width is not None
+
+    def show(self, text: str, now: datetime) -> None:
+        """Show `text`, unless it is shown already or the last line is too recent."""
+        from threading import Timer
+
+        with self._lock:
+            self._text = text
+            if self._delay is None:
+                self._show(now)
+            elif self._timer is None:
+                self._timer = Timer(self._delay, self._show_first, (now,))
+                self._timer.daemon = True
+                self._timer.start()
+
+    def clear(self) -> None:
+        """Erase the line, and show nothing until the next `show`."""
+        with self._lock:
+            if self._timer is not None:
+                self._timer.cancel()
+                self._timer = None
+            if self._width is not None and self._shown is not None:
+                self._write(_ERASE)
+            self._shown = None
+            self._text = ""
+
+    def _show_first(self, now: datetime) -> None:
+        with self._lock:
+            self._delay = None
+            if self._text:
+                self._show(now)
+
+    def _show(self, now: datetime) -> None:
+        if self._width is not None:
+            from gpulease.cli.format import shorten
+
+            self._write(_ERASE + shorten(self._text, self._width() - 1))
+        elif self._text != self._shown and self._may_write(now):
+            self._write(self._text + "\n")
+        else:
+            return
+        self._shown, self._shown_at = self._text, now
+
+    def _may_write(self, now: datetime) -> bool:
+        return self._shown_at is None or (now - self._shown_at).total_seconds() >= LINE_EVERY_S

@@ -1,0 +1,123 @@
+"""What a job that does nothing costs its shim: system calls, forks, flushes, imports."""
+
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gpulease.host.launcher import _request
+from gpulease.shim.record import is_alive
+from process_rig import job_directory, launch_of, read_record, wait_until
+
+SHIM_CALLS = 86
+WORKER_CALLS = 26
+"""Up to its command. 11 of them reset signals."""
+FLUSHES = {"fsync": 1, "fdatasync": 1}
+"""The directory with the record's name, before the command; the end in the record, after it."""
+ROOT = str(Path(sys.modules["gpulease"].__file__ or "").parents[1])
+SPAWNER = [sys.executable, "-P", "-S", "-X", "utf8"]
+ENVIRONMENT = {"PYTHONPATH": ROOT, "LD_BIND_NOW": "1"}
+
+
+@pytest.fixture
+def directory() -> Iterator[Path]:
+    with job_directory() as made:
+        yield made
+
+
+def run_spawner(command: list[str], directory: Path) -> None:
+    """Start a spawner by a command that lacks the channel, and launch a job that does nothing."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, theirs:
+        spawner = subprocess.Popen(
+            [*command, str(theirs.fileno())],
+            cwd="/", env=ENVIRONMENT, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL,
+        )  # fmt: skip
+        theirs.close()
+        _launch(ours, directory)
+        ours.close()
+        assert spawner.wait(60) == 0
+
+
+def _launch(channel: socket.socket, directory: Path) -> None:
+    request = os.memfd_create("request")
+    os.write(request, _request(launch_of(directory, "/bin/true")))
+    reply, status = os.pipe()
+    socket.send_fds(channel, [b"L"], [request, status])
+    os.close(status)
+    os.close(request)
+    with os.fdopen(reply, "rb") as lines:
+        assert b"started" in lines.read()
+    wait_until(lambda: not is_alive(directory), "the end of the shim")
+
+
+def calls(log: str, pid: int) -> list[str]:
+    """Return the names of the system calls of one process; one that is interrupted counts once."""
+    return re.findall(rf"^{pid} +(\w+)\(", log, re.MULTILINE)
+
+
+@pytest.mark.skipif(shutil.which("strace") is None, reason="there is no strace here")
+def test_a_launch_takes_few_system_calls_one_fork_and_two_flushes(
+    directory: Path, tmp_path: Path
+) -> None:
+    trace = tmp_path / "trace"
+    run_spawner(
+        ["strace", "-f", "-qq", "-o", str(trace), *SPAWNER, "-m", "gpulease.shim.spawner"],
+        directory,
+    )
+    record = read_record(directory)
+    assert record is not None and record.started is not None
+    log = trace.read_text()
+    shim, worker = (calls(log, pid) for pid in (record.started.shim_pid, record.started.pid))
+    begun = shim.index("recvmsg")
+    assert len(shim) < SHIM_CALLS, Counter(shim)
+    assert len({"clone", "clone3", "fork", "vfork"} & set(shim)) == 1, Counter(shim)
+    assert sum(shim.count(name) for name in ("clone", "clone3", "fork", "vfork")) == 1
+    assert {name: shim[begun:].count(name) for name in FLUSHES} == FLUSHES
+    before = worker[: worker.index("execve")]
+    assert len(before) < WORKER_CALLS, Counter(before)
+    assert not set(before) & {"fsync", "fdatasync", "openat", "clone"}
+
+
+MODULES = """
+import os, sys
+from gpulease.shim import spawner
+
+log = os.open(sys.argv[1], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+del sys.argv[1]
+fork, leave, execute = os.fork, os._exit, os.execve
+
+def forked():
+    global before
+    before = set(sys.modules)
+    return fork()
+
+def note(what):
+    os.write(log, f"{what} {sorted(set(sys.modules) - before)}\\n".encode())
+
+def left(code):
+    note("shim")
+    leave(code)
+
+def executed(*arguments):
+    note("worker")
+    execute(*arguments)
+
+os.fork, os._exit, os.execve = forked, left, executed
+spawner.main()
+"""
+
+
+def test_shim_and_worker_import_nothing_after_their_fork(directory: Path, tmp_path: Path) -> None:
+    log = tmp_path / "modules"
+    run_spawner([*SPAWNER, "-c", MODULES, str(log)], directory)
+    lines = log.read_text().splitlines()
+    assert "worker []" in lines
+    assert set(lines) <= {"worker []", "shim []"}, lines

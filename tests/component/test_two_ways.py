@@ -1,0 +1,92 @@
+"""A command line says and does the same, whether the quick parser reads it or typer."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from daemon_stand_in import views
+from daemon_stand_in.daemon import StandIn
+from daemon_stand_in.terminal import REPOSITORY, gpulease
+from gpulease.errors import BadValue
+
+
+@pytest.fixture
+def daemon(tmp_path: Path) -> Iterator[StandIn]:
+    made = StandIn(tmp_path / "s")
+    made.status = views.busy_status()
+    for job in (views.running(12, name="訓練"), views.waiting(), views.over(9, 1)):
+        made.jobs[job.id] = job
+    made.open()
+    yield made
+    made.close()
+
+
+def run(daemon: StandIn, way: str, *line: str, **more: str) -> tuple[int, str, str]:
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "GPULEASE_QUICK_PARSER": way}
+    ran = subprocess.run(
+        gpulease(daemon.path, *line), env={**environment, **more}, capture_output=True, text=True,
+        timeout=60, check=False,
+    )  # fmt: skip
+    return ran.returncode, ran.stdout, ran.stderr
+
+
+LINES = [
+    "status", "status --json", "status --queue x", "list", "list --all", "list --all --json",
+    "list --user nobody-here", "list --state failed --json", "show 12", "show 17 9",
+    "show 12 --json",
+    "show 99", "show", "show 12 --all", "cancel 12", "cancel 99 12", "cancel 12 --user bob",
+    "cancel 12 --grace never", "run -d --mem 4X true", "run -d --mem 1G true", "run",
+    "run no-such-command", "run -d --array 0-3 --no-wait true",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("line", LINES)
+@pytest.mark.parametrize("terminal", ["wide", "narrow"])
+def test_output_messages_and_exit_code_are_the_same(
+    daemon: StandIn, line: str, terminal: str
+) -> None:
+    screen = {"COLUMNS": "200" if terminal == "wide" else "60", "FORCE_COLOR": "1"}
+    quick, full = (run(daemon, way, *line.split(), **screen) for way in ("on", "off"))
+    assert quick == full
+
+
+def test_refusals_of_the_daemon_are_the_same(daemon: StandIn) -> None:
+    daemon.refusal = BadValue("cannot do this: because", "do that")
+    for line in ("status", "list", "show 12", "cancel 12", "run -d true"):
+        assert run(daemon, "on", *line.split()) == run(daemon, "off", *line.split())
+
+
+def test_an_error_names_the_default_that_it_is_about(daemon: StandIn, tmp_path: Path) -> None:
+    file = tmp_path / "gpulease" / "config.toml"
+    file.parent.mkdir()
+    file.write_text('[run]\nmem = "4X"\ngrowth = true\n')
+    line, home = ("run", "-d", "true"), {"XDG_CONFIG_HOME": str(tmp_path)}
+    quick, full = (run(daemon, way, *line, **home) for way in ("on", "off"))
+    assert quick == full
+    assert f"comes from [run] in {file}" in quick[2]
+
+
+@pytest.mark.parametrize("way", ["on", "off"])
+def test_a_full_disk_and_a_closed_pipe_are_reported(daemon: StandIn, way: str) -> None:
+    line = " ".join(gpulease(daemon.path, "status"))
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "GPULEASE_QUICK_PARSER": way}
+    full = subprocess.run(
+        ["sh", "-c", f"{line} > /dev/full"], env=environment, capture_output=True, check=False
+    )
+    assert (full.returncode, full.stderr) == (
+        1,
+        b"cannot write the output: No space left on device\n",
+    )
+    program = f"import os, sys; os.close(0); os.execv({sys.executable!r}, {line.split()!r})"
+    read, write = os.pipe()
+    os.close(read)
+    closed = subprocess.run(
+        [sys.executable, "-c", program], env=environment, stdout=write, stderr=subprocess.PIPE,
+        check=False,
+    )  # fmt: skip
+    os.close(write)
+    assert (closed.returncode, closed.stderr) == (141, b"")
