@@ -68,11 +68,8 @@ def with_job(decided: Plan, job: Job) -> Plan:
 
     The other waiting jobs stay as they are: what fits has started.
     """
-    after = decided.after
-    first = {*decided.promised, *(each.job for each in decided.reservations)}
-    jobs = [each for each in after.jobs if each.id != job.id]
-    kept = [each for each in jobs if each.holds_memory or each.id in first]
-    return plan(replace(after, jobs=[*kept, job]))
+    kept = [each for each in decided.committed_jobs if each.id != job.id]
+    return plan(replace(decided.after, jobs=[*kept, job]))
 
 
 def start_of(decided: Plan, job: Job) -> Placement | None:

@@ -109,6 +109,11 @@ class Plan:
         )
 
     @cached_property
+    def committed_jobs(self) -> tuple[Job, ...]:
+        """The jobs that hold memory after the grants, and those that memory is kept for."""
+        return tuple(job for job in self.after.jobs if job.holds_memory or job.id in self._first)
+
+    @cached_property
     def reserved(self) -> Mapping[GpuUuid, JobId]:
         """The GPUs with reserved memory, and the job that it is reserved for."""
         if self.closed is not None:
