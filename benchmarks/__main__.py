@@ -17,6 +17,7 @@ from benchmarks import (
     connections,
     jobs,
     memory,
+    peers,
     planning,
     reaction,
     rest,
@@ -42,6 +43,7 @@ BENCHMARKS: dict[str, Callable[[], Iterable[Figure | str]]] = {
     "shims": shims.run,
     "streams": streams.run,
     "reaction": reaction.run,
+    "peers": peers.run,
 }
 
 
