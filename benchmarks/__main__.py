@@ -18,6 +18,7 @@ from benchmarks import (
     connections,
     jobs,
     memory,
+    peers,
     planning,
     reaction,
     rest,
@@ -44,6 +45,7 @@ BENCHMARKS: dict[str, Callable[[], Iterable[Figure | str]]] = {
     "answers": answers.run,
     "streams": streams.run,
     "reaction": reaction.run,
+    "peers": peers.run,
 }
 
 
