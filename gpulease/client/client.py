@@ -5,6 +5,7 @@ It knows the routes and the wire shapes. It must not know the terminal.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from enum import IntEnum
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from gpulease.client.light_client import LightClient
 from gpulease.client.transport import ANSWER_WITHIN, Transport, new_key
 from gpulease.client.unix_socket import trusted_users
 from gpulease.errors import NoSuchRoute
+from gpulease.wire.frames import FrameKind
 from gpulease.wire.jobs import (
     CancelledView,
     EditedView,
@@ -46,6 +48,8 @@ from gpulease.wire.requests import (
 )
 from gpulease.wire.usage import HistoryView, ReportView, SharesView
 
+_STREAMS = IntEnum("_STREAMS", {"STDOUT": FrameKind.STDOUT, "STDERR": FrameKind.STDERR})
+"""The kinds of frames that `logs` yields: elsewhere they are plain numbers."""
 _MANY_WITHIN = 120.0
 """Timeout in seconds for a request that changes many jobs."""
 
@@ -87,6 +91,12 @@ class Client(LightClient):
 
     def _view(self, kind: str, body: bytes) -> Any:
         return decode(getattr(wire, kind), body)
+
+    def logs(self, number: int, **options: Any) -> Iterator[tuple[FrameKind, bytes]]:
+        """Yield the kept output of a job, as `LightClient.logs`; each stream has a `name`."""
+        for kind, piece in super().logs(number, **options):
+            stream: Any = _STREAMS(kind)
+            yield stream, piece
 
     def submit(self, request: SubmitRequest) -> JobView:
         """Queue a job; when this returns, the job is on the daemon's disk.
