@@ -9,9 +9,8 @@ from gpulease.service.ports import Clock
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 
-_YOUNG = timedelta(seconds=0.2)
 _OLD = timedelta(seconds=2)
-_AGAIN = 4
+_AGAIN = 8
 """Values that one answer reads again although they are not old."""
 
 
@@ -39,7 +38,7 @@ class Recent(Generic[K, V]):
         """Return a value that is at most some seconds old."""
         kept = self._kept.get(key)
         if kept is not None:
-            if not self._left or kept[0] > self._now - _YOUNG:
+            if not self._left:
                 return kept[1]
             self._left -= 1
         value = self._read(key)
