@@ -77,7 +77,12 @@ def _start(status: int, headers: list[tuple[bytes, bytes]]) -> Message:
     return {"type": "http.response.start", "status": status, "headers": headers}
 
 
-async def _when_disconnected(receive: Receive, call: Callable[[], object]) -> None:
+async def until_disconnected(receive: Receive) -> None:
+    """Wait until the client disconnects; what is left of its request is dropped."""
     while (await receive())["type"] != "http.disconnect":
         pass
+
+
+async def _when_disconnected(receive: Receive, call: Callable[[], object]) -> None:
+    await until_disconnected(receive)
     call()

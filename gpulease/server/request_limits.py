@@ -12,7 +12,15 @@ from weakref import WeakValueDictionary
 
 from gpulease.errors import GpuleaseError, TooLarge, TooMany, TooSlow
 from gpulease.server.auth import caller_in
-from gpulease.server.messages import AsgiApp, Message, Receive, Response, Scope, Send
+from gpulease.server.messages import (
+    AsgiApp,
+    Message,
+    Receive,
+    Response,
+    Scope,
+    Send,
+    until_disconnected,
+)
 from gpulease.units import format_size
 from gpulease.wire.requests import LARGEST_REQUEST
 
@@ -229,7 +237,8 @@ async def _unless_disconnected(slot: Awaitable[None], receive: Receive) -> None:
     await asyncio.sleep(0)
     if waiting.done():
         return
-    leaving = asyncio.ensure_future(receive())
+    # The body of a request without one is still to be received.
+    leaving = asyncio.ensure_future(until_disconnected(receive))
     try:
         await asyncio.wait((waiting, leaving), return_when=asyncio.FIRST_COMPLETED)
         if not waiting.done():
