@@ -46,7 +46,7 @@ async def status_of(app: RequestLimits) -> int:
 def test_a_request_without_a_body_is_answered_after_it_waited() -> None:
     async def scenario() -> list[int]:
         slow = Slow()
-        app = RequestLimits(slow, lambda error: error_response(error))
+        app = RequestLimits(slow, error_response)
         asked = [asyncio.ensure_future(status_of(app)) for _ in range(MANY)]
         for _ in range(10):
             await asyncio.sleep(0)
