@@ -152,8 +152,10 @@ def _content(pid: int) -> bytes:
     except OSError:
         return b""
     try:
-        content = b""
-        while piece := os.read(descriptor, _PIECE):
+        content = piece = os.read(descriptor, _PIECE)
+        # The kernel writes all that fits: a piece that is not full is the last.
+        while len(piece) == _PIECE:
+            piece = os.read(descriptor, _PIECE)
             content += piece
         return content
     except OSError:

@@ -106,6 +106,8 @@ def checked_key(key: str | None) -> str | None:
 
 def printable(text: str) -> str:
     """Return `text` without control characters, which a terminal would interpret."""
+    if text.isprintable():
+        return text
     return "".join(char if char.isprintable() else "?" for char in text)
 
 
