@@ -79,7 +79,13 @@ class _Seen(NamedTuple):
 class ResidentMemory:
     """Measures the memory of the processes on this machine that name one of `uuids`."""
 
-    def __init__(self, uuids: Collection[GpuUuid], proc: Path = Path("/proc")) -> None:
+    def __init__(
+        self,
+        uuids: Collection[GpuUuid],
+        proc: Path = Path("/proc"),
+        now_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._now_s = now_s
         self._uuids = frozenset(uuids)
         self._proc = str(proc)
         self._seen: dict[str, _Seen] = {}
@@ -143,7 +149,7 @@ class ResidentMemory:
         skipped, self._kernel_threads = self._kernel_threads, {}
         with os.scandir(self._proc) as entries:  # a Path for each would double the cost
             pids = {each.name: each.inode() for each in entries if each.name.isdigit()}
-        now_s = time.monotonic()
+        now_s = self._now_s()
         for pid, inode in pids.items():
             seen = self._seen.get(pid)
             if skipped.get(pid) == inode:

@@ -39,6 +39,18 @@ def test_a_reading_of_simulated_gpus_leaves_out_kernel_threads() -> None:
     assert not {pid for pid in before & memory.read_pids if _is_kernel_thread(pid)}
 
 
+def test_a_process_that_names_no_gpu_is_read_once_a_second() -> None:
+    now_s = 0.0
+    memory = NotingMemory([GpuUuid("GPU-that-nobody-uses")], now_s=lambda: now_s)
+    read = []
+    for now_s in (0.0, 0.5, 1.5, 2.0, 2.4, 2.6):  # noqa: B007 - the clock reads it
+        memory.read_pids = set()
+        memory.read()
+        read.append(str(os.getpid()) in memory.read_pids)
+    # At first it is read each time: it may be about to execute its program.
+    assert read == [True, True, True, False, False, True]
+
+
 def _is_kernel_thread(pid: str) -> bool:
     try:
         # The parent of all of them is kthreadd, which has the pid 2.

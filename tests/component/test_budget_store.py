@@ -21,6 +21,7 @@ from gpulease.daemon.worker_threads import WriterThread
 from gpulease.domain.gpu import JobId
 from gpulease.domain.job import Exit, Job, Outcome
 from gpulease.domain.lease import State
+from gpulease.domain.queue_options import Indices
 from gpulease.service import jobs, scheduler, submission
 from gpulease.service.observation import Observation
 from gpulease.service.ports import Policy, WorkerExited, WorkerStarted
@@ -141,6 +142,17 @@ def test_a_pass_that_decides_nothing_and_a_status_ask_the_database_nothing(
         scheduler.reconcile(store, SEEN, POLICY, CLOCK, closed, state=state)
         store.live(), store.job(waiting.id), store.job(ended.id), store.invocation(waiting.id)
         store.drained(), store.pause(), store.availabilities(), store.windows()
+    assert sent == []
+
+
+def test_the_start_of_an_array_element_asks_the_database_nothing(store: SqlStore) -> None:
+    indices = Indices((0, 1, 2))
+    with store.write() as tx:
+        first, _, last = tx.add_array(replace(order(), indices=indices), indices, NOON)
+    # The array's invocation has the id of its first element.
+    jobs.cancel(store, first.id, "alice", CLOCK)
+    with statements(store) as sent:
+        store.invocation(last.id)
     assert sent == []
 
 
