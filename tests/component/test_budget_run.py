@@ -13,7 +13,7 @@ from daemon_stand_in.shim import ShimStandIn
 
 _RUN = "import sys; from gpulease.cli.app import main; main()"
 _LIBRARY = {
-    "__future__", "_datetime", "_json", "_socket", "_struct", "errno", "fcntl", "itertools",
+    "__future__", "_datetime", "_json", "_socket", "_struct", "errno", "fcntl", "gc", "itertools",
     "resource", "select", "struct", "termios", "_collections", "time",
 }  # fmt: skip
 _BEFORE_THE_REQUEST = {
