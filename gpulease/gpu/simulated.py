@@ -10,7 +10,8 @@ are passed in, and count for the process and its forks as long as the lease last
 Processes: the kernel shows the environment at exec. Reading it is slow for large environments, so
 it is read once per exec. An exec is recognised by the auxiliary vector, a few hundred bytes with
 random addresses that change at every exec and that a fork inherits. (The start time does not change
-at an exec, nor does the executable when a Python starts a Python.)
+at an exec, nor does the executable when a Python starts a Python.) Most processes on a machine name
+no GPU and execute no other program: after their first seconds they are read twice a second at most.
 
 Memory: anonymous pages stand in for GPU memory. After `import tensorflow` a process has about 180
 MiB of them, beside 300 MiB of mapped libraries that processes share. Mapped files and shared memory
@@ -51,10 +52,28 @@ Claims = Mapping[int, Collection[GpuUuid]]
 _NONE: Claims = MappingProxyType({})
 
 
+_YOUNG_S = 2.0
+"""A process usually executes its program within this time."""
+_READ_AGAIN_S = 0.5
+
+
 class _Seen(NamedTuple):
     vector: bytes
     named: frozenset[str] | None
     """None if the environment was empty, as during an exec; it is read again."""
+    inode: int
+    """Of its directory, which another process with the pid lacks."""
+    first_s: float
+    read_s: float
+
+    def is_still_as_read(self, inode: int, now_s: float) -> bool:
+        """Whether this process names no GPU and needs no look now."""
+        return (
+            self.inode == inode
+            and self.named == frozenset()
+            and now_s - self.first_s > _YOUNG_S
+            and now_s - self.read_s < _READ_AGAIN_S
+        )
 
 
 class ResidentMemory:
@@ -65,7 +84,7 @@ class ResidentMemory:
         self._proc = str(proc)
         self._seen: dict[str, _Seen] = {}
         self._kernel_threads: dict[str, int] = {}
-        """Pids and the inodes of their directories, which another process with the pid lacks."""
+        """The inodes of their directories by pid."""
 
     def read(self, claims: Claims = _NONE) -> Mapping[GpuUuid, Mapping[int, int]]:
         """Return the bytes of each process on each GPU that it names or claims, by GPU and pid.
@@ -124,16 +143,25 @@ class ResidentMemory:
         skipped, self._kernel_threads = self._kernel_threads, {}
         with os.scandir(self._proc) as entries:  # a Path for each would double the cost
             pids = {each.name: each.inode() for each in entries if each.name.isdigit()}
+        now_s = time.monotonic()
         for pid, inode in pids.items():
+            seen = self._seen.get(pid)
             if skipped.get(pid) == inode:
                 self._kernel_threads[pid] = inode
-            elif vector := self._file(pid, "auxv"):
-                seen = self._seen.get(pid)
-                if seen is None or seen.vector != vector or seen.named is None:
-                    seen = _Seen(vector, self._named(pid))
+            elif seen is not None and seen.is_still_as_read(inode, now_s):
                 yield pid, seen
+            elif vector := self._file(pid, "auxv"):
+                yield pid, self._read_again(pid, inode, vector, now_s)
             elif self._is_kernel_thread(pid):
                 self._kernel_threads[pid] = inode
+
+    def _read_again(self, pid: str, inode: int, vector: bytes, now_s: float) -> _Seen:
+        seen = self._seen.get(pid)
+        if seen is None or seen.inode != inode:
+            return _Seen(vector, self._named(pid), inode, now_s, now_s)
+        is_known = seen.vector == vector and seen.named is not None
+        named = seen.named if is_known else self._named(pid)
+        return _Seen(vector, named, inode, seen.first_s, now_s)
 
     def _is_kernel_thread(self, pid: str) -> bool:
         """Tell kernel threads from zombies and from processes whose vector may not be read."""

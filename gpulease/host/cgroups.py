@@ -11,8 +11,6 @@ from collections.abc import Iterator
 from functools import cache, lru_cache
 from pathlib import Path
 
-from gpulease.shim.process_tree import entry
-
 SLICE = "gpulease.slice"
 
 
@@ -164,50 +162,41 @@ def _content(pid: int) -> bytes:
 
 _SETTLED_S = 10.0
 """A runtime moves a process into its container right after the fork."""
-_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+_OUTSIDE = -1.0
 
 
 class ContainerProcesses:
     """Finds all processes in containers, and reads the cgroups of young processes only.
 
-    A process of this age that is outside containers stays there, so it is read no more. The inode
-    of its directory in /proc tells it from a later process with its pid, see `proc_fill_cache` in
-    fs/proc/base.c of Linux.
+    A process that has been known for this long and is outside containers stays there, so it is read
+    no more. The inode of its directory in /proc tells it from a later process with its pid, see
+    `proc_fill_cache` in fs/proc/base.c of Linux.
     """
 
     def __init__(self, settled_s: float = _SETTLED_S) -> None:
         self._settled_s = settled_s
-        self._outside: set[int] = set()
-        """The inodes of the processes that stay outside."""
+        self._seen_at: dict[int, float] = {}
+        """When each process was first seen, by inode; `_OUTSIDE` for those that stay outside."""
 
     def look(self) -> list[int]:
         """Return the pids of the processes in containers."""
-        outside: set[int] = set()
+        before, self._seen_at = self._seen_at, {}
+        now = time.monotonic()
         inside = []
         with os.scandir("/proc") as names:
             for name in names:
                 if not name.name.isdigit():
                     continue
                 pid, inode = int(name.name), name.inode()
-                if inode in self._outside or self._is_settled(pid):
-                    outside.add(inode)
-                elif container_of(pid) is not None:
-                    inside.append(pid)
-        self._outside = outside
+                seen_at = before.get(inode, now)
+                if seen_at != _OUTSIDE:
+                    content = _content(pid)
+                    if _container_in(content) is not None:
+                        inside.append(pid)
+                    elif content and now - seen_at >= self._settled_s:
+                        seen_at = _OUTSIDE
+                self._seen_at[inode] = seen_at
         return inside
-
-    def _is_settled(self, pid: int) -> bool:
-        """Return whether a process is outside containers, and old."""
-        # The age first: what is read later belongs to a process that is at least as old.
-        found = entry(pid)
-        if found is None or found.started / _TICKS_PER_S > _boot_s() - self._settled_s:
-            return False
-        content = _content(pid)
-        return bool(content) and _container_in(content) is None
-
-
-def _boot_s() -> float:
-    return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 def _hierarchies() -> tuple[Path, ...]:

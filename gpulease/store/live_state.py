@@ -250,7 +250,8 @@ class LiveState:
                 _keep_recent(self._recent_jobs, job.id, job)
                 self._committed_jobs.pop(job.id, None)
                 self._holding.pop(job.id, None)
-                self._recent_invocations.pop(job.id, None)
+                if not self.counts.users_of(key := invocation_key(job)):
+                    self._recent_invocations.pop(key, None)
             else:
                 self._committed_jobs[job.id] = job
                 if job.holds_memory:

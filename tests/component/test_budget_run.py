@@ -13,8 +13,8 @@ from daemon_stand_in.shim import ShimStandIn
 
 _RUN = "import sys; from gpulease.cli.app import main; main()"
 _LIBRARY = {
-    "__future__", "_datetime", "_json", "_socket", "_struct", "errno", "fcntl", "itertools",
-    "resource", "select", "struct", "termios", "_collections", "gc", "time",
+    "__future__", "_datetime", "_json", "_socket", "_struct", "errno", "fcntl", "gc", "itertools",
+    "resource", "select", "struct", "termios", "_collections", "time",
 }  # fmt: skip
 _BEFORE_THE_REQUEST = {
     "build", "cli", "cli.app", "cli.caller", "cli.everyday", "cli.program", "cli.quick_defaults",
