@@ -80,7 +80,7 @@ def _measured(names: Iterable[str], broken: list[str]) -> Iterator[Figure]:
                 print(f"  {each}", flush=True)
                 if isinstance(each, Figure):
                     yield each
-        except Exception:  # noqa: BLE001 - the others can be measured all the same
+        except Exception:  # noqa: BLE001 - the others can still be measured
             traceback.print_exc()
             broken.append(name)
 

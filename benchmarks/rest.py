@@ -1,4 +1,4 @@
-"""What a daemon takes while nobody uses it."""
+"""CPU time and memory of an idle daemon."""
 
 import time
 from collections.abc import Iterator

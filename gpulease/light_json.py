@@ -38,7 +38,7 @@ class Namespace:
 
 
 class _Raw(str):
-    """A number as it is written."""
+    """A number, exactly as the document has it."""
 
     __slots__ = ()
 
@@ -65,7 +65,7 @@ def decode(text: bytes | str, kind: type[Namespace] = Namespace) -> Any:
     """Return a JSON document with its objects as namespaces of a kind.
 
     Raises:
-        ValueError: it is no JSON.
+        ValueError: it is not JSON.
     """
     return _scan(text, _Context(kind))
 
@@ -74,7 +74,7 @@ def decode_plain(text: bytes | str) -> Any:
     """Return a JSON document with its objects as dictionaries.
 
     Raises:
-        ValueError: it is no JSON.
+        ValueError: it is not JSON.
     """
     return _scan(text, _Context())
 

@@ -48,7 +48,9 @@ class World:
             unheld=lambda _: (),
             pools_of=lambda _: (),
         )
-        self.quick = JobJson(self.views())
+        self.kept = self.views()
+        """Made before the jobs; its positions are as of the latest explanations."""
+        self.quick = JobJson(self.kept)
 
     def grace(self, job: Job) -> timedelta | None:
         return timedelta(seconds=30) if job.holder is None else None

@@ -16,16 +16,16 @@ from gpulease.cli.exit_codes import (
     status_of_ending,
     status_of_job,
 )
+from gpulease.cli.job_watch import RECONNECT_EVERY, current, id_of, wait_for_end, wait_for_start
 from gpulease.cli.render import write_output
-from gpulease.cli.signals import ENDING, EndedByInterrupt, Interrupted, Killed, name_of
-from gpulease.errors import GpuleaseError, NoDaemon, NotAllowed, TooMany
+from gpulease.cli.signals import ENDING, EndedByInterrupt, Interrupted, Killed
+from gpulease.errors import GpuleaseError, NoDaemon, NotAllowed
 from gpulease.record import record
 from gpulease.wire.frames import FrameKind
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import signal
-    from collections.abc import Generator, Iterator
 
     from gpulease.cli.render import StderrStatus
     from gpulease.cli.signals import Signals
@@ -35,155 +35,8 @@ if TYPE_CHECKING:
 else:
     import _signal as signal
 
-_POLL_EVERY = 10.0
-"""Seconds between requests for a job that cannot be followed live, as many others are."""
-RECONNECT_EVERY = 2.0
-"""Seconds between attempts to reach a daemon that stopped."""
 CANCEL_WITHIN = 5.0
 """Seconds for the daemon to confirm a cancellation; the user waits for the prompt."""
-_NAMED = 2
-"""Jobs in the way that are looked up and named; the others are counted."""
-_HAS_A_WORKER = ("active", "releasing", "ended")
-
-
-def wait_for_start(
-    client: LightClient,
-    job: JobView,
-    signals: Signals,
-    stderr: StderrStatus,
-    submission: Submission | None = None,
-) -> JobView:
-    """Return the job once it has a worker or has ended; show its place in the queue meanwhile.
-
-    `submission` is what has just queued the job, and says if it still waits after a moment.
-
-    Raises:
-        Interrupted: a signal that ends a wait came.
-    """
-    views = watch(client, job, signals, stderr, submission)
-    is_news = submission is None
-    while job.state not in _HAS_A_WORKER:
-        if is_news:
-            _show_wait(client, job, signals, stderr)
-        job = signals.interruptible(next, views, job)
-        is_news = True
-    stderr.line.clear()
-    for signum in signals.take():
-        stderr.print(f"gpulease: ignored {name_of(signum)}: the job had not started")
-    return job
-
-
-def _show_wait(client: LightClient, job: JobView, signals: Signals, stderr: StderrStatus) -> None:
-    if job.state == "queued" or stderr.line.rewrites:
-        from gpulease.cli.messages import waiting_text
-
-        blockers = signals.interruptible(_blockers, client, job)
-        stderr.line.show(waiting_text(job, blockers, stderr.now()), stderr.now())
-    else:
-        # It is granted: a delayed line about its place in the queue is out of date.
-        stderr.line.clear()
-
-
-def wait_for_end(
-    client: LightClient, job: JobView, signals: Signals, stderr: StderrStatus
-) -> JobView:
-    """Return the job once it has ended.
-
-    Raises:
-        Interrupted: a signal that ends a wait came.
-    """
-    views = watch(client, job, signals, stderr)
-    while job.state != "ended":
-        job = signals.interruptible(next, views, job)
-    return job
-
-
-def current(client: LightClient, job: JobView) -> JobView:
-    """Return the job as it is now, or unchanged if no daemon answers."""
-    try:
-        return client.job(job.id)
-    except (NoDaemon, TooMany):
-        return job
-
-
-def watch(
-    client: LightClient,
-    job: JobView,
-    signals: Signals,
-    stderr: StderrStatus,
-    submission: Submission | None = None,
-) -> Iterator[JobView]:
-    """Yield the job as it changes, also across a restart of the daemon.
-
-    The changes until it has started come from `submission`, if that is given.
-    """
-    is_away = yield from _changes_of(submission, job, stderr)
-    is_refused = False
-    while True:
-        try:
-            for changed in client.watch(job.id):
-                if is_away:
-                    stderr.line.clear()
-                    now = f"job {id_of(job)} is {changed.state}"
-                    stderr.print(f"gpulease: the daemon is back; {now}")
-                is_away = False
-                yield changed
-            return
-        except TooMany as error:
-            if not is_refused:
-                from gpulease.cli.messages import not_followed
-
-                stderr.line.clear()
-                stderr.print(not_followed(job, error))
-            is_refused = True
-            yield from _current_if_reachable(client, job.id)
-            time.sleep(_POLL_EVERY)
-        except NoDaemon:
-            if not is_away:
-                _say_lost(job, stderr)
-            is_away = True
-            time.sleep(RECONNECT_EVERY)
-
-
-def _changes_of(
-    submission: Submission | None, job: JobView, stderr: StderrStatus
-) -> Generator[JobView, None, bool]:
-    """Yield what a submission says about its job; return whether the daemon has gone."""
-    try:
-        if submission is not None:
-            yield from submission.changes()
-    except NoDaemon:
-        _say_lost(job, stderr)
-        time.sleep(RECONNECT_EVERY)
-        return True
-    return False
-
-
-def _say_lost(job: JobView, stderr: StderrStatus) -> None:
-    stderr.line.clear()
-    stderr.print(
-        f"gpulease: lost connection to the daemon; job {id_of(job)} keeps its place in the queue"
-    )
-
-
-def _current_if_reachable(client: LightClient, number: int) -> Iterator[JobView]:
-    """Yield the job as it is now, if the daemon answers."""
-    try:
-        yield client.job(number)
-    except (NoDaemon, TooMany):
-        pass
-
-
-def _blockers(client: LightClient, job: JobView) -> list[JobView]:
-    found = []
-    for number in job.waits_for[:_NAMED]:
-        try:
-            found.append(client.job(number))
-        except GpuleaseError:
-            pass  # it has ended, or the daemon is away
-    return found
-
-
 _VERDICT_WITHIN = 3.0
 """Seconds for the daemon to note the end of a job and find out if it ran out of GPU memory."""
 _RETRY_VERDICT_WITHIN = 60.0
@@ -195,11 +48,6 @@ _ATTACH_WITHIN = 20.0
 """Seconds for a shim to answer on its socket, which it opens before the job is active."""
 _ATTACH_AGAIN_AFTER = 0.002
 """Seconds, doubled each time."""
-
-
-def id_of(job: JobView) -> str:
-    """Return the number of a job as people see it."""
-    return job.label or str(job.id)
 
 
 def _clean(text: str) -> str:

@@ -22,8 +22,9 @@ from gpulease.cli import options as given
 from gpulease.cli.caller import environment, this_process
 from gpulease.cli.connect import SocketOption, connect_or_start, started_message
 from gpulease.cli.exit_codes import last_words, status_of_job
-from gpulease.cli.follow import CANCEL_WITHIN, RECONNECT_EVERY, current, wait_for_start
+from gpulease.cli.follow import CANCEL_WITHIN
 from gpulease.cli.format import clean, clock, size
+from gpulease.cli.job_watch import RECONNECT_EVERY, current, wait_for_start
 from gpulease.cli.messages import preset_devices
 from gpulease.cli.render import print_stderr, stderr_status, write_output
 from gpulease.cli.request import RunOptions, build

@@ -7,8 +7,8 @@ import typer
 
 from gpulease.cli.connect import SocketOption, connect
 from gpulease.cli.exit_codes import status_of_job
-from gpulease.cli.follow import RECONNECT_EVERY
 from gpulease.cli.job_selection import select_jobs, selection
+from gpulease.cli.job_watch import RECONNECT_EVERY
 from gpulease.cli.options import AllOption, JobsArgument, NamePatternOption
 from gpulease.cli.render import print_stderr
 from gpulease.client import Client

@@ -34,7 +34,7 @@ LONGEST_SILENCE = 120.0
 
 
 class Reply:
-    """The reply of the daemon on `path`; it is to be closed."""
+    """The reply of the daemon on `path`, which the caller closes."""
 
     def __init__(self, reply: http.Reply, path: Path | str) -> None:
         self._reply = reply

@@ -343,20 +343,15 @@ def _request_context(
     watch_client: Callable[[Job], None],
     look: Callable[[], Awaitable[None]],
 ) -> RequestContext:
-    settings = base.settings()
+    settings, explainer = base.settings(), scheduler.explainer
+    accounts, job_views = records.accounts, _job_views(scheduler, sources)
     windows = _windows(base)
     machine_views = MachineViews(scheduler, processes, sources, windows.current, base.clock)
-
-    def job_views(is_stopped: Callable[[int], bool]) -> JobViews:
-        return JobViews(scheduler, is_stopped, sources, scheduler.explainer)
-
     return RequestContext(
         scheduler=scheduler,
         job_views=job_views(processes.is_stopped),
         machine_views=machine_views,
-        listings=Listings(
-            job_views, machine_views, base.clock, scheduler.explainer, processes.is_stopped
-        ),
+        listings=Listings(job_views, machine_views, base.clock, explainer, processes.is_stopped),
         clock=base.clock,
         defaults=request_defaults(settings),
         rights=rights(settings),
@@ -376,10 +371,17 @@ def _request_context(
         usage=records.usage,
         hooks=records.hooks,
         stored_pools=records.pools.of,
-        usage_by_user=records.accounts.by_user,
-        prediction_errors=records.accounts.predictions,
-        waits_by_user=records.accounts.waits,
+        usage_by_user=accounts.by_user,
+        prediction_errors=accounts.predictions,
+        waits_by_user=accounts.waits,
     )
+
+
+def _job_views(
+    scheduler: Scheduler, sources: ViewSources
+) -> Callable[[Callable[[int], bool]], JobViews]:
+    """Return what makes views for a function that tells which processes are stopped."""
+    return lambda is_stopped: JobViews(scheduler, is_stopped, sources, scheduler.explainer)
 
 
 def _doctor(

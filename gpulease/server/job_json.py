@@ -21,8 +21,8 @@ from gpulease.server.view_sources import instant
 from gpulease.wire.jobs import JobView
 
 _NULL = b"null"
-_MOST_CLAIMS = 2000
-"""Claims that are kept as JSON."""
+_MOST_KEPT = 2000
+"""Claims, and explanations, that are kept as JSON."""
 
 _VARYING = (
     "id", "name", "user", "reason", "position", "expected_start_at", "command", "claim",
@@ -127,7 +127,7 @@ class JobJson:
             return _Why(_encode(waits.reason), b"[]", b"[]", _NULL)
         known = self._whys.get(id(found))
         if known is None or known[0] is not found:
-            if len(self._whys) >= _MOST_CLAIMS:
+            if len(self._whys) >= _MOST_KEPT:
                 self._whys.clear()
             rest = _encode(found.refusals), _encode(found.waits_for), _number(found.behind)
             known = self._whys[id(found)] = found, _Why(_encode(found.why), *rest)
@@ -139,7 +139,7 @@ class JobJson:
         known = self._claims.get(claim)
         if known is None:
             known = _encode(self._views.claim(claim))
-            if len(self._claims) >= _MOST_CLAIMS:
+            if len(self._claims) >= _MOST_KEPT:
                 self._claims.clear()
             if not claim.named:  # the labels of GPUs may change
                 self._claims[claim] = known

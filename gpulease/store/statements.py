@@ -83,7 +83,6 @@ CHANGE_LEASE = _text(
 )
 NOTE_OVER = _text(update(_leases).where(*_THIS_LEASE).values(over_for_us=bindparam("over_for_us")))
 ADD_EVENT = "INSERT INTO events (job, at, kind, detail) VALUES (?, ?, ?, ?)"
-EVENTS_OF = "SELECT at, kind, detail FROM events WHERE job = ? ORDER BY id"
 INVOCATION_OF = "SELECT content FROM invocations WHERE job = ?"
 
 # AUTOINCREMENT continues from here; see sqlite.org/autoinc.html.

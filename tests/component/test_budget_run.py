@@ -13,7 +13,7 @@ from daemon_stand_in.shim import ShimStandIn
 
 _RUN = "import sys; from gpulease.cli.app import main; main()"
 _LIBRARY = {
-    "__future__", "_datetime", "_json", "_socket", "_struct", "errno", "fcntl", "itertools",
+    "__future__", "_datetime", "_json", "_socket", "_struct", "errno", "fcntl", "gc", "itertools",
     "resource", "select", "struct", "termios", "_collections", "time",
 }  # fmt: skip
 _BEFORE_THE_REQUEST = {
@@ -29,7 +29,7 @@ _WHILE_THE_DAEMON_COMMITS = {
     "cli.attachment", "cli.attachment.console", "cli.attachment.input", "cli.attachment.keyboard",
     "cli.attachment.messages", "cli.attachment.mode", "cli.attachment.session",
     "cli.attachment.shim_connection", "cli.attachment.shim_messages", "cli.attachment.terminal",
-    "cli.exit_codes", "cli.follow", "event_loop", "write_buffer",
+    "cli.exit_codes", "cli.follow", "cli.job_watch", "event_loop", "write_buffer",
 }  # fmt: skip
 
 

@@ -163,13 +163,16 @@ class _Handler(BaseHTTPRequestHandler):
                 self._job(int(number), what)
 
     def _listed(self, query: dict[str, str]) -> list[JobView]:
-        return [
+        found = [
             job
             for job in self.server.stand_in.jobs.values()
             if query.get("all") == "true" or job.state != "ended"
             if query.get("user", job.user) == job.user
             if query.get("state", job.state) == job.state
         ]
+        if query.get("newest") == "true":
+            found.reverse()
+        return found[: int(query.get("limit", len(found)))]
 
     def _job(self, number: int, what: list[str]) -> None:
         stand_in = self.server.stand_in

@@ -20,7 +20,7 @@ def test_running_waiting_and_finished_jobs_survive_kill_9_of_the_daemon(
     daemon.kill()
     Path(f"{gate}.b").touch()
     record = daemon.state / f"jobs/{finishing}/record"
-    wait_for("the second has ended", lambda: '"event": "exited"' in record.read_text())
+    wait_for("the second has ended", lambda: '"event":"exited"' in record.read_text())
     assert alive([pid]) == [pid]
     daemon.start()
     assert daemon.wait_until(finishing, "ended")["exit_status"] == 6

@@ -13,8 +13,9 @@ from gpulease.cli import cancel_jobs as cancel
 from gpulease.cli import follow, keep
 from gpulease.cli.attachment import messages as attachment_messages
 from gpulease.cli.exit_codes import JobEnd, last_words, status_of_ending, status_of_job
-from gpulease.cli.follow import FollowOptions, wait_for_start
+from gpulease.cli.follow import FollowOptions
 from gpulease.cli.format import clean, clock, display_width, ordinal, requested, shorten
+from gpulease.cli.job_watch import wait_for_start
 from gpulease.cli.messages import preset_devices, waiting_text
 from gpulease.cli.render import StderrStatus
 from gpulease.cli.signals import Signals

@@ -84,7 +84,8 @@ def test_after_any_changes_the_json_is_that_of_jobs_drawn_afresh(
         for viewer in (None, "alice"):
             for job in world.store.live():
                 drawn = world.quick.of(job, viewer)
-                assert drawn == _afresh(world.views(), job, viewer, None)
+                position = world.kept.wait(job).position
+                assert drawn == _afresh(world.views(), job, viewer, position)
             views = world.views()
             for placed in views.first(None):
                 drawn = world.quick.placed(placed, viewer)

@@ -2,7 +2,7 @@
 
 import json
 import os
-from datetime import UTC, datetime, timedelta, timezone
+from datetime import UTC, datetime
 from errno import E2BIG, EACCES, ENOENT, ENOEXEC
 from pathlib import Path
 
@@ -24,7 +24,6 @@ from gpulease.shim.record import (
     is_alive,
     parse,
     read_record,
-    stamp,
 )
 
 AT = "2026-01-02T03:04:05.678Z"
@@ -115,12 +114,6 @@ def test_a_failed_launch_keeps_its_sentence() -> None:
 )
 def test_a_failure_exits_as_a_shell_would(step: str, number: int | None, code: int) -> None:
     assert Failure(step, number, "x").exit_code == code
-
-
-def test_instants_are_written_in_utc() -> None:
-    there = timezone(timedelta(hours=2))
-
-    assert stamp(datetime(2026, 1, 2, 5, 4, 5, 678000, tzinfo=there)) == AT
 
 
 def test_a_directory_without_a_record_was_never_launched(tmp_path: Path) -> None:
