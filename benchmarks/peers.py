@@ -1,6 +1,7 @@
-"""task-spooler in the same run, where it is installed: empty jobs until all have ended.
+"""Other queues in the same run: empty jobs from the submission of the first to the end of all.
 
-It keeps its queue in memory, for one user, and leases no memory of GPUs.
+Each is measured where it is installed: task-spooler, and huey in the environment of the Python that
+GPULEASE_BENCH_HUEY names. Neither leases GPU memory.
 """
 
 import os
@@ -15,16 +16,39 @@ from benchmarks.timing import paired, seconds
 
 JOBS = 300
 AT_ONCE = 8
+_HUEY = "GPULEASE_BENCH_HUEY"
+_HUEY_WITHIN_S = 60
+_HUEY_RUN = """
+import os, sys, time
+from huey import SqliteHuey
+huey = SqliteHuey(filename=sys.argv[1], fsync=True)
+
+@huey.task()
+def empty():
+    return True
+
+huey.create_consumer(workers=int(sys.argv[2]), periodic=False, initial_delay=0.01).start()
+begun = time.perf_counter()
+for result in [empty() for _ in range(int(sys.argv[3]))]:
+    result.get(blocking=True, max_delay=0.02)
+print(time.perf_counter() - begun, flush=True)
+os._exit(0)  # the threads of the consumer would go on
+"""
 
 
 def run() -> Iterator[str]:
-    """Measure task-spooler if it is installed."""
-    if shutil.which("tsp") is None:
-        yield "task-spooler: not installed"
-        return
-    with tempfile.TemporaryDirectory(prefix="gpulease-peers-") as folder:
-        for line in _task_spooler(Path(folder)):
-            yield f"task-spooler: {line}"
+    """Measure what is installed, and name what is not."""
+    peers = (
+        ("task-spooler", shutil.which("tsp"), _task_spooler),
+        ("huey", os.environ.get(_HUEY), _huey),
+    )
+    for name, program, measure in peers:
+        if not program:
+            yield f"{name}: not installed"
+            continue
+        with tempfile.TemporaryDirectory(prefix="gpulease-peers-") as folder:
+            for line in measure(Path(folder)):
+                yield f"{name}: {line}"
 
 
 def _rate(taken_s: float) -> str:
@@ -32,6 +56,7 @@ def _rate(taken_s: float) -> str:
 
 
 def _task_spooler(folder: Path) -> Iterator[str]:
+    """Measure a queue for one user, in memory."""
     env = {**os.environ, "TS_SOCKET": str(folder / "socket"), "TMPDIR": str(folder)}
 
     def tsp(*arguments: str) -> None:
@@ -57,3 +82,12 @@ def _in_p(call: Callable[[], object]) -> str:
         call, lambda: subprocess.run([sys.executable, "-c", "pass"], check=True), 15
     )
     return f"{ours * 1e3:.0f} ms, {ours / python:.2f} p"
+
+
+def _huey(folder: Path) -> Iterator[str]:
+    """Measure a queue of Python calls in SQLite, with synced commits."""
+    done = subprocess.run(
+        [os.environ[_HUEY], "-c", _HUEY_RUN, str(folder / "huey.db"), str(AT_ONCE), str(JOBS)],
+        check=True, stdout=subprocess.PIPE, text=True, timeout=_HUEY_WITHIN_S,
+    )  # fmt: skip
+    yield f"{_rate(float(done.stdout))}: calls in threads, no processes"

@@ -17,7 +17,7 @@ else:
     def record(kind=None, *, frozen=False):
         """Give a class its constructor, comparison and repr.
 
-        `frozen` makes it hashable; only type checkers keep anyone from changing it.
+        `frozen` makes it hashable; only type checkers prevent changes.
         """
         if kind is None:
             return lambda kind: record(kind, frozen=frozen)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 _BROKEN_PIPE = 141
 _CANNOT_FLUSH = 120
-"""That of Python."""
+"""As Python exits then."""
 _CANNOT_WRITE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
 
 
@@ -36,7 +36,7 @@ def main() -> None:
 
 
 def _leave(exit_code: int) -> NoReturn:
-    """Exit without taking the interpreter apart, which takes as long as asking the daemon."""
+    """Exit without tearing down the interpreter, which takes as long as a request."""
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()

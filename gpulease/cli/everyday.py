@@ -31,7 +31,7 @@ def run_everyday(line: Sequence[str]) -> int | None:
     verb, typed = parsed
     if verb == "run":
         return _run(typed)
-    gc.disable()  # It would look through a long list again and again while that is read.
+    gc.disable()  # otherwise it scans a long list many times while the list is read
     module, function = _VERBS[verb]
     perform = getattr(__import__(f"gpulease.cli.{module}", fromlist=[function]), function)
     return perform(**with_defaults(verb, typed)) or 0

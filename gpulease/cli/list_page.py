@@ -39,7 +39,7 @@ _STATES = frozenset({"queued", "granted", "active", "releasing", "ended"})
 _STATE_OF = {SUSPENDED: "active"}
 """What to ask the daemon for: suspended jobs are active ones to it."""
 _ON_A_SCREEN = 100
-"""Jobs on a terminal: more than it has lines, and few enough to be there at once."""
+"""Jobs that a terminal shows: more than fit on a screen, and few enough to print at once."""
 _MOST_LISTED = 10_000
 """What the daemon lists at most in one reply."""
 _MOST_DIGITS = 9

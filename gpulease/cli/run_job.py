@@ -1,4 +1,4 @@
-"""What `gpulease run` does: queue a job and stay with it, or run within the lease of a job around.
+"""What `gpulease run` does: queue a job and stay with it, or run it within the lease around it.
 
 Inside a job the command replaces this process, under the lease of the job: a second job would wait
 for the first to end, which waits for this command.

@@ -11,7 +11,7 @@ Processes: the kernel shows the environment at exec. Reading it is slow for larg
 it is read once per exec. An exec is recognised by the auxiliary vector, a few hundred bytes with
 random addresses that change at every exec and that a fork inherits. (The start time does not change
 at an exec, nor does the executable when a Python starts a Python.) Most processes on a machine name
-no GPU and execute no other program: after their first seconds they are read twice a second at most.
+no GPU and execute no other program: after their first second they are read once a second at most.
 
 Memory: anonymous pages stand in for GPU memory. After `import tensorflow` a process has about 180
 MiB of them, beside 300 MiB of mapped libraries that processes share. Mapped files and shared memory
@@ -52,9 +52,9 @@ Claims = Mapping[int, Collection[GpuUuid]]
 _NONE: Claims = MappingProxyType({})
 
 
-_YOUNG_S = 2.0
+_YOUNG_S = 1.0
 """A process usually executes its program within this time."""
-_READ_AGAIN_S = 0.5
+_READ_AGAIN_S = 1.0
 
 
 class _Seen(NamedTuple):
@@ -70,7 +70,7 @@ class _Seen(NamedTuple):
         """Whether this process names no GPU and needs no look now."""
         return (
             self.inode == inode
-            and self.named == frozenset()
+            and not self.named
             and now_s - self.first_s > _YOUNG_S
             and now_s - self.read_s < _READ_AGAIN_S
         )

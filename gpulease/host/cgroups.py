@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from functools import cache, lru_cache
 from pathlib import Path
 
+from gpulease.shim.process_tree import entry
+
 SLICE = "gpulease.slice"
 
 
@@ -162,41 +164,55 @@ def _content(pid: int) -> bytes:
 
 _SETTLED_S = 10.0
 """A runtime moves a process into its container right after the fork."""
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _OUTSIDE = -1.0
 
 
 class ContainerProcesses:
     """Finds all processes in containers, and reads the cgroups of young processes only.
 
-    A process that has been known for this long and is outside containers stays there, so it is read
-    no more. The inode of its directory in /proc tells it from a later process with its pid, see
-    `proc_fill_cache` in fs/proc/base.c of Linux.
+    A process of this age that is outside containers stays there, so it is read no more. The inode
+    of its directory in /proc tells it from a later process with its pid, see `proc_fill_cache` in
+    fs/proc/base.c of Linux.
     """
 
     def __init__(self, settled_s: float = _SETTLED_S) -> None:
         self._settled_s = settled_s
-        self._seen_at: dict[int, float] = {}
-        """When each process was first seen, by inode; `_OUTSIDE` for those that stay outside."""
+        self._settles_at: dict[int, float] = {}
+        """For each process by inode, in seconds since boot; `_OUTSIDE` if it stays outside."""
 
     def look(self) -> list[int]:
         """Return the pids of the processes in containers."""
-        before, self._seen_at = self._seen_at, {}
-        now = time.monotonic()
+        before, self._settles_at = self._settles_at, {}
         inside = []
         with os.scandir("/proc") as names:
             for name in names:
                 if not name.name.isdigit():
                     continue
                 pid, inode = int(name.name), name.inode()
-                seen_at = before.get(inode, now)
-                if seen_at != _OUTSIDE:
+                settles_at = before.get(inode)
+                if settles_at is None:
+                    settles_at = self._settling(pid)
+                if settles_at != _OUTSIDE:
+                    # The age first: what is read later belongs to a process at least as old.
+                    is_settled = _boot_s() >= settles_at
                     content = _content(pid)
                     if _container_in(content) is not None:
                         inside.append(pid)
-                    elif content and now - seen_at >= self._settled_s:
-                        seen_at = _OUTSIDE
-                self._seen_at[inode] = seen_at
+                    elif content and is_settled:
+                        settles_at = _OUTSIDE
+                self._settles_at[inode] = settles_at
         return inside
+
+    def _settling(self, pid: int) -> float:
+        """Return when a new process will be settled."""
+        found = entry(pid)
+        started_s = _boot_s() if found is None else found.started / _TICKS_PER_S
+        return started_s + self._settled_s
+
+
+def _boot_s() -> float:
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 def _hierarchies() -> tuple[Path, ...]:

@@ -1,7 +1,7 @@
 """Wakes the streams that follow a job when that job changes.
 
-Each change of any job is looked at once, whatever the number of streams: hundreds of them would
-otherwise compute their job again for each change of another one.
+Each change is examined once for all streams. Otherwise hundreds of them would compute their job
+again at each change of another job.
 """
 
 import asyncio

@@ -39,7 +39,7 @@ class Response:
 
     async def __call__(self, receive: Receive, send: Send) -> None:
         """Send it; after `send` has returned, the client may not have it yet."""
-        del receive  # an answer that is complete needs no news of the client
+        del receive  # a complete answer need not watch the client
         if self.status != 204:
             self.headers.append((b"content-length", b"%d" % len(self.content)))
         await send(_start(self.status, self.headers))

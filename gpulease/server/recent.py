@@ -15,7 +15,7 @@ _AGAIN = 8
 
 
 class Recent(Generic[K, V]):
-    """Keeps values that cost a look at /proc, where other threads run meanwhile.
+    """Keeps values that are read from /proc: each reading lets other threads delay the answer.
 
     The first answer after a while reads all values that it needs. Answers that follow each other
     soon read the new ones and a few others, so that each is quick. For one thread.

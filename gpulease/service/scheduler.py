@@ -280,7 +280,9 @@ class Scheduler:
 
     async def submit(self, new_job: Submission) -> Job:
         """Queue a job. Raises what `submission.submit` raises."""
-        seen = await self.observer.recent()
+        # The latest observation of idle GPUs may be some seconds old.
+        may_wait = new_job.wait_for != timedelta(0)
+        seen = await (self.observer.recent() if may_wait else self.observer.observe())
         job = await self._in_writer(
             lambda: submission.submit(
                 self.store,

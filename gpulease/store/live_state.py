@@ -181,11 +181,11 @@ class LiveState:
         return self._jobs.get(job)
 
     def job(self, job: JobId) -> Job | None:
-        """Return a job that is live or has ended lately."""
+        """Return a job that is live or has ended recently."""
         return self._jobs.get(job) or self._changed.get(job) or self._recent_jobs.get(job)
 
     def invocation(self, key: JobId) -> Invocation | None:
-        """Return an invocation that was added lately."""
+        """Return an invocation that was added recently."""
         return self._invocations.get(key) or self._recent_invocations.get(key)
 
     def note(self, before: Job | None, after: Job, size: int | None = None) -> None:
@@ -214,7 +214,7 @@ class LiveState:
         self._undo.put(self._invocations, key, invocation)
 
     def keep_released(self, past: PastJob) -> None:
-        """Keep what is learnt from a job that let go of its memory."""
+        """Keep what was learnt from a job that released its memory."""
         self._released.append(past)
 
     def mark(self) -> Mark:
@@ -265,7 +265,7 @@ class LiveState:
             self._committed_jobs = dict(sorted(self._committed_jobs.items()))
 
     def take_released(self) -> Sequence[PastJob]:
-        """Return what is learnt from jobs that let go of their memory since the last call."""
+        """Return what was learnt from jobs that released their memory since the last call."""
         released, self._committed_released = self._committed_released, []
         return released
 
@@ -295,11 +295,11 @@ class LiveState:
         return self._committed_jobs.get(job)
 
     def committed_job(self, job: JobId) -> Job | None:
-        """Return a job that is live or has ended lately."""
+        """Return a job that is live or has ended recently."""
         return self._committed_jobs.get(job) or self._recent_jobs.get(job)
 
     def committed_invocation(self, key: JobId) -> Invocation | None:
-        """Return an invocation that was added lately."""
+        """Return an invocation that was added recently."""
         return self._recent_invocations.get(key)
 
 

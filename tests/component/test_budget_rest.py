@@ -1,4 +1,4 @@
-"""What an idle daemon does not do: budgets that no machine changes."""
+"""What an idle daemon reads: budgets that do not depend on the machine."""
 
 import os
 from collections.abc import Iterator

@@ -368,6 +368,18 @@ def test_who_does_not_want_to_wait_is_refused_or_granted_never_left_waiting() ->
     run(scenario)
 
 
+def test_no_job_is_refused_for_memory_that_has_come_free_since_the_last_look() -> None:
+    async def scenario(world: World) -> None:
+        world.gpus.unmanaged["GPU-a"] = 8 * G
+        await world.scheduler.observer.observe()
+        world.gpus.unmanaged.clear()
+        job = await world.submit(wait_for=timedelta(0))
+        await world.settle()
+        assert world.state(job) is State.ACTIVE
+
+    run(scenario)
+
+
 def test_who_waited_long_enough_gives_up() -> None:
     async def scenario(world: World) -> None:
         await world.submit()
@@ -560,9 +572,8 @@ def test_nothing_is_granted_beside_a_stranger_who_came_after_the_last_look() -> 
 
 def test_a_job_that_may_not_wait_gives_up_where_a_stranger_was_faster() -> None:
     async def scenario(world: World) -> None:
-        await world.scheduler.observer.observe()
-        world.gpus.unmanaged["GPU-a"] = 7 * G
         job = await world.submit(2 * G, wait_for=timedelta(0))
+        world.gpus.unmanaged["GPU-a"] = 7 * G
         await world.settle()
         ended = world.store.job(job)
         assert ended is not None
