@@ -24,7 +24,7 @@ def adoption_of(request: AdoptRequest, caller: Caller, context: RequestContext) 
         NotAllowed: the process belongs to another user, and the caller is no admin.
     """
     pid, rights = request.pid, context.rights
-    found = context.processes.living(within("pid", pid, 1, LARGEST_PID))
+    found = context.processes.living(within("pid", pid, 1, LARGEST_PID, "adopt a process"))
     if found is None:
         raise BadValue(
             f"cannot adopt process {pid}: no such process",

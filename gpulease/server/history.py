@@ -22,6 +22,7 @@ from gpulease.units import Share
 from gpulease.wire.usage import HistoryView, PastJobView
 
 MOST_IN_PAGE = 1000
+_VERB = "list past jobs"
 
 
 class HistoryHandlers:
@@ -43,10 +44,10 @@ class HistoryHandlers:
         `since` is in seconds ago, no `user` means all.
         """
         context = self._context
-        within("limit", limit, 1, MOST_IN_PAGE)
+        within("limit", limit, 1, MOST_IN_PAGE, _VERB)
         if before is not None:
-            within("job", before, 0, LARGEST_ID)
-        ago = span("time to look back", since, at_least=1)
+            within("job", before, 0, LARGEST_ID, _VERB)
+        ago = span("time to look back", since, at_least=1, verb=_VERB)
         begin = None if ago is None else context.clock.now() - ago
         store = context.scheduler.store
         await slot_of_request(request).for_expensive()

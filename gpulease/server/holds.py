@@ -166,7 +166,7 @@ def _holder(pid: int | None, caller: Caller, find: FindProcess) -> tuple[Process
     """Return the process that is to hold the lease, and how listings name it."""
     if pid is None:
         return None, "held until its time is over"
-    found = find(within("pid", pid, 1, LARGEST_PID))
+    found = find(within("pid", pid, 1, LARGEST_PID, "hold a lease"))
     if found is None:
         raise BadValue(
             f"cannot hold a lease for process {pid}: no such process",

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from gpulease.errors import TooLarge
+from gpulease.errors import BadValue, GpuleaseError, TooLarge
 from gpulease.server.auth import caller_of
 from gpulease.server.listener import HEAD_WITHIN_S, Acceptor, ConnectionCounts, raw_response
 from gpulease.server.messages import AsgiApp
@@ -23,6 +23,15 @@ _LARGEST_HEAD = 64 * 1024
 """Bytes of a request's line and headers."""
 _CLOSE_WITHIN_S = 2
 """For open connections when the server ends."""
+
+_MALFORMED = BadValue(
+    "cannot read this request: it is not valid HTTP/1.1",
+    "use curl --unix-socket, or an HTTP library that connects to Unix sockets",
+)
+_PIPELINED = BadValue(
+    "cannot take this request: the one before it on this connection has no answer yet",
+    "read the answer first, or open another connection",
+)
 
 
 class Pipelined(Exception):
@@ -82,6 +91,7 @@ class HttpProtocol(HttpToolsProtocol):
         """Bytes received of an incomplete head; None after its end, until the next begins."""
         self._head_size = 0
         """Bytes parsed of the head, which may have arrived in one piece."""
+        self._is_pipelined = False
         self._deadline = self.loop.call_later(HEAD_WITHIN_S, transport.abort)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -98,10 +108,13 @@ class HttpProtocol(HttpToolsProtocol):
             self._refuse_head()
 
     def send_400_response(self, msg: str) -> None:
+        del msg  # it says the same of everything that httptools refuses
         if self._head_size > _LARGEST_HEAD:
             self._refuse_head()
+        elif self._is_pipelined:
+            self._refuse(_PIPELINED, "Bad Request")
         else:
-            super().send_400_response(msg)
+            self._refuse(_MALFORMED, "Bad Request")
 
     def _refuse_head(self) -> None:
         error = TooLarge(
@@ -109,12 +122,16 @@ class HttpProtocol(HttpToolsProtocol):
             f"{format_size(_LARGEST_HEAD)}",
             "send large values in the body",
         )
-        self.transport.write(raw_response(error, "Content Too Large"))
+        self._refuse(error, "Content Too Large")
+
+    def _refuse(self, error: GpuleaseError, phrase: str) -> None:
+        self.transport.write(raw_response(error, phrase))
         self.transport.close()
 
     def on_message_begin(self) -> None:
         # No client of ours pipelines, and a connection could queue requests without limit.
         if self._is_busy:
+            self._is_pipelined = True
             raise Pipelined
         self._unparsed = self._head_size = 0
         self._deadline.cancel()

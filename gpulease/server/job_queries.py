@@ -55,9 +55,9 @@ class JobQuery:
                 f"cannot list jobs: no state {self.state[:40]!r}", f"states: {', '.join(State)}"
             )
         if self.limit is not None:
-            within("limit", self.limit, 1, MOST_LISTED)
+            within("limit", self.limit, 1, MOST_LISTED, "list jobs")
         if self.after is not None:
-            within("job", self.after, 0, LARGEST_ID)
+            within("job", self.after, 0, LARGEST_ID, "list jobs")
 
     def page(self, store: Store) -> JobPage:
         """Return one page of the jobs in a store."""

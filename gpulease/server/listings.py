@@ -16,6 +16,7 @@ from gpulease.server.job_json import JobJson
 from gpulease.server.job_queries import JobPage
 from gpulease.server.job_views import JobViews
 from gpulease.server.machine_views import MachineViews
+from gpulease.server.queue_positions import without
 from gpulease.server.recent import Recent
 from gpulease.server.redaction import redact_machine
 from gpulease.service.explaining import Explainer
@@ -85,7 +86,7 @@ class Listings:
         # Afterwards, so that no job that starts meanwhile is missing.
         holding = self._machine.holding()
         started = {job.id for job in holding}
-        shown = [each for each in first if each.job.id not in started]
+        shown = without(first, started)
         view = self._machine.status(holding, self._clock.now())
         view.waiting = max(len(shown), len(self._machine.live()) - len(holding))
         view.more = None if len(shown) == view.waiting else _ALL_IN_QUEUE

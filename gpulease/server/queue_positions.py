@@ -1,7 +1,7 @@
 """The positions of queued jobs, and the first of them in the order of the queue."""
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from itertools import chain, islice, takewhile
 from typing import NamedTuple
 
@@ -73,6 +73,18 @@ class QueuePositions:
 
     def _is_eligible(self, job: Job) -> bool:
         return job.state is State.QUEUED and not _is_blocked(job, self._scheduler.plan)
+
+
+def without(first: Sequence[Placed], started: Container[JobId]) -> Sequence[Placed]:
+    """Return the first jobs of the queue but those that have started since, again with no gap."""
+    left = [each for each in first if each.job.id not in started]
+    if len(left) == len(first):
+        return first
+    # Those without a position are the last.
+    return [
+        Placed(each.job, None if each.position is None else place)
+        for place, each in enumerate(left, 1)
+    ]
 
 
 def _is_blocked(job: Job, plan: Plan | None) -> bool:

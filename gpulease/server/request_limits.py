@@ -144,6 +144,7 @@ _SEND_WITHIN_S = 30.0
 _LARGE_BODY = 64 * 1024
 _PIECE = 64 * 1024
 _MOST_DISCARDED = 64 * 1024 * 1024
+_DISCARD_WITHIN_S = 1.0
 
 Refuse = Callable[[GpuleaseError], Response]
 
@@ -181,13 +182,24 @@ class RequestLimits:
         except _Disconnected:
             return
         except GpuleaseError as error:
-            if isinstance(error, TooLarge):
-                await _discard(receive)
-            response = self._refusal(error)
-            response.headers.append((b"connection", b"close"))
-            await response(receive, send)
+            await self._refuse(error, receive, send)
             return
         await self._app(scope, receive, send)
+
+    async def _refuse(self, error: GpuleaseError, receive: Receive, send: Send) -> None:
+        response = self._refusal(error)
+        response.headers.append((b"connection", b"close"))
+        if not isinstance(error, TooLarge):
+            await response(receive, send)
+            return
+
+        async def send_unfinished(message: Message) -> None:
+            await send({**message, "more_body": True})
+
+        # The client has the whole answer now, and the connection closes after the last message.
+        await response(receive, send_unfinished)
+        await _discard(receive)
+        await send({"type": "http.response.body", "body": b""})
 
 
 async def _whole(scope: Scope, receive: Receive, slot: RequestSlot) -> bytes:
@@ -276,10 +288,10 @@ class _Outgoing:
 
 
 async def _discard(receive: Receive) -> None:
-    """Let a client finish writing, up to a limit: it reads the answer only afterwards."""
+    """Let a client finish writing, up to a limit: it may read the answer only afterwards."""
     discarded = 0
     try:
-        async with asyncio.timeout(BODY_WITHIN_S):
+        async with asyncio.timeout(_DISCARD_WITHIN_S):
             while discarded < _MOST_DISCARDED:
                 message = await receive()
                 discarded += len(message.get("body", b""))

@@ -77,7 +77,7 @@ class UsageHandlers:
                 "cannot report on other users: what they run is hidden on this machine",
                 "gpulease report, without --user and --all, shows your own jobs",
             )
-        ago = span("time to look back", since, at_least=1)
+        ago = span("time to look back", since, at_least=1, verb="report")
         begin = None if ago is None else context.clock.now() - ago
         # A year of jobs takes a while to add up.
         await slot_of_request(request).for_expensive()
@@ -88,7 +88,8 @@ class UsageHandlers:
     async def shares(self, request: Request, since: float = _WEEK_S) -> Response:
         """Show the users of the queue: use, share, turn, and waits in the last `since` seconds."""
         context = self._context
-        begin = context.clock.now() - (span("time to look back", since, at_least=1) or timedelta())
+        ago = span("time to look back", since, at_least=1, verb="report shares")
+        begin = context.clock.now() - (ago or timedelta())
         await slot_of_request(request).for_expensive()
         users = await context.scheduler.shares()
         waits = await asyncio.to_thread(context.waits_by_user, begin)

@@ -37,9 +37,9 @@ class Defaults:
     """The longest grace that a job may ask for."""
 
 
-def refuse(why: str, hint: str | None = None) -> NoReturn:
-    """Refuse a submission. Raises: BadValue, always."""
-    raise BadValue(f"cannot submit: {why}", hint)
+def refuse(why: str, hint: str | None = None, verb: str = "submit") -> NoReturn:
+    """Refuse a submission, or what `verb` says. Raises: BadValue, always."""
+    raise BadValue(f"cannot {verb}: {why}", hint)
 
 
 def bytes_string(what: str, text: str) -> str:
@@ -161,19 +161,21 @@ def _memory(asked: ClaimRequest, defaults: Defaults) -> int | Share:
     return Share(Fraction(100)) if asked.exclusive else defaults.memory
 
 
-def span(what: str, seconds: float | None, at_least: float) -> timedelta | None:
+def span(
+    what: str, seconds: float | None, at_least: float, verb: str = "submit"
+) -> timedelta | None:
     """Return seconds as a span; None stays None."""
     if seconds is None:
         return None
     if not at_least <= seconds <= LONGEST_TIME.total_seconds():
-        refuse(f"the {what} is out of range", "write a time as 90s, 30m, 4h or 1d12h")
+        refuse(f"the {what} is out of range", "write a time as 90s, 30m, 4h or 1d12h", verb)
     return timedelta(seconds=seconds)
 
 
-def within(what: str, value: int, least: int, most: int) -> int:
+def within(what: str, value: int, least: int, most: int, verb: str = "submit") -> int:
     """Return `value` if it is in range."""
     if not least <= value <= most:
-        refuse(f"the {what} {value} is out of range ({least} to {most})")
+        refuse(f"the {what} {value} is out of range ({least} to {most})", verb=verb)
     return value
 
 

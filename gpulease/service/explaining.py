@@ -18,7 +18,7 @@ from gpulease.domain.job import Job
 from gpulease.domain.lease import State
 from gpulease.domain.plan import Plan
 from gpulease.domain.queue import Queue
-from gpulease.domain.snapshot import capacity
+from gpulease.domain.snapshot import Snapshot, capacity
 from gpulease.service.ports import Clock
 
 _RESTS = 30
@@ -27,7 +27,7 @@ _RESTS = 30
 _OUTDATED_AFTER = timedelta(seconds=5)
 """An answer waits for newer explanations if the latest are of a plan so long ago."""
 _UNCHANGED_FOR = timedelta(minutes=1)
-"""The same if the jobs are the same as then: only their ages and the use of GPUs differ."""
+"""The same if the jobs and the GPUs that they may use are the same as then."""
 _SHORT_S = 0.005
 """An answer waits for computations that take no longer."""
 _LONGEST_WAIT_S = 2.0
@@ -123,7 +123,7 @@ class Explainer:
         age = plan.snapshot.at - explained.snapshot.at
         if age < _OUTDATED_AFTER:
             return False
-        return age >= _UNCHANGED_FOR or plan.snapshot.jobs != explained.snapshot.jobs
+        return age >= _UNCHANGED_FOR or _differ(plan.snapshot, explained.snapshot)
 
     def _due(self) -> Plan | None:
         """Return the plan to explain; None if there is no need."""
@@ -133,5 +133,16 @@ class Explainer:
         if latest is None or self._took_s <= _SHORT_S:
             return plan
         rests = self._clock.steady() < self._rests_until
-        is_same = plan.snapshot.jobs == latest.plan.snapshot.jobs
-        return None if rests or (is_same and not self._is_outdated(plan, latest.plan)) else plan
+        differ = _differ(plan.snapshot, latest.plan.snapshot)
+        return plan if not rests and (differ or self._is_outdated(plan, latest.plan)) else None
+
+
+def _differ(one: Snapshot, other: Snapshot) -> bool:
+    """Tell whether two snapshots differ in more than the ages of jobs and the use of GPUs."""
+    return _available(one) != _available(other) or one.jobs != other.jobs
+
+
+def _available(snapshot: Snapshot) -> object:
+    """Return what decides which GPUs jobs may use, apart from what is free on them."""
+    gpus = [(gpu.uuid, gpu.total, gpu.fault, gpu.compute_mode) for gpu in snapshot.readings]
+    return gpus, snapshot.drained, snapshot.windows, snapshot.limits, snapshot.policy

@@ -160,6 +160,36 @@ def test_a_body_larger_than_anything_that_could_run_is_refused(daemon: Daemon) -
     assert (status, content["error"]["code"]) == (413, "too_large")
 
 
+def refusal(answer: bytes) -> tuple[bytes, Any]:
+    """Return the first line of the answer, and its error."""
+    head, _, body = answer.partition(b"\r\n\r\n")
+    return head.partition(b"\r\n")[0], json.loads(body)["error"]
+
+
+@pytest.mark.parametrize(
+    "malformed",
+    [b"no request\r\n\r\n", b"GET /v1/status HTTP/1.1\r\n:\r\n\r\n", b"GET /\xff HTTP/1.1\r\n\r\n"],
+)
+def test_what_is_no_http_is_refused_as_all_else_is(daemon: Daemon, malformed: bytes) -> None:
+    status, error = refusal(said(daemon.socket, malformed))
+    assert (status, error["code"]) == (b"HTTP/1.1 400 Bad Request", "bad_value")
+    assert error["hint"]
+
+
+def test_a_body_declared_too_large_is_refused_before_it_is_sent(daemon: Daemon) -> None:
+    head = (
+        b"POST /v1/jobs HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\nContent-Length: %d\r\n\r\n"
+    )
+    _, error = refusal(said(daemon.socket, head % (LARGEST_REQUEST + 1), more=True))
+    assert error["code"] == "too_large"
+
+
+@pytest.mark.parametrize("asked", ["jobs?limit=0", "jobs?after=-1", "history?since=nan"])
+def test_a_listing_that_is_refused_is_not_called_a_submission(daemon: Daemon, asked: str) -> None:
+    _, error = refusal(said(daemon.socket, f"GET /v1/{asked} HTTP/1.1\r\nHost: x\r\n\r\n".encode()))
+    assert error["message"].startswith("cannot list ")
+
+
 @pytest.mark.parametrize(
     "body", ["", "{", "[]", "null", '{"argv": 1e999}', "\ud800".encode("utf-8", "surrogatepass")]
 )

@@ -2,10 +2,14 @@
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import timedelta
+from typing import Any
+
+import pytest
 
 from fakes import ALICE, NOON, FakeClock, G, reading
-from gpulease.domain.gpu import JobId
+from gpulease.domain.gpu import Fault, JobId
 from gpulease.domain.job import Job
 from gpulease.domain.lease import Claim
 from gpulease.domain.plan import Plan, plan, started
@@ -19,12 +23,13 @@ def job(number: int) -> Job:
     return Job(JobId(number), ALICE, "job", "true", Claim(8 * G, time_limit=HOUR), NOON)
 
 
-def decided(*waiting: int, at_hour: int = 0) -> Plan:
+def decided(*waiting: int, at_hour: int = 0, **fields: Any) -> Plan:
     """Return the plan of a GPU on which job 1 has just started, for an hour."""
     at = NOON + at_hour * HOUR
     snapshot = Snapshot([job(1)], [reading()], at)
     running = started(job(1), dict(plan(snapshot).grants)[JobId(1)], at)
-    return plan(Snapshot([running, *map(job, waiting)], [reading()], at))
+    taken = Snapshot([running, *map(job, waiting)], [reading()], at)
+    return plan(replace(taken, **fields))
 
 
 def test_a_plan_is_explained_once() -> None:
@@ -91,6 +96,26 @@ def test_an_answer_waits_for_new_explanations_if_the_last_are_old() -> None:
     explainer.refresh_here()
     assert explainer.latest is not None
     assert explainer.latest.plan is plans[-1]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"drained": {reading().uuid: "new fans"}},
+        {"readings": [reading(fault=Fault.LOST)]},
+    ],
+)
+def test_a_gpu_that_is_not_available_any_more_outdates_explanations(fields: Any) -> None:
+    clock, plans = FakeClock(), [decided(2)]
+    explainer = Explainer(lambda: plans[-1], clock, slowly(clock))
+    explainer.refresh_here()
+    assert explainer.latest is not None
+    assert explainer.latest.starts.keys() == {2}
+    clock.forward(hours=1)
+    plans.append(decided(2, at=NOON + timedelta(seconds=10), **fields))
+    explainer.refresh_here()
+    assert explainer.latest.plan is plans[-1]
+    assert not explainer.latest.starts
 
 
 def test_an_answer_that_does_not_wait_leaves_a_newer_one_for_the_next() -> None:

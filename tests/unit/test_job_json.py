@@ -16,6 +16,7 @@ from gpulease.domain.lease import Claim, State
 from gpulease.domain.queue_options import ArrayElement, Dependency, Priority, QueueOptions
 from gpulease.server.job_queries import JobQuery
 from gpulease.server.job_views import JobViews
+from gpulease.server.queue_positions import Placed, without
 from gpulease.server.redaction import redact_job
 from gpulease.units import Share
 from gpulease.wire.jobs import JobView
@@ -107,6 +108,19 @@ def test_the_first_of_the_queue_are_distinct_queued_jobs_with_places_in_order(
     places = [each.position for each in every if each.position is not None]
     assert places == [*range(1, len(places) + 1)]
     assert all(each.position is None for each in every[len(places) :])
+
+
+@given(st.sets(st.integers(1, 6)), st.integers(0, 6))
+def test_jobs_that_have_started_since_leave_no_gap_in_the_queue(
+    started: set[int], in_order: int
+) -> None:
+    store = MemoryStore()
+    queued = [store.add(order(), NOON) for _ in range(6)]
+    first = [Placed(job, job.id if job.id <= in_order else None) for job in queued]
+    left = without(first, {JobId(each) for each in started})
+    assert [each.job for each in left] == [job for job in queued if job.id not in started]
+    places = [each.position for each in left if each.position is not None]
+    assert places == [*range(1, len({*range(1, in_order + 1)} - started) + 1)]
 
 
 @given(st.integers(0, 20), st.integers(1, 7), st.booleans())
