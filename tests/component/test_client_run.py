@@ -305,6 +305,16 @@ def test_a_job_that_was_over_before_anyone_attached_is_told_from_its_logs(
     assert (out, err, process.returncode) == (b"out", b"err", 9)
 
 
+def test_a_job_that_failed_keeps_its_code_if_its_kept_output_is_lost(
+    start: Start, daemon: StandIn
+) -> None:
+    daemon.on_submit = views.over(17, exit_status=9)
+    daemon.logs = frame(FrameKind.STDOUT, b"out")
+    with Path("/dev/full").open("w") as full:
+        process = start("--mem", "4G", "true", stdout=full)
+    assert process.wait(20) == 9
+
+
 def test_a_shim_that_dies_leaves_the_end_to_the_daemon(
     start: Start, daemon: StandIn, shim: ShimStandIn
 ) -> None:
