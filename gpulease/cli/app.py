@@ -18,9 +18,8 @@ if TYPE_CHECKING:
     from gpulease.cli.signals import Killed
 
 _BROKEN_PIPE = 141
-_CANNOT_FLUSH = 120
-"""As Python exits then."""
-_CANNOT_WRITE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
+_CANNOT_WRITE = frozenset({errno.EBADF, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
+"""EBADF: standard output is closed."""
 
 
 def main() -> None:
@@ -37,11 +36,10 @@ def main() -> None:
 
 def _leave(exit_code: int) -> NoReturn:
     """Exit without tearing down the interpreter, which takes as long as a request."""
-    for stream in (sys.stdout, sys.stderr):
-        try:
-            stream.flush()
-        except (OSError, ValueError, AttributeError):  # full, a closed pipe, or none at all
-            exit_code = exit_code or _CANNOT_FLUSH
+    try:
+        sys.stdout.flush()
+    except OSError as error:
+        exit_code = exit_code or _output_lost(error)
     os._exit(exit_code)
 
 
@@ -55,8 +53,10 @@ def _complete(words: Sequence[str]) -> int:
 
 def _print_version() -> int:
     # Scripts call this often, and it needs no import of the verbs.
-    if sys.stdout is not None:
+    try:
         sys.stdout.write(f"gpulease {described()}\n")
+    except OSError as error:
+        return _output_lost(error)
     return 0
 
 
@@ -83,9 +83,7 @@ def call(arguments: Sequence[str]) -> int:
     except OSError as error:
         if error.errno not in _CANNOT_WRITE:
             raise
-        _discard_stdout()
-        print_error(GpuleaseError(f"cannot write the output: {error.strerror}"))
-        return 1
+        return _output_lost(error)
 
 
 def _end_by(killed: Killed) -> int:
@@ -96,10 +94,20 @@ def _end_by(killed: Killed) -> int:
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
-        except (OSError, ValueError, AttributeError):
+        except OSError:
             pass
     killed.take_effect()
     return 128 + killed.signum
+
+
+def _output_lost(error: OSError) -> int:
+    from gpulease.cli.render import print_stderr
+
+    _discard_stdout()
+    if isinstance(error, BrokenPipeError):
+        return _BROKEN_PIPE
+    print_stderr(f"cannot write the output: {error.strerror}")
+    return 1
 
 
 def _discard_stdout() -> None:
@@ -133,10 +141,13 @@ def _misused(error: typer.TyperException) -> int:
 
 
 def _open_closed_streams() -> None:
-    # With `>&-` the next file or socket that is opened would become stdout. /dev/null, opened for
-    # the wrong direction, takes the place and fails as a closed stream does.
-    for handle, mode in ((0, os.O_WRONLY), (1, os.O_RDONLY), (2, os.O_RDONLY)):
+    # With `>&-` the next file or socket that is opened would become stdout. /dev/null takes the
+    # place, in the first two opened for the wrong direction: it fails as a closed stream does.
+    for handle, mode in ((0, os.O_WRONLY), (1, os.O_RDONLY), (2, os.O_WRONLY)):
         try:
             os.fstat(handle)
         except OSError:
             os.open(os.devnull, mode)
+    # Python has none for a closed stream.
+    sys.stdout = sys.stdout or os.fdopen(1, "w", closefd=False)
+    sys.stderr = sys.stderr or os.fdopen(2, "w", closefd=False)

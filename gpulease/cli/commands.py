@@ -180,6 +180,8 @@ def invoke(arguments: Sequence[str]) -> int:
         typer.TyperException: the line cannot be understood.
         Killed: a signal ends this process.
     """
+    if arguments[:1] == ["help"]:
+        arguments = [*arguments[1:], "--help"]
     command = typer.main.get_command(app)
     result = command.main(args=list(arguments), prog_name="gpulease", standalone_mode=False)
     return result if isinstance(result, int) else 0

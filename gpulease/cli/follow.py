@@ -17,7 +17,7 @@ from gpulease.cli.exit_codes import (
     status_of_job,
 )
 from gpulease.cli.job_watch import RECONNECT_EVERY, current, id_of, wait_for_end, wait_for_start
-from gpulease.cli.render import write_output
+from gpulease.cli.render import OutputClosed, write_output
 from gpulease.cli.signals import ENDING, EndedByInterrupt, Interrupted, Killed
 from gpulease.errors import GpuleaseError, NoDaemon, NotAllowed
 from gpulease.record import record
@@ -305,7 +305,11 @@ def _end_by_daemon(
         stderr.print(ended(job))
         return status_of_job(job), job
     if not seen and job.started_at is not None:
-        _print_kept(client, job.id, signals)
+        try:
+            _print_kept(client, job.id, signals)
+        except (OSError, OutputClosed):
+            if status_of_job(job) == 0:
+                raise
     if words := last_words(job):
         stderr.print(words)
     _summarize(client, job, stderr, options)

@@ -20,7 +20,7 @@ from gpulease.cli.light_connection import light_client
 from gpulease.cli.render import local_time, print_stdout, screen_of, show_page
 from gpulease.cli.tables import Column, Line, Page, Style, Table, line
 from gpulease.client.light_client import read
-from gpulease.errors import BadValue
+from gpulease.errors import BadUsage, BadValue
 from gpulease.light_json import decode_plain, encode, indent
 from gpulease.locations import environment
 from gpulease.wire.text import spoken
@@ -86,7 +86,7 @@ def _most(limit: str | None, *, json: bool) -> int | None:
     """Return how many jobs to list; None: all.
 
     Raises:
-        BadValue: `limit` is neither a number above zero nor "all".
+        BadUsage: `limit` is neither a number above zero nor "all".
     """
     if limit is None:
         is_terminal = sys.stdout is not None and sys.stdout.isatty()
@@ -95,7 +95,7 @@ def _most(limit: str | None, *, json: bool) -> int | None:
         return None
     is_number = limit.isascii() and limit.isdecimal() and len(limit) <= _MOST_DIGITS
     if not is_number or not 0 < int(limit) <= _MOST_LISTED:
-        raise BadValue(
+        raise BadUsage(
             f"cannot list {limit[:40]!r} jobs: write a number from 1 to {_MOST_LISTED}, or all",
             "gpulease list --limit 50",
         )

@@ -105,14 +105,25 @@ def waiting_text(job: JobView, blockers: Sequence[JobView], now: datetime) -> st
 
 def _why(job: JobView, blockers: Sequence[JobView], now: datetime) -> str:
     """Give the daemon's reason, with what is known about the jobs in the way."""
-    reason = reason_of(job, now)
+    reason = reason_of(job, now) or ""
     why = f": {reason}" if reason else ""
-    parts = [_blocker(blocker, now) for blocker in blockers]
-    return why + _brackets([*_for_whom(job, parts), *_start(job, now)])
+    if _says_all(reason, job, blockers):
+        parts = sorted({clean(blocker.user) for blocker in blockers})
+    else:
+        parts = [_blocker(blocker, now) for blocker in blockers]
+    return why + _brackets([*_for_whom(job, len(blockers), parts), *_start(job, now)])
 
 
-def _for_whom(job: JobView, parts: list[str]) -> list[str]:
-    if more := len(job.waits_for) - len(parts):
+def _says_all(reason: str, job: JobView, blockers: Sequence[JobView]) -> bool:
+    """Return whether the reason names all jobs in the way, and only their users are to be added."""
+    words = reason.replace(",", "").split()
+    named = all(id_of(blocker) in words for blocker in blockers)
+    timed = any(blocker.expires_at for blocker in blockers)
+    return "ends" in words and named and not timed and len(blockers) == len(job.waits_for)
+
+
+def _for_whom(job: JobView, known: int, parts: list[str]) -> list[str]:
+    if more := len(job.waits_for) - known:
         parts = [*parts, f"{more} more" if parts else "jobs " + ", ".join(map(str, job.waits_for))]
     return [f"waits for {' and '.join(parts)}"] if parts else []
 

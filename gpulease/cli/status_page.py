@@ -26,7 +26,7 @@ from gpulease.cli.light_connection import light_client
 from gpulease.cli.render import local_time, print_stdout, screen_of, show_page
 from gpulease.cli.tables import Block, Column, Hanging, Line, Page, Span, Style, Table, line, widths
 from gpulease.cli.window_page import sentence
-from gpulease.errors import BadValue
+from gpulease.errors import BadUsage
 from gpulease.light_json import indent
 from gpulease.locations import environment
 
@@ -56,8 +56,8 @@ _STATES: dict[str, Style] = {"available": "good", "drained": "warn", "divided": 
 
 def print_status(*, queue: str, json: bool, socket: Path | str | None) -> None:
     """Print the state of the machine, with the first jobs of the queue: a number, or "all"."""
-    daemon = light_client(socket)
     first = _first_of(queue)
+    daemon = light_client(socket)
     if json:
         print_stdout(indent(daemon.status_json(first)))
         return
@@ -69,12 +69,12 @@ def _first_of(text: str) -> int | None:
     """Return how many waiting jobs to show; None: all.
 
     Raises:
-        BadValue: that is neither a number nor "all".
+        BadUsage: that is neither a number nor "all".
     """
     if text == "all":
         return None
     if not (text.isascii() and text.isdigit() and len(text) <= _MOST_DIGITS):
-        raise BadValue(f"cannot show {text[:40]!r} waiting jobs: that is no number", "--queue 50")
+        raise BadUsage(f"cannot show {text[:40]!r} waiting jobs: that is no number", "--queue 50")
     return int(text)
 
 

@@ -305,6 +305,16 @@ def test_a_job_that_was_over_before_anyone_attached_is_told_from_its_logs(
     assert (out, err, process.returncode) == (b"out", b"err", 9)
 
 
+def test_a_job_that_failed_keeps_its_code_if_its_kept_output_is_lost(
+    start: Start, daemon: StandIn
+) -> None:
+    daemon.on_submit = views.over(17, exit_status=9)
+    daemon.logs = frame(FrameKind.STDOUT, b"out")
+    with Path("/dev/full").open("w") as full:
+        process = start("--mem", "4G", "true", stdout=full)
+    assert process.wait(20) == 9
+
+
 def test_a_shim_that_dies_leaves_the_end_to_the_daemon(
     start: Start, daemon: StandIn, shim: ShimStandIn
 ) -> None:
@@ -347,6 +357,58 @@ def test_a_reader_that_leaves_ends_the_job_as_a_pipe_would(
     shim.until(lambda: shim.signals == [signal.SIGPIPE])
     shim.exit(signal=signal.SIGPIPE)
     assert process.wait(20) == 141
+
+
+@pytest.mark.parametrize(
+    ("how", "status"), [({"code": 0}, 1), ({"signal": signal.SIGPIPE}, 1), ({"code": 9}, 9)]
+)
+def test_output_that_a_full_disk_lost_is_a_failure(
+    start: Start, daemon: StandIn, shim: ShimStandIn, how: dict[str, int], status: int
+) -> None:
+    daemon.on_submit = active(shim)
+    with Path("/dev/full").open("w") as full:
+        process = start("--mem", "4G", "seq", "9", stdout=full)
+    shim.say(FrameKind.STDOUT, b"9\n")
+    shim.exit(**how)
+    _, err = process.communicate(timeout=20)
+    assert process.returncode == status
+    assert err == b"gpulease: cannot write the job's output: No space left on device\n"
+
+
+def test_a_job_that_ends_before_the_pipe_breaks_has_failed_too(
+    start: Start, daemon: StandIn, shim: ShimStandIn
+) -> None:
+    daemon.on_submit = active(shim)
+    process = start("--mem", "4G", "yes")
+    assert process.stdout is not None
+    process.stdout.close()
+    process.stdout = None
+    shim.say(FrameKind.STDOUT, b"y\n")
+    shim.exit(code=0)
+    assert process.wait(20) == 141
+
+
+def test_a_closed_standard_output_is_a_failure_if_the_job_writes(
+    start: Start, daemon: StandIn, shim: ShimStandIn
+) -> None:
+    daemon.on_submit = active(shim)
+    process = start("--mem", "4G", "true", preexec_fn=lambda: os.close(1))
+    shim.say(FrameKind.STDOUT, b"y\n")
+    shim.exit(code=0)
+    _, err = process.communicate(timeout=20)
+    assert process.returncode == 1
+    assert b"Bad file descriptor" in err
+
+
+def test_a_closed_standard_error_is_no_failure(
+    start: Start, daemon: StandIn, shim: ShimStandIn
+) -> None:
+    daemon.on_submit = active(shim)
+    process = start("--mem", "4G", "true", preexec_fn=lambda: os.close(2))
+    shim.say(FrameKind.STDERR, b"lost")
+    shim.exit(code=0)
+    out, _ = process.communicate(timeout=20)
+    assert (out, process.returncode) == (b"", 0)
 
 
 def test_closed_streams_do_not_confuse_it(start: Start, daemon: StandIn, shim: ShimStandIn) -> None:

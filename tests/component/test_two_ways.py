@@ -12,6 +12,7 @@ from daemon_stand_in import views
 from daemon_stand_in.daemon import StandIn
 from daemon_stand_in.terminal import REPOSITORY, gpulease
 from gpulease.errors import BadValue
+from gpulease.wire.frames import FrameKind, frame
 
 
 @pytest.fixture
@@ -37,7 +38,8 @@ def run(daemon: StandIn, way: str, *line: str, **more: str) -> tuple[int, str, s
 LINES = [
     "status", "status --json", "status --queue x", "list", "list --all", "list --all --json",
     "list --limit 0", "list --all --limit 1", "list --state failed --limit 1",
-    "list --user nobody-here", "list --state failed --json", "show 12", "show 17 9",
+    "list --user nobody-here", "list --state failed --json", "list --limit -3",
+    "status --queue -1", "help", "help run", "help statsu", "show 12", "show 17 9",
     "show 12 --json", "show 99", "show", "show 12 --all", "cancel 12", "cancel 99 12",
     "cancel 12 --user bob", "cancel 12 --grace never", "run -d --mem 4X true",
     "run -d --mem 1G true", "run", "run no-such-command", "run -d --array 0-3 --no-wait true",
@@ -90,3 +92,37 @@ def test_a_full_disk_and_a_closed_pipe_are_reported(daemon: StandIn, way: str) -
     )  # fmt: skip
     os.close(write)
     assert (closed.returncode, closed.stderr) == (141, b"")
+
+
+@pytest.mark.parametrize("way", ["on", "off"])
+@pytest.mark.parametrize(
+    "line", ["status", "list", "--version", "logs 12", "run -d --mem 4G true", "help"]
+)
+@pytest.mark.parametrize("to", ["&-", "/dev/full"])
+def test_lost_output_is_a_failure(daemon: StandIn, way: str, line: str, to: str) -> None:
+    daemon.logs = frame(FrameKind.STDOUT, b"out")
+    program = [*gpulease(daemon.path)[:3], *line.split()]
+    environment = {
+        **os.environ, "PYTHONPATH": str(REPOSITORY), "GPULEASE_QUICK_PARSER": way,
+        "GPULEASE_SOCKET": str(daemon.path),
+    }  # fmt: skip
+    ran = subprocess.run(
+        ["sh", "-c", f'"$@" >{to}', "sh", *program], env=environment, capture_output=True,
+        text=True, check=False,
+    )  # fmt: skip
+    why = "Bad file descriptor" if to == "&-" else "No space left on device"
+    assert (ran.returncode, ran.stderr) == (1, f"cannot write the output: {why}\n")
+
+
+def test_a_closed_standard_error_is_no_failure_and_no_message_goes_elsewhere(
+    daemon: StandIn,
+) -> None:
+    for line, status in (("status", 0), ("list --limit 0", 2)):
+        program = gpulease(daemon.path, *line.split())
+        environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+        ran = subprocess.run(
+            ["sh", "-c", '"$@" 2>&-', "sh", *program], env=environment, capture_output=True,
+            text=True, check=False,
+        )  # fmt: skip
+        assert ran.returncode == status
+        assert bool(ran.stdout) == (status == 0)

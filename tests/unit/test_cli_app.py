@@ -69,6 +69,8 @@ def test_no_pointer_hides_a_verb_and_each_points_to_one() -> None:
         (["attach", "17", "18"], "unexpected extra argument"),
         (["extend", "17"], "no span of time"),
         (["list", "--state", "gone"], "is not one of queued"),
+        (["list", "--limit", "-3"], "a number from 1"),
+        (["status", "--queue", "-1"], "that is no number"),
         (["history", "--limit", "0"], "0 is below 1"),
         (["history", "--limit", "-3"], "-3 is below 1"),
         (["history", "--limit", "9" * 30], "is above"),

@@ -57,6 +57,10 @@ def test_a_job_that_the_reason_names_is_not_named_twice() -> None:
     job = views.job(17, position=1, waits_for=[12, 13], reason="no room for 6G before job 12 ends")
     blocker = views.running(12, user="alice", expires_at=None)
     sentence("waiting-for-another", waiting_text(job, [blocker], NOW))
+    reason = "no room for 6G before one of the jobs 12, 13 ends"
+    both = [replace(blocker, id=number) for number in (12, 13)]
+    job = replace(job, reason=reason)
+    sentence("waiting-for-named", waiting_text(job, both, NOW))
 
 
 def test_jobs_that_are_not_named_are_counted() -> None:

@@ -82,8 +82,7 @@ class Outlet:
         except OSError as error:
             # EPIPE, EBADF after `>&-`, ENOSPC or EIO: all of them are final.
             self.broken = True
-            unwanted = error.errno in (errno.EPIPE, errno.EBADF)
-            self.trouble = None if unwanted else error.strerror
+            self.trouble = None if error.errno == errno.EPIPE else error.strerror
             self._waiting.clear()
 
     def _write_some(self, pieces: list[Piece]) -> int:

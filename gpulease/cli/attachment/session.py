@@ -97,6 +97,8 @@ class _Attachment:
             if self._messages.ending is None:
                 self._console.tidy()
             self._console.drain(self._signals)
+            self._messages.note_lost_output()
+            self._console.settle()
         finally:
             self._console.give_back()
         ending = self._messages.ending

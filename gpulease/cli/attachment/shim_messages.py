@@ -9,6 +9,7 @@ from gpulease.cli.attachment.keyboard import AGAIN_WITHIN
 from gpulease.cli.attachment.mode import AttachRefused, Left
 from gpulease.cli.attachment.shim_connection import read_json
 from gpulease.cli.exit_codes import JobEnd
+from gpulease.record import replace
 from gpulease.wire.frames import FrameKind
 
 TYPE_CHECKING = False
@@ -85,10 +86,25 @@ class ShimMessages:
         stdout = self._console.stdout
         if not self._mode.started or stdout.was_terminal:
             raise Left(signal.SIGHUP if stdout.was_terminal else signal.SIGPIPE)
-        if trouble := stdout.trouble:
-            self._console.say(messages.unwritable(trouble))
+        self._report_trouble()
         # A job that wrote to this pipe itself would have got this signal.
         self._connection.signal(signal.SIGPIPE)
+
+    def note_lost_output(self) -> None:
+        """Make an end without failure one with a failure if not all output could be written."""
+        stdout, ending = self._console.stdout, self.ending
+        if ending is None or not stdout.broken:
+            return
+        if self._broken_at is None:
+            self._report_trouble()
+        if ending.exit_code == 0 or ending.signal == signal.SIGPIPE:
+            # As if the job itself had written there.
+            end = (1, None) if stdout.trouble else (None, int(signal.SIGPIPE))
+            self.ending = replace(ending, exit_code=end[0], signal=end[1])
+
+    def _report_trouble(self) -> None:
+        if trouble := self._console.stdout.trouble:
+            self._console.say(messages.unwritable(trouble))
 
     def _insist_on_broken_pipe(self) -> None:
         # A job that ignores SIGPIPE, as Python does, would have failed at this write.
