@@ -9,11 +9,11 @@ from gpulease.cli.format import (
     ids_of,
     label,
     named,
-    ranges,
     reason_of,
     requested,
 )
 from gpulease.cli.tables import Block, Column, Hanging, Line, Page, Span, Table, line
+from gpulease.wire.text import ranges
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gpulease.units import format_size, format_span
-from gpulease.wire.text import spoken
+from gpulease.wire.text import ranges, spoken
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -16,8 +16,6 @@ else:
     from _datetime import datetime, timedelta  # the module around it takes ten times as long
 
 UNKNOWN = "-"
-_MOST_RANGES = 4
-"""Of the indices in a row."""
 
 
 def clean(text: str) -> str:
@@ -149,23 +147,13 @@ def id_of(job: JobView) -> str:
 
 def ids_of(alike: Sequence[JobView]) -> str:
     """Return the ids of jobs that share a row: 17, or 17_[3-99] for elements of an array."""
+    queue = alike[0].queue
+    if queue is not None and queue.array_waiting is not None:
+        return f"{queue.array}_[{clean(queue.array_waiting.indices)}]"
     if len(alike) == 1:
         return id_of(alike[0])
     indices = sorted(job.queue.array_index or 0 for job in alike if job.queue is not None)
-    array = alike[0].queue.array if alike[0].queue is not None else None
-    return f"{array}_[{ranges(indices)}]"
-
-
-def ranges(numbers: Sequence[int]) -> str:
-    """Write ascending numbers as ranges: 0-3,7,9-10; of many ranges only the first."""
-    found: list[list[int]] = []
-    for number in numbers:
-        if found and number == found[-1][1] + 1:
-            found[-1][1] = number
-        else:
-            found.append([number, number])
-    shown = [str(first) if first == last else f"{first}-{last}" for first, last in found]
-    return ",".join([*shown[:_MOST_RANGES], *["..."] * (len(shown) > _MOST_RANGES)])
+    return f"{queue.array if queue is not None else None}_[{ranges(indices)}]"
 
 
 def alike(jobs: Iterable[JobView]) -> list[list[JobView]]:
@@ -175,7 +163,9 @@ def alike(jobs: Iterable[JobView]) -> list[list[JobView]]:
     """
     groups: dict[tuple[object, ...], list[JobView]] = {}
     for job in jobs:
-        array = None if job.queue is None else job.queue.array
+        queue = job.queue
+        # One that stands for others has a row already.
+        array = None if queue is None or queue.array_waiting else queue.array
         key: tuple[object, ...] = (job.id,)
         if array is not None and job.started_at is None and job.state in ("queued", "ended"):
             key = array, job.state, job.outcome, job.reason, _begin_of(job)

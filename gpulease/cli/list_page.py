@@ -145,8 +145,11 @@ def page(listed: JobList, now: datetime, *, newest: bool = False) -> Page:
         Column("EXIT", right=True),
         Column("COMMAND", leaves=6, shrinks=True, least=16),
     )
-    rows = tuple(_row(group, now, waiting=waiting) for group in alike(listed.jobs))
     more = (listed.total or 0) - len(listed.jobs)
+    last = listed.jobs[0 if newest else -1] if more > 0 else None
+    rows = tuple(
+        _row(group, _ids(group, last), now, waiting=waiting) for group in alike(listed.jobs)
+    )
     if more <= 0:
         return [Table(columns, rows)]
     text = f"{more} {'older' if newest else 'more'}; --limit all lists them"
@@ -157,11 +160,21 @@ def _style(job: JobView) -> Style:
     return "warn" if job.suspended else _STYLES.get(job.state, "warn")
 
 
-def _row(group: Sequence[JobView], now: datetime, *, waiting: bool) -> tuple[Line, ...]:
+def _ids(group: Sequence[JobView], last: JobView | None) -> str:
+    """Return the ids of a row; with `last`, the job where the listing was cut, it may have more."""
+    ids = ids_of(group)
+    if last is None or len(group) == 1 or all(job is not last for job in group):
+        return ids
+    if last is group[0]:
+        return ids.replace("[", "[...,")
+    return ids if ids.endswith("...]") else ids.replace("]", ",...]")
+
+
+def _row(group: Sequence[JobView], ids: str, now: datetime, *, waiting: bool) -> tuple[Line, ...]:
     job = group[0]
     failed = job.exit_status not in (None, 0)
     return (
-        line(ids_of(group)),
+        line(ids),
         line(clean(job.user)),
         line(named(job)),
         line(label(job), "bad" if failed else _style(job)),

@@ -249,7 +249,7 @@ def _queue(view: StatusView, now: datetime) -> Iterator[Block]:
     waiting = [job for job in view.jobs if job.state == "queued"]
     yield line("")
     yield from _why_none_starts(view, now)
-    more = (view.waiting or 0) - len(waiting)
+    more = (view.waiting or 0) - sum(_stands_for(job) for job in waiting)
     if waiting:
         yield _queue_table(waiting, now)
     elif more <= 0:
@@ -257,6 +257,12 @@ def _queue(view: StatusView, now: datetime) -> Iterator[Block]:
     if more > 0:
         text = f"{more} more queued; gpulease status --queue all shows them"
         yield Hanging(line(text, "dim"), 2)
+
+
+def _stands_for(job: JobView) -> int:
+    """Return how many queued jobs a row shows."""
+    elements = None if job.queue is None else job.queue.array_waiting
+    return 1 if elements is None else elements.jobs
 
 
 def _queue_table(waiting: Sequence[JobView], now: datetime) -> Table:

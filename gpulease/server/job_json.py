@@ -14,11 +14,12 @@ import msgspec
 from gpulease.domain.job import NO_ACTIVITY, Job
 from gpulease.domain.lease import Claim, State
 from gpulease.server.job_views import JobViews, WaitState
-from gpulease.server.queue_positions import Placed
+from gpulease.server.queue_positions import Row
 from gpulease.server.reasons import WaitExplanation
 from gpulease.server.redaction import HIDDEN, redact_job
 from gpulease.server.view_sources import instant
-from gpulease.wire.jobs import JobView
+from gpulease.wire.jobs import ArrayWaitingView, JobView, QueueView
+from gpulease.wire.text import ranges
 
 _NULL = b"null"
 _MOST_KEPT = 2000
@@ -81,18 +82,23 @@ class JobJson:
             return self._waiting(job, self._views.wait(job), viewer)
         return self._drawn(self._views.job(job, to_owner=to_owner), viewer)
 
-    def placed(self, placed: Placed, viewer: str | None = None) -> bytes:
-        """Return a queued job with this position."""
-        if _has_never_run(placed.job):
-            waits = self._views.wait(placed.job)._replace(position=placed.position)
-            return self._waiting(placed.job, waits, viewer)
-        view = replace(self._views.job(placed.job), position=placed.position)
+    def row(self, row: Row, viewer: str | None = None) -> bytes:
+        """Return the first job of a row with its position. It stands for the others."""
+        job, position = row[0]
+        waits = self._views.wait(job)._replace(position=position)
+        queue = self._views.queue(job.queue, waits.block)
+        queue.array_waiting = _stands_for(row)
+        if _has_never_run(job):
+            return self._waiting(job, waits, viewer, queue)
+        view = replace(self._views.job(job), position=position, queue=queue)
         return self._drawn(view, viewer)
 
     def _drawn(self, view: JobView, viewer: str | None) -> bytes:
         return _encode(view if viewer is None else redact_job(view, viewer))
 
-    def _waiting(self, job: Job, waits: WaitState, viewer: str | None) -> bytes:
+    def _waiting(
+        self, job: Job, waits: WaitState, viewer: str | None, queue: QueueView | None = None
+    ) -> bytes:
         why, usage = self._why(waits), job.usage
         is_hidden = viewer not in (None, job.owner.user)
         parts = [b""] * (2 * len(_TEMPLATE) - 1)
@@ -117,7 +123,7 @@ class JobJson:
             _NULL if is_hidden or usage.size_reason is None else _encode(usage.size_reason),
             _number(usage.retry_of),
             _encode(job.label),
-            _encode(self._views.queue(job.queue, waits.block)),
+            _encode(queue or self._views.queue(job.queue, waits.block)),
         )
         return b"".join(parts)
 
@@ -148,6 +154,14 @@ class JobJson:
 
 def _has_never_run(job: Job) -> bool:
     return job.state is State.QUEUED and _what_runs_change(job) == _NEVER_RUN
+
+
+def _stands_for(row: Row) -> ArrayWaitingView | None:
+    """Return the elements in a row of several; None in a row of one."""
+    if len(row) == 1:
+        return None
+    indices = sorted(job.queue.array.index for job, _ in row if job.queue.array is not None)
+    return ArrayWaitingView(ranges(indices), len(indices))
 
 
 def _number(value: int | None) -> bytes:

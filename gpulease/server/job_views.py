@@ -14,7 +14,7 @@ from gpulease.domain.lease import Claim, State
 from gpulease.domain.overuse import Consequence, OverusePolicy
 from gpulease.domain.queue_options import QueueOptions
 from gpulease.server.lease_views import LeaseViews, hook_view, is_adopted
-from gpulease.server.queue_positions import Placed, QueuePositions
+from gpulease.server.queue_positions import QueuePositions, Row
 from gpulease.server.reasons import WaitExplanation, WaitReasonCache, exit_status, reason
 from gpulease.server.view_sources import ViewSources, instant, whole_minute
 from gpulease.service.explaining import Explainer
@@ -159,9 +159,9 @@ class JobViews:
         """Return a claim as a wire object."""
         return claim_view(claim, self._scheduler.observer.readings() if claim.named else {})
 
-    def first(self, most: int | None) -> Sequence[Placed]:
-        """Return the first jobs of the queue in its order; None: all of them."""
-        return self._positions.first(self._explainer.latest, most)
+    def rows(self, most: int | None) -> Sequence[Row]:
+        """Return the first rows of the queue in its order; None: each job."""
+        return self._positions.rows(self._explainer.latest, most)
 
     def _activity(self, job: Job) -> dict[str, Any]:
         """Return what a job did with its GPUs, so far or until its end."""

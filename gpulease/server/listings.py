@@ -30,7 +30,7 @@ class _Asked(NamedTuple):
     """What requests for a status have in common if they share one."""
 
     first: int | None
-    """The number of queued jobs to show; None: all."""
+    """The number of rows of the queue to show; None: each job."""
     viewer: str | None
     """The user for whom what others run is hidden."""
 
@@ -64,7 +64,7 @@ class Listings:
         self._drawing = asyncio.Lock()
 
     async def status(self, first: int | None = None, redacted_for: str | None = None) -> bytes:
-        """Return the status of the machine, with the `first` jobs of the queue or all of them.
+        """Return the status of the machine, with the `first` rows of the queue or each job.
 
         For the user `redacted_for`, what others run is hidden.
         """
@@ -82,20 +82,21 @@ class Listings:
     def _status(self, asked: _Asked) -> bytes:
         self._explainer.refresh_here()
         self._stopped.begin()
-        first = self._status_views.first(asked.first)
+        rows = self._status_views.rows(asked.first)
         # Afterwards, so that no job that starts meanwhile is missing.
         holding = self._machine.holding()
         started = {job.id for job in holding}
-        shown = without(first, started)
+        shown = without(rows, started)
         view = self._machine.status(holding, self._clock.now())
-        view.waiting = max(len(shown), len(self._machine.live()) - len(holding))
+        # While the queue changes, the two may differ.
+        view.waiting = max(sum(map(len, shown)), len(self._machine.live()) - len(holding))
         view.more = None if len(shown) == view.waiting else _ALL_IN_QUEUE
         if asked.viewer is not None:
             view = redact_machine(view, asked.viewer)
         json = self._status_json
         view.jobs = _raw(
             *(json.of(job, asked.viewer) for job in holding),
-            *(json.placed(each, asked.viewer) for each in shown),
+            *(json.row(each, asked.viewer) for each in shown),
         )
         drawn = msgspec.json.encode(view)
         self._explainer.start()

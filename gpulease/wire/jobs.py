@@ -169,6 +169,15 @@ class EventView:
 
 
 @dataclass(slots=True)
+class ArrayWaitingView:
+    """The queued elements of an array that one of them stands for, itself included."""
+
+    indices: str
+    """Such as "0-299"; of many ranges the first, then "..."."""
+    jobs: int
+
+
+@dataclass(slots=True)
 class QueueView:
     """What was asked of the queue for a job."""
 
@@ -189,6 +198,9 @@ class QueueView:
     """How often it was queued again."""
     blocked_by: str | None = None
     """Why it may not start now, apart from memory: held, begin, after, array; null if it may."""
+    array_waiting: ArrayWaitingView | None = None
+    """The elements that it stands for in a status that leaves jobs out; null if it stands for
+    itself alone."""
 
 
 @dataclass(slots=True)

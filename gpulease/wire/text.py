@@ -31,6 +31,8 @@ MOST_DEPENDENCIES = 100
 LARGEST_RETRY = 4.0
 """Factor of memory for the next attempt of a job."""
 _POINTER = 8
+_MOST_RANGES = 4
+"""Of the indices in a row."""
 
 
 def exec_size(argv: Sequence[str], environment: Mapping[str, str]) -> int:
@@ -56,3 +58,15 @@ def from_wire(text: str) -> str:
 def spoken(name: str) -> str:
     """Return a name such as time_limit as people read and type it: time-limit."""
     return name.replace("_", "-")
+
+
+def ranges(numbers: Sequence[int]) -> str:
+    """Write ascending numbers as ranges: 0-3,7,9-10; of many ranges only the first."""
+    found: list[list[int]] = []
+    for number in numbers:
+        if found and number == found[-1][1] + 1:
+            found[-1][1] = number
+        else:
+            found.append([number, number])
+    shown = [str(first) if first == last else f"{first}-{last}" for first, last in found]
+    return ",".join([*shown[:_MOST_RANGES], *["..."] * (len(shown) > _MOST_RANGES)])

@@ -2,10 +2,11 @@
 
 from view_rig import World
 
-from fakes import ALICE, NOON, G
+from fakes import ALICE, BOB, NOON, G
 from gpulease.domain.gpu import JobId
 from gpulease.domain.job import Job
 from gpulease.domain.lease import Claim
+from gpulease.domain.queue_options import ArrayElement, QueueOptions
 from gpulease.units import MIB
 from gpulease.wire.machine import FIRST_IN_QUEUE
 
@@ -29,9 +30,27 @@ def test_a_status_explains_and_sends_the_first_jobs_alone() -> None:
     world.explainer.refresh_here()
 
     views = world.views()
-    first = views.first(FIRST_IN_QUEUE)
-    drawn = [world.quick.placed(each) for each in first]
+    drawn = [world.quick.row(each) for each in views.rows(FIRST_IN_QUEUE)]
 
     assert len(drawn) == FIRST_IN_QUEUE
     assert len(world.plan._reasons) <= REASONS
     assert sum(map(len, drawn)) <= BYTES
+
+
+def test_an_array_takes_one_row_and_the_bytes_of_one_job() -> None:
+    world = World()
+    for index in range(QUEUED):
+        queue = QueueOptions(array=ArrayElement(JobId(1), index))
+        world.put(Job(JobId(1), ALICE, "job", "true", Claim(8 * G, 2), NOON, queue=queue))
+    world.put(Job(JobId(1), BOB, "job", "true", Claim(G), NOON))
+    world.make_plan()
+    assert world.plan is not None
+    world.explainer.refresh_here()
+
+    rows = world.views().rows(FIRST_IN_QUEUE)
+    drawn = [world.quick.row(each) for each in rows]
+
+    assert [len(row) for row in rows] == [QUEUED, 1]
+    assert len(world.plan._reasons) <= len(rows)
+    assert sum(map(len, drawn)) <= len(rows) * BYTES / FIRST_IN_QUEUE
+    assert f"0-{QUEUED - 1}".encode() in drawn[0]

@@ -11,6 +11,8 @@ from goldens import mentions
 
 ELEMENTS = 30
 RUNNING = 2
+LARGEST_ROW = 4_000
+"""Bytes of a waiting job."""
 
 
 @pytest.fixture(scope="module")
@@ -38,12 +40,14 @@ def _states(shown: Mapping[str, Any]) -> Sequence[str]:
     return [job["state"] for job in shown["jobs"]]
 
 
-def test_a_status_has_the_first_of_the_queue_and_says_how_to_have_all(
+def test_a_status_has_the_first_rows_of_the_queue_and_says_how_to_have_all(
     standing: Daemon, array: int
 ) -> None:
     shown = json.loads(standing.run("status", "--json").stdout)
-    assert _states(shown) == ["active"] * RUNNING + ["queued"] * 20
-    assert [job["position"] for job in shown["jobs"][RUNNING:]] == [*range(1, 21)]
+    assert _states(shown) == ["active"] * RUNNING + ["queued"]
+    assert shown["jobs"][RUNNING]["position"] == 1
+    waiting = {"indices": f"{RUNNING}-{ELEMENTS - 1}", "jobs": ELEMENTS - RUNNING}
+    assert shown["jobs"][RUNNING]["queue"]["array_waiting"] == waiting
     assert shown["waiting"] == ELEMENTS - RUNNING
 
     complete = json.loads(standing.run(*shown["more"].split()[1:]).stdout)
@@ -52,7 +56,9 @@ def test_a_status_has_the_first_of_the_queue_and_says_how_to_have_all(
     assert _states(json.loads(standing.run("status", "--json", "--queue", "0").stdout)) == (
         ["active"] * RUNNING
     )
-    assert mentions(standing.run("status").stdout, "8 more", "--queue all")
+    page = standing.run("status").stdout
+    assert mentions(page, f"{array}_[{RUNNING}-{ELEMENTS - 1}]")
+    assert "more queued" not in page
     refused = standing.run("status", "--queue", "few", check=False)
     assert refused.returncode == 125
     assert mentions(refused.stderr, "'few'", "--queue 50")
@@ -85,11 +91,13 @@ def test_pages_have_every_job_once_in_both_orders(standing: Daemon, array: int) 
         assert newest == every[::-1]
 
 
-def test_a_status_is_no_larger_behind_ten_thousand_jobs(standing: Daemon, array: int) -> None:
-    del array
+def test_ten_thousand_elements_take_one_row_of_a_status(standing: Daemon, array: int) -> None:
     before = len(standing.client.status_json(queue=20))
     more = int(standing.run("run", "--mem", "7G", "--array", "0-9999", "true").stdout)
     status = standing.client.status(queue=20)
     assert status.waiting == ELEMENTS - RUNNING + 10_000
-    assert len(standing.client.status_json(queue=20)) <= 1.1 * before
+    assert len(standing.client.status_json(queue=20)) <= before + LARGEST_ROW
+    page = standing.run("status", "--queue", "1").stdout
+    assert mentions(page, f"{array}_[{RUNNING}-{ELEMENTS - 1}]", "10000 more", "--queue all")
+    assert mentions(standing.run("status").stdout, f"{more}_[0-9999]")
     standing.run("cancel", str(more))

@@ -12,17 +12,25 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from daemon_stand_in import views
-from gpulease.cli import queue_options
+from gpulease.cli import list_page, queue_options, status_page
 from gpulease.cli.array_page import page
 from gpulease.cli.edit import results
-from gpulease.cli.format import alike, id_of, ids_of, ranges, reason_of
+from gpulease.cli.format import alike, id_of, ids_of, reason_of
 from gpulease.cli.messages import waiting_text
 from gpulease.cli.queue_options import begin_instant, dependencies
 from gpulease.cli.tables import draw
 from gpulease.client import Client
 from gpulease.errors import BadValue, NoSuchJob
 from gpulease.units import GIB
-from gpulease.wire.jobs import EditedJobView, EditedView, JobList, JobView, QueueView
+from gpulease.wire.jobs import (
+    ArrayWaitingView,
+    EditedJobView,
+    EditedView,
+    JobList,
+    JobView,
+    QueueView,
+)
+from gpulease.wire.text import ranges
 
 
 @pytest.fixture
@@ -118,6 +126,27 @@ def test_elements_share_a_row_while_they_wait_for_the_same_reason() -> None:
         views.job(40, label="40", reason="no room"),
     ]
     assert [ids_of(group) for group in alike(jobs)] == ["17_0", "17_[1-3,7]", "17_8", "40"]
+
+
+def test_an_element_that_stands_for_others_has_their_row_and_they_count_as_shown() -> None:
+    first = _element(17, 0, reason="no room", position=1)
+    assert first.queue is not None
+    first.queue = replace(first.queue, array_waiting=ArrayWaitingView("0-299", 300))
+    jobs = [first, views.job(400, label="400", position=301)]
+    assert [ids_of(group) for group in alike(jobs)] == ["17_[0-299]", "400"]
+    now = datetime(2026, 7, 1, 10, tzinfo=UTC)
+    for waiting, more in ((301, None), (306, "5 more queued")):
+        drawn = draw(status_page.page(views.status(jobs=jobs, waiting=waiting), now), None)
+        assert ("more queued" in drawn) is bool(more)
+        assert (more or "17_[0-299]") in drawn
+
+
+def test_a_row_at_which_a_listing_was_cut_is_marked() -> None:
+    jobs = JobList([_element(17 + n, n) for n in range(3)], total=300)
+    now = datetime(2026, 7, 1, 10, tzinfo=UTC)
+    assert "17_[0-2,...]" in draw(list_page.page(jobs, now), None)
+    assert "17_[...,0-2]" in draw(list_page.page(jobs, now, newest=True), None)
+    assert "17_[0-2]" in draw(list_page.page(replace(jobs, total=3), now), None)
 
 
 def test_a_job_that_waits_for_its_begin_time_says_when_that_is() -> None:

@@ -1,5 +1,6 @@
 """The quick ways to write a queue as JSON give what drawing every job afresh gives."""
 
+from collections.abc import Hashable, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from fractions import Fraction
@@ -16,7 +17,7 @@ from gpulease.domain.lease import Claim, State
 from gpulease.domain.queue_options import ArrayElement, Dependency, Priority, QueueOptions
 from gpulease.server.job_queries import JobQuery
 from gpulease.server.job_views import JobViews
-from gpulease.server.queue_positions import Placed, without
+from gpulease.server.queue_positions import Placed, Row, without
 from gpulease.server.redaction import redact_job
 from gpulease.units import Share
 from gpulease.wire.jobs import JobView
@@ -88,21 +89,23 @@ def test_after_any_changes_the_json_is_that_of_jobs_drawn_afresh(
                 position = world.kept.wait(job).position
                 assert drawn == _afresh(world.views(), job, viewer, position)
             views = world.views()
-            for placed in views.first(None):
-                drawn = world.quick.placed(placed, viewer)
+            for row in views.rows(None):
+                (placed,) = row
+                drawn = world.quick.row(row, viewer)
                 assert drawn == _afresh(world.views(), placed.job, viewer, placed.position)
 
 
 @settings(deadline=None)
 @given(st.lists(changes, max_size=14), st.integers(0, 5))
-def test_the_first_of_the_queue_are_distinct_queued_jobs_with_places_in_order(
+def test_the_first_rows_have_distinct_queued_jobs_and_each_element_that_they_stand_for(
     done: list[tuple[str, Job, int]], most: int
 ) -> None:
     world = World()
     for change in done:
         world.change(*change)
-    every, first = world.views().first(None), world.views().first(most)
-    assert [each.job for each in first] == [each.job for each in every][:most]
+    every = [each for (each,) in world.views().rows(None)]
+    rows = world.views().rows(most)
+    _check_rows(world, rows, every, most)
     queued = {job.id for job in world.store.live() if job.state is State.QUEUED}
     assert sorted(each.job.id for each in every) == sorted(queued)
     places = [each.position for each in every if each.position is not None]
@@ -116,11 +119,37 @@ def test_jobs_that_have_started_since_leave_no_gap_in_the_queue(
 ) -> None:
     store = MemoryStore()
     queued = [store.add(order(), NOON) for _ in range(6)]
-    first = [Placed(job, job.id if job.id <= in_order else None) for job in queued]
-    left = without(first, {JobId(each) for each in started})
+    rows = [[Placed(job, job.id if job.id <= in_order else None)] for job in queued]
+    left = [each for row in without(rows, {JobId(it) for it in started}) for each in row]
     assert [each.job for each in left] == [job for job in queued if job.id not in started]
     places = [each.position for each in left if each.position is not None]
     assert places == [*range(1, len({*range(1, in_order + 1)} - started) + 1)]
+
+
+def _check_rows(world: World, rows: Sequence[Row], every: Sequence[Placed], most: int) -> None:
+    if len(every) <= most:
+        assert rows == [[each] for each in every]
+        return
+    groups: dict[Hashable, list[Placed]] = {}
+    for each in every:
+        groups.setdefault(_shared(world.views(), each), []).append(each)
+    assert rows == [*groups.values()][:most]
+    for row in rows:
+        sent = msgspec.json.decode(world.quick.row(row), type=JobView)
+        assert (sent.id, sent.position) == (row[0].job.id, row[0].position)
+        stands_for = sent.queue and sent.queue.array_waiting
+        assert (stands_for.jobs if stands_for else 1) == len(row)
+
+
+def _shared(views: JobViews, placed: Placed) -> Hashable:
+    """Return what is the same for elements that share a row; another value for each other job."""
+    job, position = placed
+    options = job.queue
+    if options.array is None:
+        return job.id
+    if position is not None:
+        return options.array.job, None
+    return options.array.job, views.wait(job).block or (options.held, options.after)
 
 
 @given(st.integers(0, 20), st.integers(1, 7), st.booleans())
