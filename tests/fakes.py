@@ -228,7 +228,8 @@ class MemoryStore:
         after: int | None = None,
         since: datetime | None = None,
     ) -> Sequence[Job]:
-        return tuple(self._jobs.values())[-limit:]
+        known = self._jobs.values()
+        return [job for job in known if before is None or job.id < before][-limit:]
 
     def count_jobs(self, user: str | None, state: str | None) -> int:
         return len(self._jobs)

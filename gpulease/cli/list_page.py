@@ -21,7 +21,7 @@ from gpulease.cli.render import local_time, print_stdout, screen_of, show_page
 from gpulease.cli.tables import Column, Line, Page, Style, Table, line
 from gpulease.client.light_client import read
 from gpulease.errors import BadUsage, BadValue
-from gpulease.light_json import decode_plain, encode, indent
+from gpulease.light_json import encode, indent
 from gpulease.locations import environment
 from gpulease.wire.text import spoken
 
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import Any
 
+    from gpulease.client.light_client import LightClient
     from gpulease.wire.jobs import JobList, JobView
 
 _STYLES: dict[str, Style] = {"active": "good", "ended": "dim"}
@@ -63,17 +64,21 @@ def print_list(
     # --state lost includes ended jobs without --all.
     at = state if state is None or state in _STATES else _STATE_OF.get(state, "ended")
     ended = everything or at == "ended"
-    # Of the jobs that have ended the latest count, and of those that wait the next to start.
-    newest = ended and at == state and most is not None
-    reply = light_client(socket).jobs_json(
-        everything=ended, user=user, state=at, newest=newest, limit=most if at == state else None
-    )
-    if newest or at != state:
-        reply = _rearranged(reply, state if at != state else None, newest=newest, most=most)
+    client = light_client(socket)
+    asked: dict[str, Any] = {"everything": ended, "user": user, "state": at}
+    if at != state or (ended and limit == "all"):
+        listed = _from_pages(client, asked, state if at != state else None, most)
+    elif most is not None:
+        listed = _first(client, asked, most, newest=ended)
+    else:
+        reply = client.jobs_json(**asked)
+        if json:
+            print_stdout(indent(reply))
+            return
+        listed = read(reply)
     if json:
-        print_stdout(indent(reply))
+        print_stdout(indent(encode(listed)))
         return
-    listed: JobList = read(reply)
     if user is not None and not listed.jobs and not _is_user(user):
         raise BadValue(
             f"cannot list jobs of {user[:80]!r}: no such user",
@@ -108,23 +113,53 @@ def _is_user(name: str) -> bool:
     return is_user(name)
 
 
-def _rearranged(reply: bytes, wanted: str | None, *, newest: bool, most: int | None) -> bytes:
-    """Return a reply oldest first, with at most so many jobs that ended in the `wanted` way."""
-    listed = decode_plain(reply)
-    if newest:
-        listed["jobs"].reverse()
-    if wanted is not None:
-        found = [job for job in listed["jobs"] if _matches(job, wanted)]
-        listed |= {"jobs": found[-most:] if most else found, "total": len(found)}
-    return encode(listed)
+def _first(client: LightClient, asked: dict[str, Any], most: int, *, newest: bool) -> JobList:
+    """Return so many jobs: of those that have ended the latest, of those that wait the first."""
+    listed: JobList = read(client.jobs_json(**asked, newest=newest, limit=most))
+    listed.jobs.sort(key=_number)
+    if len(listed.jobs) > most:  # a daemon of an earlier version lists all
+        listed.total = len(listed.jobs)
+        listed.jobs = listed.jobs[-most:] if newest else listed.jobs[:most]
+        listed.next = listed.jobs[0 if newest else -1].id
+    return listed
 
 
-def _matches(job: dict[str, Any], wanted: str) -> bool:
+def _from_pages(
+    client: LightClient, asked: dict[str, Any], wanted: str | None, most: int | None
+) -> JobList:
+    """Return the latest jobs, or those that ended in the `wanted` way, from as few pages as needed.
+
+    If older pages are left, `total` is None.
+    """
+    found: list[JobView] = []
+    after: int | None = None
+    while True:
+        listed: JobList = read(
+            client.jobs_json(**asked, newest=True, after=after, limit=_MOST_LISTED)
+        )
+        page_found = [job for job in listed.jobs if wanted is None or _matches(job, wanted)]
+        # A daemon of an earlier version lists all at once, oldest first.
+        found = sorted(page_found, key=_number) + found
+        after = listed.next
+        if after is None or (most is not None and len(found) >= most):
+            break
+    listed.total = len(found) if after is None else None
+    listed.jobs = found[-most:] if most else found
+    has_more = after is not None or len(found) > len(listed.jobs)
+    listed.next = listed.jobs[0].id if has_more else None
+    return listed
+
+
+def _number(job: JobView) -> int:
+    return job.id
+
+
+def _matches(job: JobView, wanted: str) -> bool:
     if wanted == SUSPENDED:
-        return bool(job.get("suspended"))
+        return bool(job.suspended)
     if wanted == "failed":
-        return job["outcome"] not in _NOT_FAILED and job["exit_status"] != 0
-    return bool(spoken(job["outcome"] or "") == wanted)
+        return job.outcome not in _NOT_FAILED and job.exit_status != 0
+    return bool(spoken(job.outcome or "") == wanted)
 
 
 def page(listed: JobList, now: datetime, *, newest: bool = False) -> Page:
@@ -146,13 +181,15 @@ def page(listed: JobList, now: datetime, *, newest: bool = False) -> Page:
         Column("COMMAND", leaves=6, shrinks=True, least=16),
     )
     more = (listed.total or 0) - len(listed.jobs)
-    last = listed.jobs[0 if newest else -1] if more > 0 else None
+    is_all = more <= 0 and (listed.total is not None or listed.next is None)
+    last = None if is_all else listed.jobs[0 if newest else -1]
     rows = tuple(
         _row(group, _ids(group, last), now, waiting=waiting) for group in alike(listed.jobs)
     )
-    if more <= 0:
+    if is_all:
         return [Table(columns, rows)]
-    text = f"{more} {'older' if newest else 'more'}; --limit all lists them"
+    count = f"{more} {'older' if newest else 'more'}" if more > 0 else "there may be older ones"
+    text = f"{count}; --limit all lists them"
     return [Table(columns, rows), line(text, "dim")]
 
 

@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from gpulease.client.light_client import unreadable
+from gpulease.errors import BadValue
 from gpulease.wire import jobs, machine
 
 View = TypeVar("View")
@@ -25,9 +26,19 @@ def decode(kind: type[View], body: bytes) -> View:
 
 
 def encode(view: object) -> bytes:
-    """Return a wire object as the JSON that the daemon would send."""
-    # The command builds requests of namespaces: they need no import of the shapes.
-    return msgspec.json.encode(view, enc_hook=vars)
+    """Return a wire object as the JSON that the daemon would send.
+
+    Raises:
+        BadValue: a text in it cannot be sent.
+    """
+    try:
+        # The command builds requests of namespaces: they need no import of the shapes.
+        return msgspec.json.encode(view, enc_hook=vars)
+    except UnicodeEncodeError as error:
+        raise BadValue(
+            f"cannot send {error.object[:80]!a} to the daemon: it is not valid UTF-8",
+            "write it in UTF-8; a job can also be named by its number, which gpulease list shows",
+        ) from None
 
 
 def default_of(given: Mapping[str, Any], name: str) -> Any:

@@ -90,14 +90,17 @@ class JobQuery:
         )
 
     def _page_of_all(self, store: Store) -> JobPage:
-        """Return a page of jobs in any state; without a limit, the newest, oldest first."""
+        """Return a page of jobs in any state.
+
+        Without a limit, a page has the latest jobs, oldest first, and the next page older ones.
+        """
         limit = self.limit or MOST_LISTED
-        if self.newest:
-            latest = store.jobs(self.user, self.state, limit, before=self.after)
-            found = [*reversed(latest)]
+        if self.newest or self.limit is None:
+            found = [*store.jobs(self.user, self.state, limit, before=self.after)]
+            following = found[0].id if len(found) == limit else None
+            if self.newest:
+                found.reverse()
         else:
-            after = self.after if self.limit is None else self.after or 0
-            found = [*store.jobs(self.user, self.state, limit, after=after)]
-        is_full = len(found) == limit and (self.newest or self.limit is not None)
-        total = store.count_jobs(self.user, self.state)
-        return JobPage(found, total, found[-1].id if is_full else None)
+            found = [*store.jobs(self.user, self.state, limit, after=self.after or 0)]
+            following = found[-1].id if len(found) == limit else None
+        return JobPage(found, store.count_jobs(self.user, self.state), following)

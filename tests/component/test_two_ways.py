@@ -43,6 +43,7 @@ LINES = [
     "show 12 --json", "show 99", "show", "show 12 --all", "cancel 12", "cancel 99 12",
     "cancel 12 --user bob", "cancel 12 --grace never", "run -d --mem 4X true",
     "run -d --mem 1G true", "run", "run no-such-command", "run -d --array 0-3 --no-wait true",
+    "list --all --limit all --json", "cancel --name \udcff",
 ]  # fmt: skip
 
 

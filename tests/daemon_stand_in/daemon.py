@@ -35,6 +35,10 @@ class StandIn:
         self.logs = b""
         self.follows = True
         """Whether it follows the job of a submission, as older daemons do not."""
+        self.pages = True
+        """Whether it knows `newest`, `limit` and `after`, as older daemons do not."""
+        self.most_listed = 10_000
+        """Jobs in one answer, if some of them may have ended."""
         self.submitted: list[SubmitRequest] = []
         self.cancelled: list[int] = []
         self.followed: list[int] = []
@@ -104,6 +108,20 @@ class _Server(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
         """A client that left early is no news."""
 
 
+def _page(found: list[JobView], query: dict[str, str], most: int) -> JobList:
+    if query.get("newest") == "true":
+        ids = [job.id for job in found]
+        begin = ids.index(int(query["after"])) if "after" in query else len(ids)
+        limit = min(int(query.get("limit", most)), most)
+        shown = found[max(0, begin - limit) : begin][::-1]
+        return JobList(shown, len(found), shown[-1].id if begin > limit else None)
+    if query.get("all") != "true" or "limit" in query:
+        shown = found[: int(query.get("limit", len(found)))]
+        return JobList(shown, len(found), shown[-1].id if len(shown) < len(found) else None)
+    shown = found[-most:]
+    return JobList(shown, len(found), shown[0].id if len(shown) < len(found) else None)
+
+
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     server: _Server
@@ -158,21 +176,22 @@ class _Handler(BaseHTTPRequestHandler):
                     self._json(stand_in.jobs[job.id], 201)
                 stand_in.tell()
             case ["jobs"]:
-                self._json(JobList(self._listed(query)))
+                self._json(self._listed(query))
             case ["jobs", number, *what]:
                 self._job(int(number), what)
 
-    def _listed(self, query: dict[str, str]) -> list[JobView]:
+    def _listed(self, query: dict[str, str]) -> JobList:
+        stand_in = self.server.stand_in
         found = [
             job
-            for job in self.server.stand_in.jobs.values()
+            for job in stand_in.jobs.values()
             if query.get("all") == "true" or job.state != "ended"
             if query.get("user", job.user) == job.user
             if query.get("state", job.state) == job.state
         ]
-        if query.get("newest") == "true":
-            found.reverse()
-        return found[: int(query.get("limit", len(found)))]
+        if not stand_in.pages:
+            return JobList(found)
+        return _page(found, query, stand_in.most_listed)
 
     def _job(self, number: int, what: list[str]) -> None:
         stand_in = self.server.stand_in

@@ -316,6 +316,7 @@ def pages(width: int | None) -> dict[str, Page]:
         "status-troubled": status.page(views.troubled_status(), NOW, width),
         "list": listing.page(jobs(), NOW),
         "list-long": listing.page(JobList(jobs().jobs, total=10_000), NOW),
+        "list-filtered": listing.page(JobList(jobs().jobs, next=9), NOW, newest=True),
         "list-empty": listing.page(JobList([]), NOW),
         "list-hold": listing.page(JobList([hold(), views.running(2, name="訓練 e\u0301")]), NOW),
         "status-hold": status.page(views.status(jobs=[hold()]), NOW, width),

@@ -1,0 +1,81 @@
+"""`gpulease list` where the daemon has more jobs than one answer has."""
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from daemon_stand_in import views
+from daemon_stand_in.daemon import StandIn
+from gpulease.cli.app import call
+from gpulease.errors import EXIT_OWN_FAILURE
+
+List = Callable[..., dict[str, Any]]
+
+
+@pytest.fixture
+def daemon(tmp_path: Path) -> Iterator[StandIn]:
+    """Serve nine ended jobs, of which the even ones were cancelled, in answers of four."""
+    made = StandIn(tmp_path / "s")
+    made.most_listed = 4
+    for number in range(1, 10):
+        job = views.over(number, 1)
+        made.jobs[number] = job if number % 2 else replace(job, outcome="cancelled")
+    made.open()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def listed(daemon: StandIn, capsys: pytest.CaptureFixture[str]) -> List:
+    def listed(*options: str) -> dict[str, Any]:
+        assert call(["--socket", str(daemon.path), "list", "--json", *options]) == 0
+        found = json.loads(capsys.readouterr().out)
+        return found | {"jobs": [job["id"] for job in found["jobs"]]}
+
+    return listed
+
+
+def test_limit_all_lists_more_than_one_answer_has(listed: List) -> None:
+    assert listed("--all", "--limit", "all") == {"jobs": [*range(1, 10)], "total": 9, "next": None}
+
+
+def test_one_answer_says_that_there_is_more(listed: List) -> None:
+    assert listed("--all") == {"jobs": [6, 7, 8, 9], "total": 9, "next": 6}
+
+
+def test_a_filter_looks_at_all_jobs(listed: List) -> None:
+    assert listed("--state", "cancelled") == {"jobs": [2, 4, 6, 8], "total": 4, "next": None}
+
+
+def test_a_filter_asks_for_no_more_pages_than_it_needs(daemon: StandIn, listed: List) -> None:
+    found = listed("--state", "cancelled", "--limit", "2")
+    assert found == {"jobs": [6, 8], "total": None, "next": 6}
+    assert len(daemon.asked) == 1
+
+
+@pytest.mark.parametrize("state", ["--all", "--state=ended"])
+def test_an_older_daemon_lists_all_and_the_command_the_latest(
+    daemon: StandIn, listed: List, state: str
+) -> None:
+    daemon.pages = False
+    assert listed(state, "--limit", "2") == {"jobs": [8, 9], "total": 9, "next": 8}
+    assert listed(state, "--limit", "all")["jobs"] == [*range(1, 10)]
+
+
+def test_an_older_daemon_lists_all_and_the_command_the_first(daemon: StandIn, listed: List) -> None:
+    daemon.pages = False
+    for number in (11, 12, 13):
+        daemon.jobs[number] = replace(views.waiting(), id=number)
+    assert listed("--limit", "2") == {"jobs": [11, 12], "total": 3, "next": 12}
+
+
+def test_a_name_that_is_no_utf_8_is_refused(
+    daemon: StandIn, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = ["--socket", str(daemon.path), "cancel", "--name", "\udcff"]
+    assert call(line) == EXIT_OWN_FAILURE
+    assert "'\\udcff'" in capsys.readouterr().err
