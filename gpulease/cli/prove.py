@@ -8,7 +8,7 @@ import json
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from gpulease.cli.format import size
 from gpulease.cli.request import RunOptions, build
 from gpulease.client import Client
 from gpulease.errors import GpuleaseError
+from gpulease.record import replace
 from gpulease.units import GIB, MIB, format_span
 from gpulease.wire.frames import FrameKind
 from gpulease.wire.jobs import JobView

@@ -144,6 +144,8 @@ def test_the_stock_is_refilled_and_ends_with_the_spawner(directory: Path) -> Non
             os.kill(pid, signal.SIGKILL)
         last = await launcher.launch(shell(three, "sleep 1000"))
         assert last.shim_pid not in second
+        # A spawner that lost a request with its stock is replaced.
+        spawner = spawner_of(last.shim_pid)
         stock = await filled(spawner, second)
         spawner.kill()
         await asyncio.to_thread(wait_until, lambda: not any(map(is_running, stock)))

@@ -184,7 +184,7 @@ class _Handler(BaseHTTPRequestHandler):
         stand_in = self.server.stand_in
         found = [
             job
-            for job in stand_in.jobs.values()
+            for _, job in sorted(stand_in.jobs.items())
             if query.get("all") == "true" or job.state != "ended"
             if query.get("user", job.user) == job.user
             if query.get("state", job.state) == job.state

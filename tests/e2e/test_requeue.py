@@ -131,7 +131,7 @@ def test_a_shim_notes_the_sigterm_of_a_shutdown_and_goes_on(daemon: Daemon, tmp_
         os.kill(pid, signal.SIGTERM)
     ended = daemon.wait_until(job, "ended")
     assert (ended["outcome"], ended["exit_status"], ended["retried_as"]) == ("exited", 0, None)
-    assert '"terminated": true' in (daemon.state / f"jobs/{job}/record").read_text()
+    assert '"terminated":true' in (daemon.state / f"jobs/{job}/record").read_text()
 
 
 def test_a_job_that_a_shutdown_ended_is_queued_again_after_the_boot(
