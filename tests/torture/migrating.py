@@ -1,14 +1,18 @@
-"""A kill at each moment in which the daemon makes its database new, from every released schema."""
+"""A kill at each moment in which the database is made new, from every released schema.
+
+A child of the daemon does it. It is killed with the daemon, and alone: then the daemon goes on.
+"""
 
 import signal
 import sqlite3
 from contextlib import closing
+from itertools import product
 from pathlib import Path
 
 from gpulease.store.schema import HEAD
 from torture import points
 from torture.machine import TESTS, Machine, Tortured, Zygote
-from torture.points import HERE
+from torture.points import HERE, WITH_DAEMON
 from torture.verdict import LOST, WRONG, Tally
 
 MIGRATION_POINTS = (
@@ -21,36 +25,36 @@ MIGRATION_POINTS = (
 
 
 def kill_while_it_migrates(folder: Path, zygote: Zygote) -> Tally:
-    """Kill the daemon in the middle of making its database new, from every released schema."""
+    """Kill who makes the database new in the middle of it, from every released schema."""
     tally = Tally("migrations")
     released = [it for it in sorted((TESTS / "data").glob("*.sql")) if it.stem != HEAD]
-    for schema in (None, *released):
+    for schema, action in product((None, *released), (WITH_DAEMON, HERE)):
         for point in MIGRATION_POINTS if schema is not None else MIGRATION_POINTS[2:]:
             place = folder / f"{schema.stem if schema else 'new'}-{len(list(folder.iterdir()))}"
             place.mkdir()
             try:
-                _migrate(tally, place, zygote, schema, point)
+                _migrate(tally, Machine(place, zygote), schema, point, action)
             except Tortured as error:
-                tally.fault(LOST, f"{schema}, {point}: {error}")
+                tally.fault(LOST, f"{schema}, {point}, {action}: {error}")
             tally.kills += 1
     return tally
 
 
-def _migrate(tally: Tally, place: Path, zygote: Zygote, schema: Path | None, point: str) -> None:
-    machine = Machine(place, zygote)
+def _migrate(tally: Tally, machine: Machine, schema: Path | None, point: str, action: str) -> None:
     machine.state.mkdir()
     database = machine.state / "gpulease.db"
     if schema is not None:
         with closing(sqlite3.connect(database)) as connection:
             connection.executescript(schema.read_text())
     before = _ended(database)
-    points.arm(place, point, HERE)
+    points.arm(machine.folder, point, action)
     machine.start()
-    machine.gone()
-    if points.struck(place) is None:
-        raise Tortured(f"it ended by itself:\n{machine.said()}")
-    machine.start()
+    if action == WITH_DAEMON:
+        machine.gone()
+        machine.start()
     machine.ready()
+    if points.struck(machine.folder) is None:
+        raise Tortured(f"nothing was killed:\n{machine.said()}")
     machine.kill(signal.SIGTERM)
     after = _ended(database)
     for number, ending in before.items():

@@ -11,7 +11,7 @@ from pathlib import Path
 
 FOLDER = "TORTURE_FOLDER"
 DAEMON = "TORTURE_DAEMON"
-"""In the environment of the spawner: the pid of its daemon."""
+"""In the environment of what a daemon forks: the pid of that daemon."""
 
 HERE = "here"
 """Kill this process."""

@@ -11,7 +11,7 @@ import sys
 
 from gpulease.daemon.main import main
 from gpulease.shim.linux import die_with_parent
-from torture import wounds
+from torture import points, wounds
 
 
 def _be_daemon(wanted: dict[str, object]) -> None:
@@ -19,6 +19,7 @@ def _be_daemon(wanted: dict[str, object]) -> None:
     # Whatever becomes of the torture, no daemon of it stays.
     die_with_parent(signal.SIGKILL)
     os.environ.update(wanted["environment"])  # type: ignore[call-overload]
+    os.environ[points.DAEMON] = str(os.getpid())
     log = os.open(str(wanted["log"]), os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
     null = os.open(os.devnull, os.O_RDONLY)
     for target, fd in ((0, null), (1, log), (2, log)):
