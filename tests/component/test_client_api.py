@@ -38,7 +38,7 @@ def test_each_method_returns_what_the_daemon_has(daemon: StandIn, client: Client
     assert client.status() == daemon.status
     assert client.job(12) == daemon.jobs[12]
     assert [job.id for job in client.jobs().jobs] == [12]
-    assert [job.id for job in client.jobs(everything=True, user="alice").jobs] == [12, 9]
+    assert [job.id for job in client.jobs(everything=True, user="alice").jobs] == [9, 12]
     assert [job.id for job in client.jobs(everything=True, state="ended").jobs] == [9]
     assert client.doctor() == daemon.doctor
     assert client.cancel(12).id == 12
