@@ -90,7 +90,7 @@ def deliver(target: Entry, *numbers: int) -> bool:
         return False
     try:
         now = entry(target.pid)
-        if now is None or now.started != target.started:
+        if now is None or now.zombie or now.started != target.started:
             return False
         for number in numbers:
             signal.pidfd_send_signal(pidfd, number)
@@ -126,10 +126,13 @@ def descendants(root: int) -> list[Entry]:
     return [found for found in below if not found.zombie]
 
 
-def terminate(root: int) -> None:
-    """Send SIGTERM to every process below `root`, and SIGCONT in case it is stopped."""
-    for found in descendants(root):
-        deliver(found, signal.SIGTERM, signal.SIGCONT)
+def terminate(root: int) -> bool:
+    """Send SIGTERM to every process below `root`, and SIGCONT in case it is stopped.
+
+    Return whether it reached any.
+    """
+    reached = [deliver(each, signal.SIGTERM, signal.SIGCONT) for each in descendants(root)]
+    return any(reached)
 
 
 def hang_up_the_stopped(root: int) -> None:

@@ -299,6 +299,8 @@ class JobEvents:
         self.stopping: dict[str, Any] | None = None
         self.main_exited: dict[str, Any] | None = None
         self.exited: dict[str, Any] | None = None
+        self.stop_came_late = False
+        """The command had ended by itself, with all of its processes, before SIGTERM was sent."""
         self.terminated = False
         """This shim got SIGTERM, which it ignores."""
         self._record = record
@@ -328,7 +330,8 @@ class JobEvents:
         main = dict(self.main_exited or {})
         at = main.pop("at", None)
         usual = "signaled" if "signal" in main else "exited"
-        reason = self.stopping["reason"] if self.stopping else usual
+        stop = None if self.stop_came_late else self.stopping
+        reason = stop["reason"] if stop else usual
         end = {"reason": reason, **main, "main_exited_at": at, "ended_at": now()}
         end |= {"terminated": True} if self.terminated else {}
         return self._end({**end, "max_rss": max_rss})

@@ -240,6 +240,7 @@ class Supervisor:
         """Continue with the other processes of the worker after its main process has ended."""
         if self._events.main_exited is None:
             return
+        self._events.stop_came_late = False  # processes are left to stop
         self._events.write()
         self._clients.send_json(FrameKind.MAIN_EXITED, self._events.main_exited)
         if self._events.stopping is not None:
@@ -293,13 +294,19 @@ class Supervisor:
             stopping = self._events.note_stopping(reason[:_LONGEST_REASON])
             self._events.write()
             self._clients.send_json(FrameKind.STOPPING, stopping)
-            process_tree.terminate(os.getpid())
+            was_reached = process_tree.terminate(os.getpid())
+            # The command may have ended by itself while that was written: it has done its work.
+            self._events.stop_came_late = not was_reached and self._events.main_exited is None
         at = self._loop.now() + min(max(grace_s, 0.0), _LONGEST_GRACE_S)
         if at < self._kill_at:
             self._kill_at = at
             self._loop.set_timer("kill", at, self._kill)
 
     def _kill(self) -> None:
+        if self._events.stop_came_late:
+            self._reap()  # before any process that the command has left is killed
+            if self._events.exited is not None:
+                return
         began, self._kill_at = self._killing_since, 0.0
         if began is None:
             began = self._killing_since = self._loop.now()

@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import sys
 import time
 from collections.abc import Iterator
 from datetime import timedelta
@@ -190,3 +191,43 @@ def test_without_a_limit_there_is_no_warning(directory: Path) -> None:
         client.until(FrameKind.EXITED)
 
     assert output(directory) == "up\n"
+
+
+SLOW_DISK = f"""#!{sys.executable} -PS
+import os, sys, time
+
+def slow(fd, real=os.fdatasync):
+    time.sleep(1)
+    real(fd)
+
+os.fdatasync = slow
+sys.argv[1:] = sys.argv[-1:]
+
+from gpulease.shim import spawner
+spawner.main()
+"""
+"""The spawner of shims, with a disk that takes a second to sync."""
+
+
+@pytest.fixture
+def slow_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    interpreter = tmp_path / "python"
+    interpreter.write_text(SLOW_DISK)
+    interpreter.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(interpreter))
+
+
+@pytest.mark.usefixtures("slow_disk")
+@pytest.mark.parametrize(
+    ("then", "reason"),
+    [("exit 3", "exited"), ("kill -9 $$", "signaled"), ("sleep 1000", "preempted")],
+)
+def test_a_job_that_ends_before_sigterm_reaches_it_has_ended_by_itself(
+    directory: Path, then: str, reason: str
+) -> None:
+    until_it_stops = f"until grep -q stopping {directory}/record; do sleep 0.01; done"
+    start(shell(directory, f"{until_it_stops}; {then}"))
+
+    assert run(stop(directory, "preempted", HOUR))
+
+    assert end(directory).reason == reason
