@@ -413,5 +413,6 @@ class SimulatedGpus:
             processes=tuple(
                 ProcessReading(pid, held[pid], (busy or {}).get(pid)) for pid in sorted(held)
             ),
-            utilization=None if busy is None else min(100, sum(busy.values())),
+            # That of new processes is unknown until the second look at them.
+            utilization=None if busy is None and held else min(100, sum((busy or {}).values())),
         )
