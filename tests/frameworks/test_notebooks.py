@@ -377,7 +377,8 @@ def test_a_notebook_is_executed_as_a_job(daemon: Daemon, user: User) -> None:
     assert done.stdout == f"{2 * 2**30}\nsecond\n"
     assert outputs(user.folder / "train.out.ipynb") == [f"{2 * 2**30}\n", "second\n"]
     assert outputs(path) == []
-    job = daemon.job(1)
+    # The command returns as soon as the job's program has ended, before the daemon has seen it.
+    job = daemon.wait_until(1, "ended")
     assert job["exit_status"] == 0 and mentions(job["command"], "train.ipynb")
 
 
