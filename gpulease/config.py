@@ -21,6 +21,7 @@ from gpulease.setting_parsers import (
     parse_count,
     parse_factor,
     parse_grace,
+    parse_names,
     parse_path,
     parse_switch,
     parse_unit_size,
@@ -136,12 +137,30 @@ class Settings:
     """How long a lease must be unused before that."""
     idle_grace: Span = timedelta(minutes=10)
     """Time between the notice to the owner and the release."""
+    cluster: Annotated[str, one_of("none", "slurm")] = "none"
+    """Who places jobs on machines: "slurm", or "none" for this machine alone (docs/cluster.md)."""
+    slurm: Mapping[str, Any] = field(default_factory=dict)
+    """The settings under Slurm that differ from the defaults, by the keys of SLURM_KEYS."""
     queue: Mapping[str, Any] = field(default_factory=dict)
     """The settings of the queue that differ from the defaults, by the keys of QUEUE_KEYS."""
     users: Exceptions = field(default_factory=dict)
     """Settings of single users, by name."""
     groups: Exceptions = field(default_factory=dict)
     """Settings of the members of groups, by name; the first table in the file wins."""
+
+
+@dataclass(frozen=True, slots=True)
+class SlurmSettings:
+    """The table [slurm]; `Settings.slurm` has what differs from the defaults."""
+
+    shard: int = 256 * MIB
+    """Bytes of one shard, the unit in which Slurm counts memory of GPUs."""
+    node: str = ""
+    """The name of this node in slurm.conf; empty: the host name up to its first dot."""
+    local_gpus: tuple[str, ...] = ()
+    """GPUs, by index or UUID, that Slurm does not know: they belong to the local queue."""
+    publish_every: timedelta = timedelta(seconds=15)
+    """How often the daemon publishes its GPUs through Slurm, if they have changed."""
 
 
 PER_USER = (
@@ -184,9 +203,16 @@ QUEUE_KEYS: Mapping[str, Callable[[str], Any]] = {
     "preemption_grace": parse_grace,
 }
 """The keys of [queue], which `domain.queue_policy` explains, and the parsers of their values."""
+SLURM_KEYS: Mapping[str, Callable[[str], Any]] = {
+    "shard": parse_unit_size,
+    "node": str,
+    "local_gpus": parse_names,
+    "publish_every": parse_span,
+}
+"""The keys of [slurm], and the parsers of their values; the defaults are in `SlurmSettings`."""
 RUN_TABLE = "run"
 """In a user's file: defaults for the options of `gpulease run`, see cli/run_defaults.py."""
-_TABLES = ("queue", "users", "groups")
+_TABLES = ("queue", "slurm", "users", "groups")
 ONLY_AT_START = frozenset({"socket", "state", "simulate", "driver_deadline", "leave_when_idle"})
 """The settings that need a restart; a running daemon can change the others."""
 
@@ -230,7 +256,9 @@ def read_settings(
     given: dict[str, Any] = {}
     for key, value in _content(path, mistakes, is_users=is_users).items():
         if key == "queue":
-            given[key] = _queue(mistakes, value)
+            given[key] = _table(mistakes, key, value, QUEUE_KEYS, 'policy = "fair"')
+        elif key == "slurm":
+            given[key] = _table(mistakes, key, value, SLURM_KEYS, 'shard = "256M"')
         elif key in _TABLES:
             given[key] = _exceptions(mistakes, key, value, parsers)
         elif key in parsers:
@@ -257,17 +285,23 @@ def _parsers() -> Mapping[str, Callable[[str], Any]]:
     return {key: hint.__metadata__[0] for key, hint in hints.items() if key not in _TABLES}
 
 
-def _queue(mistakes: Mistakes, value: object) -> Mapping[str, Any]:
-    """Parse the table [queue]."""
+def _table(
+    mistakes: Mistakes,
+    table: str,
+    value: object,
+    keys: Mapping[str, Callable[[str], Any]],
+    example: str,
+) -> Mapping[str, Any]:
+    """Parse a table of settings, such as [queue]."""
     if not isinstance(value, dict):
-        mistakes.not_a_table("queue", '[queue], and below it policy = "fair"')
+        mistakes.not_a_table(table, f"[{table}], and below it {example}")
         return {}
-    for key in value.keys() - QUEUE_KEYS.keys():
-        mistakes.unknown("[queue] has", key, list(QUEUE_KEYS))
+    for key in value.keys() - keys.keys():
+        mistakes.unknown(f"[{table}] has", key, list(keys))
     return {
-        key: mistakes.parse(f"[queue] {key}", each, QUEUE_KEYS[key])
+        key: mistakes.parse(f"[{table}] {key}", each, keys[key])
         for key, each in value.items()
-        if key in QUEUE_KEYS
+        if key in keys
     }
 
 

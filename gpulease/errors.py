@@ -284,6 +284,13 @@ class RecordDamaged(RecordUnwritable):
     code = "record_damaged"
 
 
+class SlurmFailed(GpuleaseError):
+    """A command of Slurm failed, or did not answer in time."""
+
+    code = "slurm_failed"
+    http_status = 503
+
+
 class LeaseKept(UserWarning):
     """A lease could not be released, and lasts until its process ends."""
 

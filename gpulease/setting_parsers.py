@@ -103,6 +103,11 @@ def parse_path(text: str) -> Path:
     return Path(text)
 
 
+def parse_names(text: str) -> tuple[str, ...]:
+    """Parse names separated by commas, such as "0,3"."""
+    return tuple(each.strip() for each in text.split(",") if each.strip())
+
+
 def read_toml(path: Path) -> dict[str, Any]:
     """Return the content of a settings file.
 

@@ -153,6 +153,23 @@ class HoldRequest:
 
 
 @dataclass(slots=True)
+class SlurmLeaseRequest:
+    """A lease for a job of Slurm on this node, at once or not at all: what its prolog knows.
+
+    The names of the fields are those of the prolog's variables without SLURM_, in lower case.
+    """
+
+    job_id: int
+    job_uid: int
+    job_gid: int
+    job_gpus: str
+    """Numbers of GPUs in the order of gres.conf, such as "0,1"."""
+    node: str = ""
+    """SLURMD_NODENAME."""
+    job_restart_count: int = 0
+
+
+@dataclass(slots=True)
 class AdoptRequest:
     """A lease for a process that uses GPUs already, and for all processes below it.
 
