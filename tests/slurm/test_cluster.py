@@ -90,11 +90,22 @@ def test_strangers_use_the_memory_of_one_node(idle: Cluster) -> None:
 
 def test_a_crashed_node_returns(idle: Cluster) -> None:
     node = idle.nodes["n3"]
+    boot = node.path("/proc/sys/kernel/random/boot_id").read_text()
     node.crash()
     wait_for("Slurm notices", lambda: idle.states()["n3"].startswith("down"))
     node.start()
+    assert node.path("/proc/sys/kernel/random/boot_id").read_text() != boot
     idle.wait_until_idle()
     assert idle.run("srun", "--nodelist=n3", "hostname").stdout == "n3\n"
+
+
+def test_a_job_on_a_node_that_reboots_at_once_starts_again(idle: Cluster) -> None:
+    job = idle.sbatch("sleep 300", "--nodelist=n3")
+    idle.wait_until(job, "RUNNING")
+    idle.nodes["n3"].crash()
+    idle.nodes["n3"].start()
+    wait_for("it starts again", lambda: idle.job(job)["Restarts"] == "1")
+    idle.wait_until(job, "RUNNING")
 
 
 def test_killed_daemons_return(idle: Cluster) -> None:
