@@ -30,6 +30,7 @@ from gpulease.domain.job import (
     Outcome,
     Owner,
     Process,
+    SlurmJob,
     until,
 )
 from gpulease.domain.lease import Claim
@@ -70,6 +71,8 @@ class Submission:
     """The longest wait for a grant; None is without end, zero is no wait."""
     holder: Holder | None = None
     """The process that a lease without a job is for."""
+    slurm: SlurmJob | None = None
+    """The job of Slurm that a lease is for."""
     only_lease: bool = False
     """Refused if that process has a lease."""
     key: str | None = None
@@ -98,6 +101,7 @@ class Submission:
             terminal=self.invocation.terminal is not None,
             grace=self.invocation.grace,
             holder=self.holder,
+            slurm=self.slurm,
             usage=self.usage,
             queue=self.queue,
         )
@@ -513,6 +517,39 @@ class JobLauncher(Protocol):
 
     async def notify(self, job: Job, text: str) -> None:
         """Write a line into the job's output, if it has one."""
+
+
+@dataclass(frozen=True, slots=True)
+class SlurmAllocation:
+    """What Slurm knows about a job on one node."""
+
+    name: str
+    is_batch: bool
+    """It was submitted with sbatch, so Slurm can queue it again."""
+    gpus: tuple[int, ...]
+    """The numbers of its GPUs there, in the order of gres.conf."""
+    shards: int
+    """Its shards on the one GPU; 0: it has whole GPUs."""
+
+
+class SlurmController(Protocol):
+    """Asks Slurm about jobs, and sends them elsewhere."""
+
+    async def allocation(self, job: SlurmJob) -> SlurmAllocation:
+        """Return what a job has on its node.
+
+        Raises:
+            SlurmFailed: Slurm does not answer, or what it says of this node is ambiguous.
+        """
+
+    async def refuse(self, job: SlurmJob, why: str) -> None:
+        """Have Slurm queue a batch job again, for another node; it is held after three times.
+
+        The owner reads `why` in Slurm. Returns without waiting for Slurm to carry it out.
+
+        Raises:
+            SlurmFailed: Slurm does not answer.
+        """
 
 
 class InThread(Protocol):
