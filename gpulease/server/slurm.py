@@ -135,10 +135,8 @@ def command_in(environment: Mapping[str, str]) -> SlurmCommandRequest:
     Raises:
         BadValue: somebody has changed it.
     """
-    text = environment.get(COMMAND_VARIABLE)
-    return (
-        SlurmCommandRequest() if text is None else read_body(SlurmCommandRequest, os.fsencode(text))
-    )
+    text = environment.get(COMMAND_VARIABLE, "{}")
+    return read_body(SlurmCommandRequest, os.fsencode(text))
 
 
 def _described(command: SlurmCommandRequest) -> Command:
