@@ -21,104 +21,19 @@ from pathlib import Path
 from typing import IO, Any
 
 from daemon_rig import PATIENCE_S, wait_for
-from gpulease.client import Client
-from gpulease.config import SYSTEM_SOCKET
-from gpulease.errors import NoDaemon
+from daemon_stand_in.terminal import Terminal
 
-from .machine import USERS, Machine
+from .machine import REMOVE_CGROUPS, USERS, Machine, empty
+from .node import Node
 from .slurm_files import NodeSpec, Ports, Settings, write_files
 
-_HOLD = """
-import sys
-size = int(sys.argv[1])
-memory = bytearray(size)
-memory[::4096] = b"x" * len(range(0, size, 4096))
-print("held", flush=True)
-sys.stdin.read()
-"""
-
 # The last processes of the machines may still write while the kernel ends them.
-_REMOVE = """
+_REMOVE = f"""
 cat
-for attempt in 1 2 3 4 5; do rm -rf "$1" && exit; sleep 1; done
+for attempt in 1 2 3 4 5; do {REMOVE_CGROUPS} rm -rf "$1" && exit; sleep 1; done
 """
 
 DEFAULT_NODES = (NodeSpec("n1"), NodeSpec("n2"), NodeSpec("n3"))
-
-
-class Node:
-    """One node: a machine with a slurmd and a gpuleased."""
-
-    def __init__(self, spec: NodeSpec, shared: Path) -> None:
-        self.spec = spec
-        self.machine = Machine(spec.name, shared, gpus=len(spec.sizes))
-
-    @property
-    def name(self) -> str:
-        return self.spec.name
-
-    def path(self, inside: str) -> Path:
-        """Return the path from outside of an absolute path on the running node."""
-        return self.machine.path(inside)
-
-    def client(self) -> Client:
-        """Return a client of this node's gpuleased, as root."""
-        return Client(self.path(str(SYSTEM_SOCKET)))
-
-    def start_daemon(self, config: str | None = None) -> None:
-        """Start gpuleased, with /etc/gpulease/config.toml as given or as before."""
-        if config is not None:
-            self.path("/etc/gpulease/config.toml").write_text(config)
-        argv = [sys.executable, "-m", "gpulease.daemon", "--simulate", self.spec.gpus]
-        self.machine.start("gpuleased", argv)
-        wait_for(f"gpuleased on {self.name} answers", self._answers)
-
-    def kill_daemon(self) -> None:
-        """Kill gpuleased (-9); what it launched goes on."""
-        self.machine.daemon("gpuleased").kill()
-
-    def start_slurmd(self) -> None:
-        self.machine.start("slurmd", ["slurmd", "-D", "-N", self.name])
-
-    def kill_slurmd(self) -> None:
-        """Kill slurmd (-9); its jobs go on."""
-        self.machine.daemon("slurmd").kill()
-
-    def start(self) -> None:
-        """Boot if the node is down, and start both daemons."""
-        if not self.machine.is_up:
-            self.machine.boot()
-            self.path("/etc/gpulease").mkdir(exist_ok=True)
-            self.path("/var/spool/slurmd").mkdir(exist_ok=True)
-        self.start_slurmd()
-        self.start_daemon(self.spec.settings)
-
-    def crash(self) -> None:
-        """Lose all processes of the node at once."""
-        self.machine.crash()
-
-    def uuid(self, gpu: int) -> str:
-        """Return the UUID of a simulated GPU."""
-        return next(it.uuid for it in self.client().status().gpus if it.index == gpu)
-
-    def stranger(self, size: int, gpu: int = 0, user: str = "bob") -> subprocess.Popen[bytes]:
-        """Start a process outside any lease that holds bytes of a GPU until it is killed."""
-        command = self.machine.command(
-            [sys.executable, "-c", _HOLD, str(size)], user, "/",
-            {"CUDA_VISIBLE_DEVICES": self.uuid(gpu)},
-        )  # fmt: skip
-        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-        assert process.stdout is not None
-        assert process.stdout.readline() == b"held\n"
-        return process
-
-    def _answers(self) -> bool:
-        assert self.machine.is_running("gpuleased"), self.machine.log("gpuleased")
-        try:
-            self.client().status()
-        except NoDaemon:
-            return False
-        return True
 
 
 @dataclass
@@ -133,7 +48,9 @@ class Cluster:
     def __post_init__(self) -> None:
         self.controller = Machine("ctl", self.directory)
         self.login = Machine("login", self.directory, own_processes=False)
-        self.nodes = {spec.name: Node(spec, self.directory) for spec in self.specs}
+        self.nodes = {
+            spec.name: Node(spec, self.directory, self.settings.cgroup) for spec in self.specs
+        }
         self._lay_out()
 
     # Life.
@@ -159,6 +76,7 @@ class Cluster:
         for machine in (*(node.machine for node in self.nodes.values()), self.login):
             machine.crash()
         self.controller.crash()
+        subprocess.run(["sh", "-c", REMOVE_CGROUPS, "sh", str(self.directory)], check=False)
 
     def start_controller(self) -> None:
         """Start slurmctld and wait until it answers."""
@@ -204,6 +122,18 @@ class Cluster:
         command = self.command(*argv, user=user, node=node, cwd=cwd, env=env)
         self._opened.append(subprocess.Popen(command, **options))
         return self._opened[-1]
+
+    def terminal(
+        self,
+        *argv: str,
+        user: str = "alice",
+        node: str | None = None,
+        cwd: str | None = None,
+        size: tuple[int, int] = (24, 80),
+    ) -> Terminal:
+        """Start a command on a terminal; the caller finishes it or hangs up."""
+        variables = {"TERM": "xterm", "PS1": "$ "}
+        return Terminal(self.command(*argv, user=user, node=node, cwd=cwd, env=variables), size)
 
     def run(
         self,
@@ -305,6 +235,7 @@ class Cluster:
 
     def _start_munge(self) -> None:
         folder = self.directory / "munge"
+        empty(folder)
         key = folder / "munge.key"
         key.write_bytes(b"the key of this test's cluster, of 32 bytes or more")
         key.chmod(0o600)
@@ -381,7 +312,7 @@ def main() -> None:
     cluster = Cluster(options.directory.resolve(), specs, settings)
     try:
         cluster.start()
-        print(_usage(cluster))
+        print(_usage(cluster), flush=True)
         signal.pause()
     except KeyboardInterrupt:
         pass
@@ -390,12 +321,21 @@ def main() -> None:
 
 
 def _usage(cluster: Cluster) -> str:
-    """Say how to type commands on the running machines."""
-    lines = ["The cluster is up. A shell of alice on the login machine, and of root on each node:"]
-    lines.append(shlex.join(cluster.command("bash", user="alice")))
-    lines += [shlex.join(cluster.command("bash", user="root", node=it)) for it in cluster.nodes]
-    lines.append(f"Logs: {cluster.directory}/*/*.log. Ctrl-C ends the cluster.")
-    return "\n\n".join(lines)
+    """Write a script for each user and machine, and say how to use them."""
+    places = [(user, node) for user in ("alice", "bob") for node in (None, *cluster.nodes)]
+    for user, node in [*places, *(("root", node) for node in (None, *cluster.nodes))]:
+        command = shlex.join(cluster.command(user=user, node=node, env={"TERM": "xterm"}))
+        script = cluster.directory / "on" / f"{node or 'login'}-{user}"
+        script.parent.mkdir(exist_ok=True)
+        script.write_text(f'#!/bin/sh\n[ $# -gt 0 ] || set -- bash\nexec {command} "$@"\n')
+        script.chmod(0o755)
+    here = cluster.directory
+    return (
+        f"The cluster is up; Ctrl-C ends it. Run commands, or a shell without one:\n"
+        f"  {here}/on/login-alice srun --gres=shard:16 hostname\n"
+        f"  {here}/on/n1-root gpulease status\n"
+        f"Files: {here}/slurm is /etc/slurm, {here}/home is /home, logs are {here}/*/*.log"
+    )
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ it, all processes of the machine, and all mounts.
 """
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -24,6 +25,7 @@ USERS = {"root": 0, "alice": 47_201, "bob": 47_202}
 GPU_MAJOR = 60
 """For local and experimental use: linux/Documentation/admin-guide/devices.txt."""
 
+_NSENTER = shutil.which("nsenter") or "nsenter"
 _REPOSITORY = Path(__file__).parents[2]
 _NEEDED = (_REPOSITORY, Path(sys.prefix), Path(sys.base_prefix))
 """What the users of a machine must be able to read."""
@@ -31,14 +33,56 @@ _PATH = (
     f"{Path(sys.executable).parent}:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 )
 
+CGROUPS = ("freezer", "devices", "memory")
+"""Hierarchies of cgroups v1 that a machine has for itself, where it is asked to."""
+_CGROUP_ROOT = Path("/sys/fs/cgroup")
+
+# Puts itself into a new cgroup of each hierarchy, and runs the rest.
+# $1: the cluster's name, $2: the machine's, $3: hierarchies.
+_ENTER_NEW_CGROUPS = """
+set -eu
+for each in $3; do
+    here=$(sed -n "s/^[0-9]*:$each://p" /proc/self/cgroup)
+    new=/sys/fs/cgroup/$each${here%/}/$1/$2
+    mkdir -p "$new"
+    find "$new" -mindepth 1 -depth -type d -exec rmdir {} +
+    echo 0 >"$new/cgroup.procs"
+done
+shift 3
+exec "$@"
+"""
+
+# The same, on a machine that has them. $1: hierarchies.
+_ENTER_CGROUPS = """
+for each in $1; do echo 0 >"/sys/fs/cgroup/$each/cgroup.procs"; done
+shift
+exec "$@"
+"""
+
+REMOVE_CGROUPS = f"""
+for each in {" ".join(CGROUPS)}; do
+    find "/sys/fs/cgroup/$each" -depth -type d -path "*/$(basename "$1")*" -exec rmdir {{}} +
+done 2>/dev/null
+"""
+"""Removes the empty cgroups of a cluster. $1: its directory."""
+
 # $1: name, $2: its directory, $3: the cluster's directory, $4: number of GPUs, $5: major of GPUs,
-# $6: "own" for processes of its own, then pairs of a directory and the one that is mounted over it.
+# $6: "own" for processes of its own, $7: hierarchies of cgroups to mount, then pairs of a directory
+# and the one that is mounted over it.
 _BOOT = """
 set -eu
-name=$1 mine=$2 shared=$3 gpus=$4 major=$5 processes=$6
-shift 6
+name=$1 mine=$2 shared=$3 gpus=$4 major=$5 processes=$6 cgroups=$7
+shift 7
 hostname "$name"
-if [ "$processes" = own ]; then mount -t proc proc /proc; fi
+if [ "$processes" = own ]; then
+    mount -t proc proc /proc
+    cat /proc/sys/kernel/random/uuid >"$mine/boot_id"
+    mount --bind "$mine/boot_id" /proc/sys/kernel/random/boot_id
+fi
+for each in $cgroups; do
+    umount "/sys/fs/cgroup/$each"
+    mount -t cgroup -o "$each" gpulease-test "/sys/fs/cgroup/$each"
+done
 for part in etc var; do
     mount -t overlay gpulease-test "/$part" -o \\
         "lowerdir=$shared/layers/$part:/$part,upperdir=$mine/$part/upper,workdir=$mine/$part/work"
@@ -98,6 +142,7 @@ class Machine:
     gpus: int = 0
     own_processes: bool = True
     """Without processes of its own, a command's pid is that of the Popen that started it."""
+    own_cgroups: bool = False
     _unshare: subprocess.Popen[bytes] | None = None
     _first: int = 0
     _daemons: dict[str, Daemon] = field(default_factory=dict)
@@ -118,14 +163,15 @@ class Machine:
         """Boot, and return when the files are in place."""
         hidden = self._hidden()
         self._make_directories()
-        kinds = ["--mount", "--uts", "--ipc"]
-        kinds += ["--pid", "--fork", "--kill-child"] if self.own_processes else []
+        kinds = self._namespaces()
+        kinds += ["--fork", "--kill-child"] if self.own_processes else []
         script = ["sh", "-c", _BOOT, "sh", self.name, str(self.folder), str(self.shared)]
         script += [str(self.gpus), str(GPU_MAJOR), "own" if self.own_processes else "shared"]
-        words = [str(word) for pair in hidden.items() for word in pair]
+        words = [self._cgroups, *(str(word) for pair in hidden.items() for word in pair)]
+        enter = ["sh", "-c", _ENTER_NEW_CGROUPS, "sh", self.shared.name, self.name, self._cgroups]
         with (self.folder / "boot.log").open("ab") as log:
             self._unshare = subprocess.Popen(
-                ["unshare", *kinds, *script, *words], stdin=subprocess.PIPE,
+                [*enter, "unshare", *kinds, *script, *words], stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE, stderr=log, cwd="/", start_new_session=True,
             )  # fmt: skip
         assert self._unshare.stdout is not None
@@ -158,8 +204,8 @@ class Machine:
         }  # fmt: skip
         become = [f"--reuid={USERS[user]}", f"--regid={USERS[user]}", "--init-groups"]
         return [
-            *("nsenter", f"--target={self._first}", "--mount", "--uts", "--ipc"),
-            *(["--pid"] if self.own_processes else []),
+            *(_NSENTER, f"--target={self._first}", *self._namespaces()),
+            *(["sh", "-c", _ENTER_CGROUPS, "sh", self._cgroups] if self.own_cgroups else []),
             # However the tests end, the command ends with them.
             *("setpriv", *(become if user != "root" else []), "--pdeathsig=KILL"),
             *("env", "-i", f"--chdir={cwd or home}"),
@@ -189,6 +235,16 @@ class Machine:
         """Return what a daemon wrote."""
         return (self.folder / f"{name}.log").read_text(errors="replace")
 
+    @property
+    def _cgroups(self) -> str:
+        return " ".join(CGROUPS) if self.own_cgroups else ""
+
+    def _namespaces(self) -> list[str]:
+        """Return the options of unshare(1) and nsenter(1)."""
+        kinds = ["--mount", "--uts", "--ipc"]
+        kinds += ["--pid"] if self.own_processes else []
+        return kinds + (["--cgroup"] if self.own_cgroups else [])
+
     def _make_directories(self) -> None:
         for part in ("etc/upper", "etc/work", "var/upper", "var/work", "dev", "run/munge"):
             (self.folder / part).mkdir(parents=True, exist_ok=True)
@@ -216,6 +272,11 @@ class Machine:
                     binds[place] = needed
         # Last /tmp: this cluster's own directory may be in it.
         return binds | dict(sorted(covers.items(), key=lambda it: it[0] == Path("/tmp")))
+
+
+def has_cgroups() -> bool:
+    """Tell whether machines can have cgroups; only version 1 can be divided among them."""
+    return all((_CGROUP_ROOT / each / "cgroup.procs").exists() for each in CGROUPS)
 
 
 def child_of(popen: subprocess.Popen[bytes]) -> int:

@@ -1,10 +1,12 @@
 """The files of Slurm for a cluster on one machine, with short intervals."""
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from gpulease.gpu.simulated import parse_simulation
+from gpulease.units import format_size
 
 SHARD = 256 * 1024**2
 """Bytes of one shard."""
@@ -28,6 +30,18 @@ class NodeSpec:
         return [gpu.size for gpu in parse_simulation(self.gpus)]
 
     @property
+    def types(self) -> list[str]:
+        """The type of each GPU, where there are several sizes; else empty."""
+        return [format_size(it).lower() for it in self.sizes] if len(set(self.sizes)) > 1 else []
+
+    @property
+    def gres(self) -> str:
+        """What slurm.conf says of its GPUs and shards."""
+        counted = Counter(self.types)
+        gpus = [f"gpu:{kind}:{count}" for kind, count in counted.items()]
+        return ",".join([*(gpus or [f"gpu:{len(self.sizes)}"]), f"shard:{self.all_shards}"])
+
+    @property
     def all_shards(self) -> int:
         return self.shards if self.shards is not None else sum(self.sizes) // SHARD
 
@@ -39,7 +53,8 @@ class Hooks:
     prolog: str | None = None
     epilog: str | None = None
     task_prolog: str | None = None
-    prolog_flags: str | None = "Alloc"
+    prolog_flags: str | None = None
+    """Alloc makes each srun wait for 0.1 s, since slurmd polls."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +75,8 @@ class Settings:
     gres_lines: str | None = None
     """All of gres.conf; None: a line for the GPUs and one for the shards of each node."""
     cgroup: bool = False
-    """Whether jobs are in cgroups; else Slurm knows a job's processes by their ancestry."""
+    """Whether jobs are in cgroups, see `machine.has_cgroups`; else Slurm knows a job's processes by
+    their ancestry."""
 
 
 def write_files(folder: Path, nodes: Sequence[NodeSpec], ports: Ports, settings: Settings) -> None:
@@ -80,7 +96,7 @@ def slurm_conf(nodes: Sequence[NodeSpec], ports: Ports, settings: Settings) -> s
     lines = [f"{key}={value}" for key, value in chosen.items()]
     lines += [
         f"NodeName={it.name} NodeAddr=127.0.0.1 Port={ports.nodes[it.name]} CPUs={CPUS} "
-        f"RealMemory=256000 Gres=gpu:{len(it.sizes)},shard:{it.all_shards} State=UNKNOWN"
+        f"RealMemory=256000 Gres={it.gres} State=UNKNOWN"
         for it in nodes
     ]
     lines += [f"PartitionName=main Nodes={names} Default=YES MaxTime=INFINITE State=UP"]
@@ -88,14 +104,27 @@ def slurm_conf(nodes: Sequence[NodeSpec], ports: Ports, settings: Settings) -> s
 
 
 def gres_conf(nodes: Sequence[NodeSpec]) -> str:
-    """Return a line for the GPUs and one for the shards of each node."""
+    """Return the lines for the GPUs and shards of each node.
+
+    A count without a file is divided evenly over the GPUs. A count for each file holds only where
+    GPUs of different sizes have different types.
+    """
     lines = ["AutoDetect=off"]
     for node in nodes:
-        last = len(node.sizes) - 1
-        files = f"/dev/nvidia[0-{last}]" if last else "/dev/nvidia0"
-        lines.append(f"NodeName={node.name} Name=gpu File={files}")
-        lines.append(f"NodeName={node.name} Name=shard Count={node.all_shards}")
+        if node.types:
+            lines += _typed(node)
+        else:
+            files = f"/dev/nvidia[0-{len(node.sizes) - 1}]"
+            lines.append(f"NodeName={node.name} Name=gpu File={files}")
+            lines.append(f"NodeName={node.name} Name=shard Count={node.all_shards}")
     return "\n".join(lines) + "\n"
+
+
+def _typed(node: NodeSpec) -> Iterator[str]:
+    for index, (size, kind) in enumerate(zip(node.sizes, node.types, strict=True)):
+        file = f"File=/dev/nvidia{index}"
+        yield f"NodeName={node.name} Name=gpu Type={kind} {file}"
+        yield f"NodeName={node.name} Name=shard Count={size // SHARD} {file}"
 
 
 def _common(ports: Ports) -> dict[str, str]:
@@ -132,9 +161,10 @@ def _common(ports: Ports) -> dict[str, str]:
         "KillWait": "2",
         "InactiveLimit": "0",
         "MinJobAge": "120",
-        "MessageTimeout": "10",
-        "SlurmctldTimeout": "5",
-        "SlurmdTimeout": "5",
+        # A crashed node is down after ten seconds.
+        "MessageTimeout": "5",
+        "SlurmctldTimeout": "3",
+        "SlurmdTimeout": "3",
     }
 
 

@@ -12,6 +12,8 @@ import pytest
 from daemon_rig import wait_for
 
 from .cluster import Cluster, running
+from .machine import has_cgroups
+from .node import Node
 from .slurm_files import Hooks, NodeSpec, Settings
 
 GIB = 1024**3
@@ -41,6 +43,11 @@ def place(cluster: Cluster, job: int) -> tuple[str, str]:
     """Return the node and the GRES of a running job."""
     shown = cluster.wait_until(job, "RUNNING")
     return shown["NodeList"], shown["GRES"]
+
+
+def unmanaged(node: Node, gpu: int) -> int:
+    """Return the bytes of a GPU that processes outside any lease use."""
+    return node.client().status().gpus[gpu].memory.unmanaged or 0
 
 
 def test_shards_of_a_job_are_on_one_gpu(idle: Cluster) -> None:
@@ -75,17 +82,19 @@ def test_strangers_use_the_memory_of_one_node(idle: Cluster) -> None:
     first, second = idle.nodes["n1"], idle.nodes["n2"]
     stranger = first.stranger(GIB // 2, gpu=1)
     try:
-        wait_for("it counts", lambda: first.client().status().gpus[1].memory.unmanaged > GIB // 2)
-        assert second.client().status().gpus[1].memory.unmanaged == 0
+        wait_for("it counts", lambda: unmanaged(first, 1) > GIB // 2)
+        assert unmanaged(second, 1) == 0
     finally:
         stranger.communicate()
 
 
 def test_a_crashed_node_returns(idle: Cluster) -> None:
     node = idle.nodes["n3"]
+    boot = node.path("/proc/sys/kernel/random/boot_id").read_text()
     node.crash()
     wait_for("Slurm notices", lambda: idle.states()["n3"].startswith("down"))
     node.start()
+    assert node.path("/proc/sys/kernel/random/boot_id").read_text() != boot
     idle.wait_until_idle()
     assert idle.run("srun", "--nodelist=n3", "hostname").stdout == "n3\n"
 
@@ -113,10 +122,46 @@ def test_signals_reach_a_command_on_the_login_machine(idle: Cluster) -> None:
     assert process.wait(30) == -signal.SIGINT
 
 
+def test_a_terminal_passes_through_srun(idle: Cluster) -> None:
+    terminal = idle.terminal("srun", "--nodelist=n2", "--pty", "sh")
+    terminal.read_until("$ ")
+    terminal.type(b"hostname; tty; exit 7\r")
+    assert terminal.finish() == 7
+    assert "n2" in terminal.shown
+    assert "/dev/pts/" in terminal.shown
+
+
 def test_nodes_may_have_gpus_of_their_own_sizes() -> None:
     with running([NodeSpec("n1", "1x8G"), NodeSpec("n2", "4x24G")]) as made:
         assert made.run("srun", "--gres=shard:33", "hostname").stdout == "n2\n"
         assert len(made.nodes["n2"].client().status().gpus) == 4
+
+
+def test_gpus_of_a_node_may_have_different_sizes() -> None:
+    with running([NodeSpec("n1", "1x8G,2x24G")]) as made:
+        jobs = [made.sbatch("sleep 300", f"--gres=shard:{shards}") for shards in (96, 33, 32)]
+        assert [place(made, job)[1] for job in jobs] == [
+            "shard:96(IDX:1)",
+            "shard:33(IDX:2)",
+            "shard:32(IDX:0)",
+        ]
+        waits = made.sbatch("true", "--gres=shard:64")
+        assert made.job(waits)["JobState"] == "PENDING"
+
+
+@pytest.mark.skipif(not has_cgroups(), reason="this machine has no cgroups of version 1")
+def test_jobs_may_be_in_cgroups_of_their_node() -> None:
+    settings = Settings(cgroup=True)
+    with running([NodeSpec("n1"), NodeSpec("n2")], settings) as made:
+        words = ("sh", "-c", "cat /proc/self/cgroup; true >/dev/nvidia1")
+        said = made.run("srun", "--nodelist=n2", "--gres=shard:16", *words, check=False)
+        assert "freezer:/slurm_n2/uid_47201/job_1/step_0\n" in said.stdout
+        assert "Operation not permitted" in said.stderr or "Permission denied" in said.stderr
+        job = made.sbatch("sleep 300 & sleep 300", "--nodelist=n1")
+        made.wait_until(job, "RUNNING")
+        group = made.nodes["n1"].path(f"/sys/fs/cgroup/freezer/slurm_n1/uid_47201/job_{job}")
+        wait_for("it is there", group.exists)
+        assert not made.nodes["n2"].path("/sys/fs/cgroup/freezer/slurm_n1").exists()
 
 
 _KILLED = """
