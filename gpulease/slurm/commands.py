@@ -18,27 +18,50 @@ def run_slurm(
     Raises:
         SlurmFailed: it is not installed, failed, or took longer than `deadline` seconds.
     """
-    name = argv[0]
     try:
         done = subprocess.run(
-            argv, env={**environment, **_C}, stdin=subprocess.DEVNULL, capture_output=True,
+            argv, env=slurm_environment(environment), stdin=subprocess.DEVNULL, capture_output=True,
             timeout=deadline, check=False, encoding="utf-8", errors="surrogateescape",
         )  # fmt: skip
     except FileNotFoundError:
-        raise SlurmFailed(
-            f"cannot ask Slurm: {name} is not installed here",
-            'install the client of Slurm (slurm-client), or set cluster = "none" in '
-            "/etc/gpulease/config.toml",
-        ) from None
+        raise not_installed(argv) from None
     except subprocess.TimeoutExpired:
-        raise SlurmFailed(
-            f"cannot ask Slurm: {name} did not answer within {deadline:.0f} s",
-            "check that slurmctld runs: scontrol ping",
-        ) from None
-    if done.returncode != 0:
-        why = " ".join((done.stderr or done.stdout).split()) or f"exit code {done.returncode}"
-        raise SlurmFailed(
-            f"Slurm refused `{' '.join(argv[:3])}`: {why}",
-            "scontrol ping shows whether slurmctld answers",
-        )
-    return done.stdout
+        raise no_answer(argv, deadline) from None
+    return checked_output(argv, done.returncode, done.stdout, done.stderr)
+
+
+def slurm_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment of a command, so that its output can be parsed."""
+    return {**environment, **_C}
+
+
+def checked_output(argv: Sequence[str], code: int | None, output: str, errors: str) -> str:
+    """Return the output of a command that has ended.
+
+    Raises:
+        SlurmFailed: it failed.
+    """
+    if code == 0:
+        return output
+    why = " ".join((errors or output).split()) or f"exit code {code}"
+    raise SlurmFailed(
+        f"Slurm refused `{' '.join(argv[:3])}`: {why}",
+        "scontrol ping shows whether slurmctld answers",
+    )
+
+
+def not_installed(argv: Sequence[str]) -> SlurmFailed:
+    """Return the error for a command that does not exist."""
+    return SlurmFailed(
+        f"cannot ask Slurm: {argv[0]} is not installed here",
+        'install the client of Slurm (slurm-client), or set cluster = "none" in '
+        "/etc/gpulease/config.toml",
+    )
+
+
+def no_answer(argv: Sequence[str], deadline: float) -> SlurmFailed:
+    """Return the error for a command that ran longer than `deadline` seconds."""
+    return SlurmFailed(
+        f"cannot ask Slurm: {argv[0]} did not answer within {deadline:.0f} s",
+        "check that slurmctld runs: scontrol ping",
+    )

@@ -53,8 +53,8 @@ class Node:
         """Kill gpuleased (-9); what it launched goes on."""
         self.machine.daemon("gpuleased").kill()
 
-    def start_slurmd(self, *options: str) -> None:
-        self.machine.start("slurmd", ["slurmd", "-D", "-N", self.name, *options])
+    def start_slurmd(self) -> None:
+        self.machine.start("slurmd", ["slurmd", "-D", "-N", self.name])
 
     def kill_slurmd(self) -> None:
         """Kill slurmd (-9); its jobs go on."""
@@ -65,8 +65,7 @@ class Node:
         self.machine.boot()
         self.path("/etc/gpulease").mkdir(exist_ok=True)
         self.path("/var/spool/slurmd").mkdir(exist_ok=True)
-        # -b reports a reboot: uptime(1) is that of this machine.
-        self.start_slurmd("-b")
+        self.start_slurmd()
         self.start_daemon(self.spec.settings)
 
     def crash(self) -> None:

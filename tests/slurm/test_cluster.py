@@ -99,15 +99,6 @@ def test_a_crashed_node_returns(idle: Cluster) -> None:
     assert idle.run("srun", "--nodelist=n3", "hostname").stdout == "n3\n"
 
 
-def test_a_job_on_a_node_that_reboots_at_once_starts_again(idle: Cluster) -> None:
-    job = idle.sbatch("sleep 300", "--nodelist=n3")
-    idle.wait_until(job, "RUNNING")
-    idle.nodes["n3"].crash()
-    idle.nodes["n3"].start()
-    wait_for("it starts again", lambda: idle.job(job)["Restarts"] == "1")
-    idle.wait_until(job, "RUNNING")
-
-
 def test_killed_daemons_return(idle: Cluster) -> None:
     job = idle.sbatch("sleep 300", "--gres=shard:16", "--nodelist=n1")
     idle.wait_until(job, "RUNNING")
