@@ -31,7 +31,7 @@ from gpulease.units import GIB, MIB, Share, parse_memory, parse_span
 
 SYSTEM_SOCKET = Path(locations.SYSTEM_SOCKET)
 SYSTEM_STATE = Path("/var/lib/gpulease")
-SYSTEM_CONFIG = Path("/etc/gpulease/config.toml")
+SYSTEM_CONFIG = Path(locations.SYSTEM_CONFIG)
 DATABASE_NAME = "gpulease.db"
 PERSONAL_LOG = "gpuleased.log"
 """In the state directory of a personal daemon; the system's daemon logs to the journal."""

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 SYSTEM_SOCKET = "/run/gpulease/gpuleased.sock"
+SYSTEM_CONFIG = "/etc/gpulease/config.toml"
 
 
 def environment() -> Mapping[str, str]:

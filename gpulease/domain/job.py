@@ -15,19 +15,7 @@ from gpulease.domain.gpu import GpuUuid, JobId, LedgerEntry
 from gpulease.domain.lease import HOLDS_MEMORY, Claim, Lease, State, Trigger, next_state
 from gpulease.domain.placement import Placement
 from gpulease.domain.queue_options import NO_OPTIONS, QueueOptions
-
-
-@dataclass(frozen=True, slots=True)
-class CommandFingerprint:
-    """Identifies runs of the same command by digests, which do not reveal it.
-
-    Made by `memory_estimate.fingerprint_of`.
-    """
-
-    similar_key: str
-    """The same for all runs of a script with the same option names."""
-    exact_key: str
-    """The same for all runs with the same arguments."""
+from gpulease.fingerprint import CommandFingerprint as CommandFingerprint  # noqa: PLC0414  a re-export
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,8 +13,8 @@ from pathlib import PurePosixPath
 
 from gpulease.domain.job import EarlySignal, Invocation, Job, JobUsage, TerminalSettings
 from gpulease.domain.lease import Claim
-from gpulease.domain.memory_estimate import fingerprint_of
 from gpulease.errors import BadValue, NotAllowed
+from gpulease.fingerprint import fingerprint_of
 from gpulease.server.auth import Caller
 from gpulease.server.queue_requests import dependencies_of, indices_of, queue_options_of
 from gpulease.server.validation import (

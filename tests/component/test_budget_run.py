@@ -17,13 +17,12 @@ _LIBRARY = {
     "resource", "select", "struct", "termios", "_collections", "time",
 }  # fmt: skip
 _BEFORE_THE_REQUEST = {
-    "build", "cli", "cli.app", "cli.caller", "cli.everyday", "cli.program", "cli.quick_defaults",
-    "cli.quick_options",
-    "cli.quick_parser", "cli.render", "cli.request", "cli.run_job", "cli.signals",
-    "cli.waiting_line", "client", "client.http", "client.known_sockets", "client.light_client",
-    "client.submission", "client.submitter", "client.transport", "client.unix_socket", "errors",
-    "light_json", "locations", "peer_credentials", "record", "units", "wire", "wire.frames",
-    "wire.text",
+    "build", "cli", "cli.app", "cli.caller", "cli.cluster", "cli.everyday", "cli.program",
+    "cli.quick_defaults", "cli.quick_options", "cli.quick_parser", "cli.render", "cli.request",
+    "cli.run_job", "cli.signals", "cli.waiting_line", "client", "client.http",
+    "client.known_sockets", "client.light_client", "client.submission", "client.submitter",
+    "client.transport", "client.unix_socket", "errors", "light_json", "locations",
+    "peer_credentials", "record", "units", "wire", "wire.frames", "wire.text",
 }  # fmt: skip
 _WHILE_THE_DAEMON_COMMITS = {
     "cli.attachment", "cli.attachment.console", "cli.attachment.input", "cli.attachment.keyboard",
