@@ -59,6 +59,11 @@ def attach(
             f"cannot attach to job {number}: it is a hold, a lease without a command",
             f"gpulease show {number} describes it, gpulease cancel {number} releases it",
         )
+    if view.kind == "slurm":
+        raise WrongState(
+            f"cannot attach to job {number}: Slurm runs it",
+            f"sattach {view.slurm_job}.0 shows the output of its first step",
+        )
     stderr = stderr_status()
     if view.state == "ended":
         stderr.print(messages.ended(view))
