@@ -46,7 +46,7 @@ _FLAGS = {
 }
 
 
-def wait_for(what: str, condition: Callable[[], T], within_s: float = PATIENCE_S) -> T:
+def wait_for(what: str, condition: Callable[[], T | None], within_s: float = PATIENCE_S) -> T:
     """Return the first true value of `condition`; fail loudly if none comes."""
     deadline = time.monotonic() + within_s
     while time.monotonic() < deadline:

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-from gpulease.config import Settings
+from gpulease.config import Settings, SlurmSettings
 from gpulease.daemon.accounting import LogTail, PoolWatch
 from gpulease.daemon.clock import SystemClock
 from gpulease.daemon.disk_space import kept_free
@@ -49,7 +49,7 @@ from gpulease.service.job_accounting import JobAccounting
 from gpulease.service.observation import GpuObserver
 from gpulease.service.overuse import OveruseWatch
 from gpulease.service.pause import Pauses
-from gpulease.service.ports import JobLauncher, Policy, Quotas
+from gpulease.service.ports import JobLauncher, Policy, Quotas, SlurmPolicy
 from gpulease.service.scheduler import Scheduler
 from gpulease.service.usage import Usage
 from gpulease.service.utilization import MeanUtilization
@@ -367,6 +367,7 @@ def _request_context(
         environment=runner.environment,
         command=runner.command,
         watch_holder=watch_client,
+        slurm=None,
         look=look,
         usage=records.usage,
         hooks=records.hooks,
@@ -412,8 +413,21 @@ def leasing_policy(settings: Settings, limits_of: Callable[[Owner], UserLimits])
         exempt=frozenset({0, os.geteuid()}),
     )
     return Policy(
-        settings.margin, settings.smallest_lease, quotas, queue_policy(settings), limits_of
+        settings.margin,
+        settings.smallest_lease,
+        quotas,
+        queue_policy(settings),
+        limits_of,
+        slurm_policy(settings),
     )
+
+
+def slurm_policy(settings: Settings) -> SlurmPolicy | None:
+    """Return what the daemon knows of Slurm; None where Slurm assigns no GPU of this machine."""
+    if settings.cluster != "slurm":
+        return None
+    slurm = SlurmSettings(**settings.slurm)
+    return SlurmPolicy(slurm.shard, slurm.local_gpus)
 
 
 def queue_policy(settings: Settings) -> QueuePolicy:

@@ -9,25 +9,13 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from enum import StrEnum
 from fractions import Fraction
-from typing import Final
+from typing import Final, Literal
 
 from gpulease.domain.gpu import GpuUuid, JobId, LedgerEntry
 from gpulease.domain.lease import HOLDS_MEMORY, Claim, Lease, State, Trigger, next_state
 from gpulease.domain.placement import Placement
 from gpulease.domain.queue_options import NO_OPTIONS, QueueOptions
-
-
-@dataclass(frozen=True, slots=True)
-class CommandFingerprint:
-    """Identifies runs of the same command by digests, which do not reveal it.
-
-    Made by `memory_estimate.fingerprint_of`.
-    """
-
-    similar_key: str
-    """The same for all runs of a script with the same option names."""
-    exact_key: str
-    """The same for all runs with the same arguments."""
+from gpulease.fingerprint import CommandFingerprint as CommandFingerprint  # noqa: PLC0414  a re-export
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +100,17 @@ class Holder:
     """The process that waits for the grant; if it ends first, the lease is cancelled."""
     adopted: bool = False
     """The process used its GPUs before it had the lease, so no hook limits its frameworks."""
+
+
+@dataclass(frozen=True, slots=True)
+class SlurmJob:
+    """The job of Slurm behind a lease: Slurm starts its processes, and ends them."""
+
+    id: int
+    node: str
+    """The name of this machine in Slurm."""
+    restarts: int = 0
+    """How often Slurm has started it before: it keeps its id when it is queued again."""
 
 
 class Outcome(StrEnum):
@@ -263,6 +262,8 @@ class Job:
     """Time between SIGTERM and SIGKILL; None: the daemon's setting."""
     holder: Holder | None = None
     """For a lease without a command: the processes behind it."""
+    slurm: SlurmJob | None = None
+    """For a lease that belongs to a job of Slurm."""
     kept_until_at: datetime | None = None
     """Until when idleness has no consequences."""
     usage: JobUsage = NO_USAGE
@@ -280,6 +281,18 @@ class Job:
         """The id as people see it: 17, or 17_3 for the element of an array with index 3."""
         array = self.queue.array
         return str(self.id) if array is None else f"{array.job}_{array.index}"
+
+    @property
+    def kind(self) -> Literal["run", "hold", "slurm"]:
+        """What stands behind its lease: a command, a process or nobody, or a job of Slurm."""
+        if self.slurm is not None:
+            return "slurm"
+        return "run" if self.holder is None else "hold"
+
+    @property
+    def has_shim(self) -> bool:
+        """Whether gpulease starts its processes, below a shim, and has its output."""
+        return self.holder is None and self.slurm is None
 
     @property
     def holds_memory(self) -> bool:

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from gpulease import __version__
-from gpulease.server.messages import JSON
+from gpulease.server.messages import JSON, PLAIN_TEXT
 from gpulease.server.router import Endpoint, Route
 from gpulease.wire.errors import ErrorReply
 from gpulease.wire.requests import CancelRequest, DrainRequest, KeepRequest, PauseRequest
@@ -38,7 +38,7 @@ def _operation(endpoint: Endpoint) -> dict[str, Any]:
         "summary": (route.handler.__doc__ or "").partition("\n")[0],
         "operationId": route.handler.__name__ + endpoint.path.replace("/", "_"),
         "parameters": _parameters(endpoint),
-        "responses": {str(route.status): _reply(route), "default": _error()},
+        "responses": {str(route.status): _reply(route), "default": _error(route)},
     }
     if route.body is not None:
         made["requestBody"] = {
@@ -70,8 +70,10 @@ def _reply(route: Route) -> dict[str, Any]:
     return {**described, "content": content} if content else described
 
 
-def _error() -> dict[str, Any]:
-    return {"description": "An error", "content": _json(ErrorReply)}
+def _error(route: Route) -> dict[str, Any]:
+    plain = {PLAIN_TEXT: {"schema": {"type": "string"}}}
+    content = {**plain, **_json(ErrorReply)} if route.plain_errors else _json(ErrorReply)
+    return {"description": "An error", "content": content}
 
 
 def _json(kind: type) -> dict[str, Any]:

@@ -11,9 +11,10 @@ from gpulease.server.history import HistoryHandlers
 from gpulease.server.holds import HoldHandlers
 from gpulease.server.jobs import FRAMES, JSON_LINES, JobHandlers
 from gpulease.server.machine import MachineHandlers
-from gpulease.server.messages import Response
+from gpulease.server.messages import PLAIN_TEXT, Response
 from gpulease.server.request_limits import RequestLimits
 from gpulease.server.router import Endpoint, Route, Router, error_response
+from gpulease.server.slurm import SlurmHandlers
 from gpulease.server.usage import UsageHandlers
 from gpulease.server.windows import WindowHandlers
 from gpulease.wire.jobs import (
@@ -47,6 +48,8 @@ from gpulease.wire.requests import (
     NestedRequest,
     PauseRequest,
     ReserveRequest,
+    SlurmEnvironmentRequest,
+    SlurmLeaseRequest,
     SubmitRequest,
     UsageRequest,
     WaitRequest,
@@ -66,9 +69,10 @@ def routes(context: RequestContext) -> tuple[Route, ...]:
     explain = ExplainHandlers(context)
     history = HistoryHandlers(context)
     windows = WindowHandlers(context)
+    slurm = SlurmHandlers(context)
     everyone, submitter = Access.ANYONE, Access.SUBMITTER
     owner, manager, admin = Access.OWNER, Access.MANAGER, Access.ADMIN
-    each = Access.EACH
+    each, root = Access.EACH, Access.ROOT
     get, post = "GET", "POST"
     read_env, read_logs = "read the environment of", "read the output of"
     return (
@@ -129,6 +133,18 @@ def routes(context: RequestContext) -> tuple[Route, ...]:
         Route(
             post, "/queue/unpause", admin, "end the pause of the queue", machine.unpause,
             PauseChangeView,
+        ),
+        Route(
+            post, "/slurm/leases", root, "lease for a job of Slurm", slurm.lease, JobView,
+            SlurmLeaseRequest, 201, plain_errors=True,
+        ),
+        Route(
+            post, "/slurm/leases/{number}/end", root, "end the lease of a job of Slurm", slurm.end,
+            None, None, 204, plain_errors=True,
+        ),
+        Route(
+            post, "/slurm/leases/{number}/environment", each, "read the environment of",
+            slurm.environment, PLAIN_TEXT, SlurmEnvironmentRequest, plain_errors=True,
         ),
         Route(get, "/windows", everyone, "", windows.windows, WindowList),
         Route(

@@ -89,6 +89,8 @@ class Access(Enum):
     """The owner of the job, and root: output and environment may hold secrets."""
     ADMIN = auto()
     """Admins."""
+    ROOT = auto()
+    """Root, and the user of the daemon."""
     EACH = auto()
     """The owner of each job that the body names, and admins; the handler checks that."""
 
@@ -144,6 +146,9 @@ class Rights:
                 self._check_job(access, caller, verb, job)
             case Access.ADMIN:
                 self._check_admin(caller, verb)
+            case Access.ROOT:
+                if not self.is_root(caller):
+                    raise NotAllowed(f"cannot {verb}: only root may")
 
     def _check_submitter(self, caller: Caller) -> None:
         # Only a daemon of root can run jobs as another user.

@@ -26,6 +26,7 @@ from gpulease.service.hook_reports import HookReports
 from gpulease.service.pause import Pauses
 from gpulease.service.ports import Clock, Event, ProcessFinder
 from gpulease.service.scheduler import Scheduler
+from gpulease.service.slurm_leases import SlurmLeases
 from gpulease.service.usage import PoolSeen, Usage
 from gpulease.service.windows import Windows
 from gpulease.wire.jobs import JobView
@@ -72,6 +73,8 @@ class RequestContext:
     """How good predictions for the same jobs were."""
     waits_by_user: Callable[[datetime], Mapping[str, UserWaits]]
     """How long the jobs that got memory from some time on had waited."""
+    slurm: SlurmLeases | None
+    """None in a personal daemon."""
     look: Callable[[], Awaitable[None]]
     """Reads the GPUs, unless that has just been done; to be awaited before they are shown."""
     watch_holder: Callable[[Job], None]

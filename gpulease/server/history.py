@@ -79,7 +79,7 @@ def past_job_view(job: Job) -> PastJobView:
         label=job.label,
         name=job.name,
         user=job.owner.user,
-        kind="run" if job.holder is None else "hold",
+        kind=job.kind,
         outcome=job.outcome.value if job.outcome else None,
         exit_status=exit_status(job),
         submitted_at=instant(job.submitted_at) or "",

@@ -13,8 +13,8 @@ from pathlib import PurePosixPath
 
 from gpulease.domain.job import EarlySignal, Invocation, Job, JobUsage, TerminalSettings
 from gpulease.domain.lease import Claim
-from gpulease.domain.memory_estimate import fingerprint_of
 from gpulease.errors import BadValue, NotAllowed
+from gpulease.fingerprint import fingerprint_of
 from gpulease.server.auth import Caller
 from gpulease.server.queue_requests import dependencies_of, indices_of, queue_options_of
 from gpulease.server.validation import (
@@ -79,7 +79,7 @@ def submission_of(
     return Submission(
         owner=caller.owner,
         name=_default_name(argv) if request.name is None else checked_name(request.name),
-        command=_shown(argv),
+        command=shown_command(argv),
         claim=claim,
         invocation=Invocation(
             argv=argv,
@@ -231,7 +231,8 @@ def _default_name(argv: tuple[str, ...]) -> str:
     return printable(PurePosixPath(named_after).name or argv[0])[:LONGEST_NAME]
 
 
-def _shown(argv: tuple[str, ...]) -> str:
+def shown_command(argv: tuple[str, ...]) -> str:
+    """Return a command line as listings show it."""
     shown = ""
     for each in argv:
         shown += ("" if not shown else " ") + shlex.quote(each[:LONGEST_COMMAND])

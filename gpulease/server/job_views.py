@@ -79,7 +79,7 @@ class JobViews:
         explained = waits.explanation
         why, hint = reason(job, waits.reason)
         idle_since_at, idle_ends_at = self._idle(job)
-        has_directory = to_owner and job.granted_at is not None and job.holder is None
+        has_directory = to_owner and job.granted_at is not None and job.has_shim
         return JobView(
             id=job.id,
             name=job.name,
@@ -101,8 +101,9 @@ class JobViews:
             exit_status=exit_status(job),
             pid=job.pid,
             directory=str(self._sources.directory_of(job.id)) if has_directory else None,
-            kind="run" if job.holder is None else "hold",
+            kind=job.kind,
             adopted=is_adopted(job),
+            slurm_job=None if job.slurm is None else job.slurm.id,
             terminal=job.terminal,
             main_exited_at=instant(job.main_exited_at),
             suspended=self._is_suspended(job),

@@ -11,6 +11,7 @@ Send = Callable[[Message], Awaitable[None]]
 AsgiApp = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 JSON = "application/json"
+PLAIN_TEXT = "text/plain"
 
 
 class Request:

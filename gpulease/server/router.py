@@ -17,7 +17,7 @@ import msgspec
 from gpulease.errors import BadValue, GpuleaseError, NoSuchRoute
 from gpulease.server.auth import Access, caller_in
 from gpulease.server.context import RequestContext, json_response
-from gpulease.server.messages import Receive, Request, Response, Scope, Send
+from gpulease.server.messages import PLAIN_TEXT, Receive, Request, Response, Scope, Send
 from gpulease.wire.errors import ErrorBody, ErrorReply
 
 T = TypeVar("T")
@@ -44,6 +44,8 @@ class Route:
     status: int = 200
     followed: str | None = None
     """The media type of the answer to a request with follow=true, if that is a stream."""
+    plain_errors: bool = False
+    """Errors are text for people, and not JSON."""
 
 
 class Endpoint:
@@ -107,6 +109,15 @@ class Router:
         endpoint = next((each for each in alike if each.route.method == scope["method"]), None)
         if endpoint is None:
             return _not_served(405 if alike else 404)
+        try:
+            return await self._serve(endpoint, scope, parts)
+        except GpuleaseError as error:
+            if endpoint.route.plain_errors:
+                text = error.text() + "\n"
+                return Response(text.encode(errors="replace"), error.http_status, PLAIN_TEXT)
+            raise
+
+    async def _serve(self, endpoint: Endpoint, scope: Scope, parts: Sequence[str]) -> Response:
         values = endpoint.path_values(parts)
         self._check(endpoint.route, scope, values)
         if query := scope["query_string"]:

@@ -237,7 +237,7 @@ def _size(wanted: Adoption, gpu: GpuMemory) -> int:
 
 def _obstacle(part: Claim, gpu: GpuMemory, use: GpuUse, decided: Plan, job: Job) -> Obstacle | None:
     """Return why a process cannot have a lease on a GPU that it uses; None if it can."""
-    own = _without(gpu, use)
+    own = without(gpu, use)
     found = find_obstacle(part, own)
     more = part.memory_on(0) - use.memory
     if found is not None or more <= 0 or own.one_process or part.exclusive:
@@ -247,7 +247,7 @@ def _obstacle(part: Claim, gpu: GpuMemory, use: GpuUse, decided: Plan, job: Job)
     return next((each for each in waits.refusal.obstacles if each.gpu == gpu.uuid), None)
 
 
-def _without(gpu: GpuMemory, use: GpuUse) -> GpuMemory:
+def without(gpu: GpuMemory, use: GpuUse) -> GpuMemory:
     """Return the ledger of a GPU as if a process had a lease for what it uses there."""
     others = tuple(each for each in gpu.unmanaged_processes if each.pid not in use.pids)
     unmanaged = None if gpu.unmanaged is None else max(0, gpu.unmanaged - use.memory)

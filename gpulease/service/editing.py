@@ -10,12 +10,11 @@ from gpulease.domain.job import EarlySignal, Job, Owner
 from gpulease.domain.lease import Claim, State
 from gpulease.domain.limits import NO_LIMITS, Beyond, UserLimits
 from gpulease.domain.queue_options import Priority, WantedDependency
-from gpulease.domain.snapshot import ledgers
 from gpulease.errors import BadValue, NotAllowed, WrongState
 from gpulease.service.dependencies import refuse_cycle, resolve
 from gpulease.service.gpu_choice import refuse_too_few_named, uuids_of
 from gpulease.service.jobs import existing
-from gpulease.service.observation import Observation, snapshot
+from gpulease.service.observation import Observation
 from gpulease.service.ports import Clock, Event, Policy, Store, Transaction
 from gpulease.service.queue_state import QueueState
 from gpulease.service.submission import largest, refuse_what_can_never_run
@@ -79,7 +78,7 @@ def edit(
     limits = {} if wanted.by_admin else {owner: policy.limits(owner) for owner in owners}
     with store.write() as tx:
         at = clock.now()
-        empty = ledgers(snapshot((), seen, policy, {}, at))
+        empty = state.empty(seen, policy, at)
         if wanted.named is not None:
             wanted = _with_gpus(wanted, wanted.named, seen)
         checks = _Checks(tx, empty, policy, limits, state, at)

@@ -30,6 +30,7 @@ from gpulease.domain.job import (
     Outcome,
     Owner,
     Process,
+    SlurmJob,
     until,
 )
 from gpulease.domain.lease import Claim
@@ -70,6 +71,8 @@ class Submission:
     """The longest wait for a grant; None is without end, zero is no wait."""
     holder: Holder | None = None
     """The process that a lease without a job is for."""
+    slurm: SlurmJob | None = None
+    """The job of Slurm that a lease is for."""
     only_lease: bool = False
     """Refused if that process has a lease."""
     key: str | None = None
@@ -98,6 +101,7 @@ class Submission:
             terminal=self.invocation.terminal is not None,
             grace=self.invocation.grace,
             holder=self.holder,
+            slurm=self.slurm,
             usage=self.usage,
             queue=self.queue,
         )
@@ -164,6 +168,16 @@ class Quotas:
 
 
 @dataclass(frozen=True, slots=True)
+class SlurmPolicy:
+    """The admin's settings about Slurm, which assigns the GPUs of this machine."""
+
+    shard: int
+    """Bytes of one shard."""
+    local_gpus: tuple[str, ...] = ()
+    """The GPUs that Slurm does not know, by index or UUID: they belong to the daemon's queue."""
+
+
+@dataclass(frozen=True, slots=True)
 class Policy:
     """The admin's settings about leasing; sizes in bytes."""
 
@@ -175,6 +189,8 @@ class Policy:
     queue: QueuePolicy = field(default_factory=QueuePolicy)
     limits_of: Callable[[Owner], UserLimits] = no_limits
     """The limits of a user, from the settings."""
+    slurm: SlurmPolicy | None = None
+    """None where the daemon's queue has all GPUs."""
 
     def limits(self, owner: Owner) -> UserLimits:
         """Return the limits of a user; those who are exempt keep the default time only."""
@@ -513,6 +529,50 @@ class JobLauncher(Protocol):
 
     async def notify(self, job: Job, text: str) -> None:
         """Write a line into the job's output, if it has one."""
+
+
+@dataclass(frozen=True, slots=True)
+class SlurmAllocation:
+    """What Slurm knows about a job on one node."""
+
+    name: str
+    is_batch: bool
+    """It was submitted with sbatch, so Slurm can queue it again."""
+    gpus: tuple[int, ...]
+    """The numbers of its GPUs there, in the order of gres.conf; empty where Slurm names none."""
+    shards: int
+    """Its shards on the one GPU; 0: it has whole GPUs."""
+
+
+class SlurmRefusal(Exception):
+    """A job of Slurm gets no lease on this node now; the text says why, for its owner."""
+
+    def __init__(self, why: str, *, may_pass: bool = False) -> None:
+        """`may_pass`: a job that has just ended may still hold the memory."""
+        super().__init__(why)
+        self.may_pass = may_pass
+
+
+class SlurmController(Protocol):
+    """Asks Slurm about jobs, and sends them elsewhere."""
+
+    async def allocation(self, job: SlurmJob) -> SlurmAllocation:
+        """Return what a job has on its node.
+
+        Raises:
+            SlurmRefusal: what Slurm says of this node is ambiguous: somebody may have forged it.
+            SlurmFailed: Slurm does not answer; the prolog asks again.
+        """
+
+    async def refuse(self, job: SlurmJob, why: str) -> None:
+        """Have Slurm queue a batch job again, for another node; it is held after three times.
+
+        The owner reads `why` in Slurm. Returns without waiting for Slurm to carry it out. A job
+        that is no batch job gets the comment alone.
+
+        Raises:
+            SlurmFailed: Slurm does not answer; the prolog asks again.
+        """
 
 
 class InThread(Protocol):

@@ -22,6 +22,7 @@ from gpulease.domain.run_time import RunTimes, keys_of
 from gpulease.domain.snapshot import Snapshot, capacity, ledgers
 from gpulease.service.observation import Observation, snapshot
 from gpulease.service.ports import PastJob, Policy, Store
+from gpulease.service.slurm_gpus import kept_for_slurm
 
 REMEMBERED = timedelta(days=10)
 """Use decays with a half-life of a day: after ten, a thousandth is left."""
@@ -60,7 +61,7 @@ class QueueState:
         self._windows = windows
         self.window_gpus: Mapping[WindowId, tuple[GpuUuid, ...]] = {}
         """The GPUs that the latest plan chose for windows."""
-        self._empty: tuple[Observation | None, int, tuple[GpuMemory, ...]] = (None, 0, ())
+        self._empty: tuple[Observation | None, object, tuple[GpuMemory, ...]] = (None, None, ())
         self._queue: Queue | None = None
         self._policy: QueuePolicy | None = None
         self._forget()
@@ -82,7 +83,8 @@ class QueueState:
         at: datetime,
     ) -> Snapshot:
         """Return everything that a decision depends on; `jobs` are all live ones."""
-        bare = snapshot(jobs, seen, policy, drained, at)
+        closed = {**kept_for_slurm(seen.readings, policy.slurm), **drained}
+        bare = snapshot(jobs, seen, policy, closed, at)
         gpus = ledgers(bare)
         blocked = blocks(jobs, at)
         eligible = (job for job in jobs if job.id not in blocked)
@@ -109,11 +111,13 @@ class QueueState:
         )
 
     def empty(self, seen: Observation, policy: Policy, at: datetime) -> tuple[GpuMemory, ...]:
-        """Return the ledgers of the GPUs as if no job ran; at once for the same observation."""
-        known, margin, found = self._empty
-        if known is not seen or margin != policy.margin:
-            found = ledgers(snapshot((), seen, policy, {}, at))
-            self._empty = seen, policy.margin, found
+        """Return the ledgers of the queue's GPUs as if no job ran; at once for the same `seen`."""
+        known, basis, found = self._empty
+        if known is not seen or basis != (policy.margin, policy.slurm):
+            kept = kept_for_slurm(seen.readings, policy.slurm)
+            every = ledgers(snapshot((), seen, policy, {}, at))
+            found = tuple(gpu for gpu in every if gpu.uuid not in kept)
+            self._empty = seen, (policy.margin, policy.slurm), found
         return found
 
     def _windows_of_pass(self, at: datetime, owners: Collection[Owner]) -> Sequence[Occurrence]:

@@ -539,6 +539,12 @@ class Scheduler:
         """Return to what the grace of a job that is stopped is shortened, if it is."""
         return self.policy.queue.preemption_grace if job.outcome is Outcome.PREEMPTED else None
 
+    def follow(self, job: Job) -> None:
+        """Follow a job that was granted outside a pass."""
+        self.supervisor.attend_all((job.id,))
+        self._changes.notify()
+        self.wake()
+
     # Passes over the queue.
 
     def wake(self) -> None:

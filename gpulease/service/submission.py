@@ -7,11 +7,12 @@ from datetime import datetime, timedelta
 from gpulease.domain.gpu import GpuMemory
 from gpulease.domain.job import Job
 from gpulease.domain.lease import Claim, State, Trigger
-from gpulease.domain.memory_estimate import MOST_RUNS, PastRun, deciding_run, script_name, size_for
+from gpulease.domain.memory_estimate import MOST_RUNS, PastRun, deciding_run, size_for
 from gpulease.domain.placement import can_ever_hold
 from gpulease.domain.plan import plan, why_waiting
 from gpulease.domain.snapshot import ledgers
 from gpulease.errors import AlreadyLeased, BadValue, CannotLease, NoRoomNow, TooMany
+from gpulease.fingerprint import script_name
 from gpulease.service import dependencies
 from gpulease.service.gpu_choice import (
     refuse_choice,

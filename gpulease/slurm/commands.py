@@ -10,6 +10,7 @@ DEADLINE_S = 10.0
 _C = {"LC_ALL": "C", "SLURM_TIME_FORMAT": "standard", "SLURM_BITSTR_LEN": "64"}
 _DEFAULTS = ("SQUEUE_", "SCANCEL_", "SCONTROL_")
 """Variables with a user's defaults for the commands, which would change what they print or do."""
+_PING = "scontrol ping shows whether slurmctld runs"
 _AWAY = ("Unable to contact slurm controller", "Socket timed out")
 
 
@@ -21,36 +22,54 @@ def run_slurm(
     Raises:
         SlurmFailed: it is not installed, failed, or took longer than `deadline` seconds.
     """
-    name = argv[0]
-    kept = {key: value for key, value in environment.items() if not key.startswith(_DEFAULTS)}
     try:
         done = subprocess.run(
-            argv, env={**kept, **_C}, stdin=subprocess.DEVNULL, capture_output=True,
+            argv, env=slurm_environment(environment), stdin=subprocess.DEVNULL, capture_output=True,
             timeout=deadline, check=False,
         )  # fmt: skip
     except FileNotFoundError:
-        raise SlurmFailed(
-            f"cannot ask Slurm: {name} is not installed here",
-            'install the client of Slurm (slurm-client), or set cluster = "none" in '
-            "/etc/gpulease/config.toml",
-        ) from None
+        raise not_installed(argv) from None
     except subprocess.TimeoutExpired:
-        raise _away(f"{name} did not answer within {deadline:.0f} s") from None
-    if done.returncode != 0:
-        raise _failed(argv, " ".join(_text(done.stderr or done.stdout).split()), done.returncode)
-    return _text(done.stdout)
+        raise no_answer(argv, deadline) from None
+    # Not decoded by subprocess, which would translate line breaks within the names of jobs.
+    output, errors = (
+        text.decode("utf-8", "surrogateescape") for text in (done.stdout, done.stderr)
+    )
+    return checked_output(argv, done.returncode, output, errors)
 
 
-def _failed(argv: Sequence[str], why: str, status: int) -> SlurmFailed:
+def slurm_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment of a command, so that its output can be parsed."""
+    kept = {key: value for key, value in environment.items() if not key.startswith(_DEFAULTS)}
+    return {**kept, **_C}
+
+
+def checked_output(argv: Sequence[str], code: int | None, output: str, errors: str) -> str:
+    """Return the output of a command that has ended.
+
+    Raises:
+        SlurmFailed: it failed.
+    """
+    if code == 0:
+        return output
+    why = " ".join((errors or output).split()) or f"exit code {code}"
     if any(each in why for each in _AWAY):
-        return _away("slurmctld does not answer")
-    return SlurmFailed(f"Slurm refused `{' '.join(argv[:3])}`: {why or f'exit code {status}'}")
+        raise SlurmFailed("cannot ask Slurm: slurmctld does not answer", _PING)
+    raise SlurmFailed(f"Slurm refused `{' '.join(argv[:3])}`: {why}")
 
 
-def _away(why: str) -> SlurmFailed:
-    return SlurmFailed(f"cannot ask Slurm: {why}", "scontrol ping shows whether slurmctld runs")
+def not_installed(argv: Sequence[str]) -> SlurmFailed:
+    """Return the error for a command that does not exist."""
+    return SlurmFailed(
+        f"cannot ask Slurm: {argv[0]} is not installed here",
+        'install the client of Slurm (slurm-client), or set cluster = "none" in '
+        "/etc/gpulease/config.toml",
+    )
 
 
-def _text(output: bytes) -> str:
-    # Not by subprocess, which would translate line breaks within names of jobs.
-    return output.decode("utf-8", "surrogateescape")
+def no_answer(argv: Sequence[str], deadline: float) -> SlurmFailed:
+    """Return the error for a command that ran longer than `deadline` seconds."""
+    return SlurmFailed(
+        f"cannot ask Slurm: {argv[0]} did not answer within {deadline:.0f} s",
+        _PING,
+    )

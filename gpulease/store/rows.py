@@ -21,6 +21,7 @@ from gpulease.domain.job import (
     Outcome,
     Owner,
     Process,
+    SlurmJob,
     TerminalSettings,
 )
 from gpulease.domain.lease import Claim, Lease, State
@@ -85,6 +86,9 @@ def job_values(job: Job) -> dict[str, object]:
         "first_use_at": instant(job.activity.first_use_at),
         "steps": job.activity.steps,
         "steps_per_second": job.activity.steps_per_second,
+        "slurm_job": job.slurm and job.slurm.id,
+        "slurm_node": job.slurm and job.slurm.node,
+        "slurm_restarts": None if job.slurm is None else job.slurm.restarts,
     }
 
 
@@ -235,7 +239,14 @@ def job_of(row: JobRow, leases: Iterable[LeaseRow], holder: HolderRow | None) ->
         predicted_start_at=row.predicted_start_at,
         utilization=row.utilization,
         activity=JobActivity(row.first_use_at, row.steps, row.steps_per_second),
+        slurm=_slurm_of(row),
     )
+
+
+def _slurm_of(row: JobRow) -> SlurmJob | None:
+    if row.slurm_job is None:
+        return None
+    return SlurmJob(row.slurm_job, row.slurm_node or "", row.slurm_restarts or 0)
 
 
 def lease_values(lease: Lease) -> dict[str, object]:

@@ -212,6 +212,10 @@ class JobRow(Row):
     steps: Mapped[int | None]
     """Training steps, as a framework counts them."""
     steps_per_second: Mapped[float | None] = mapped_column(Float)
+    slurm_job: Mapped[int | None]
+    """The job of Slurm that the lease belongs to; null for none, like the node and the restarts."""
+    slurm_node: Mapped[str | None]
+    slurm_restarts: Mapped[int | None]
 
 
 class HolderRow(Row):

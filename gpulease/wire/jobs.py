@@ -24,7 +24,7 @@ Outcome = Literal[
     "lost",
 ]
 
-JobKind = Literal["run", "hold"]
+JobKind = Literal["run", "hold", "slurm"]
 
 
 @dataclass(slots=True)
@@ -293,6 +293,8 @@ class JobView:
     """Null from an older daemon."""
     adopted: bool = False
     """Its process used GPUs before it had the lease: no framework in it is limited."""
+    slurm_job: int | None = None
+    """The job of Slurm that its lease belongs to; null for none."""
     events: list[EventView] = field(default_factory=list)
     """The history, oldest first, where one job was asked for; empty in lists of jobs."""
 

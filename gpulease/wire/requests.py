@@ -170,6 +170,23 @@ class SlurmLeaseRequest:
 
 
 @dataclass(slots=True)
+class SlurmEnvironmentRequest:
+    """The variables of a task of Slurm before its lease is applied, one character per byte."""
+
+    environment: dict[str, str]
+
+
+@dataclass(slots=True)
+class SlurmCommandRequest:
+    """What `gpulease run` hands to the node, as JSON in the variable GPULEASE_SLURM of the job."""
+
+    argv: list[str] = field(default_factory=list)
+    """The command, one character per byte."""
+    cwd: str = "/"
+    options: WorkerOptionsRequest = field(default_factory=WorkerOptionsRequest)
+
+
+@dataclass(slots=True)
 class AdoptRequest:
     """A lease for a process that uses GPUs already, and for all processes below it.
 

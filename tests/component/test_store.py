@@ -29,6 +29,7 @@ from gpulease.domain.job import (
     Invocation,
     Job,
     Outcome,
+    SlurmJob,
     TerminalSettings,
     back_in_queue,
     grant,
@@ -392,6 +393,15 @@ def test_choices_hooks_and_adoptions_are_read_back(tmp_path: Path) -> None:
         ("torch", "failed"),
     ]
     assert [job.id for job in live.values() if job.holder and job.holder.adopted] == [7]
+    store.close()
+
+
+def test_jobs_of_slurm_are_read_back(tmp_path: Path) -> None:
+    path = tmp_path / "gpulease.db"
+    with closing(sqlite3.connect(path)) as connection:
+        connection.executescript((Path(__file__).parents[1] / "data" / "0007.sql").read_text())
+    store = SqlStore(path)
+    assert {job.id: job.slurm for job in store.live() if job.slurm} == {11: SlurmJob(17, "n1", 1)}
     store.close()
 
 

@@ -23,7 +23,7 @@ from typing import IO, Any
 from daemon_rig import PATIENCE_S, wait_for
 from daemon_stand_in.terminal import Terminal
 
-from .machine import REMOVE_CGROUPS, USERS, Machine
+from .machine import REMOVE_CGROUPS, USERS, Machine, empty
 from .node import Node
 from .slurm_files import NodeSpec, Ports, Settings, write_files
 
@@ -235,6 +235,7 @@ class Cluster:
 
     def _start_munge(self) -> None:
         folder = self.directory / "munge"
+        empty(folder)
         key = folder / "munge.key"
         key.write_bytes(b"the key of this test's cluster, of 32 bytes or more")
         key.chmod(0o600)

@@ -74,7 +74,11 @@ set -eu
 name=$1 mine=$2 shared=$3 gpus=$4 major=$5 processes=$6 cgroups=$7
 shift 7
 hostname "$name"
-if [ "$processes" = own ]; then mount -t proc proc /proc; fi
+if [ "$processes" = own ]; then
+    mount -t proc proc /proc
+    cat /proc/sys/kernel/random/uuid >"$mine/boot_id"
+    mount --bind "$mine/boot_id" /proc/sys/kernel/random/boot_id
+fi
 for each in $cgroups; do
     umount "/sys/fs/cgroup/$each"
     mount -t cgroup -o "$each" gpulease-test "/sys/fs/cgroup/$each"

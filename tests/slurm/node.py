@@ -61,11 +61,10 @@ class Node:
         self.machine.daemon("slurmd").kill()
 
     def start(self) -> None:
-        """Boot if the node is down, and start both daemons."""
-        if not self.machine.is_up:
-            self.machine.boot()
-            self.path("/etc/gpulease").mkdir(exist_ok=True)
-            self.path("/var/spool/slurmd").mkdir(exist_ok=True)
+        """Boot, and start both daemons."""
+        self.machine.boot()
+        self.path("/etc/gpulease").mkdir(exist_ok=True)
+        self.path("/var/spool/slurmd").mkdir(exist_ok=True)
         self.start_slurmd()
         self.start_daemon(self.spec.settings)
 

@@ -53,7 +53,8 @@ class Hooks:
     prolog: str | None = None
     epilog: str | None = None
     task_prolog: str | None = None
-    prolog_flags: str | None = "Alloc"
+    prolog_flags: str | None = None
+    """Alloc makes each srun wait for 0.1 s, since slurmd polls."""
 
 
 @dataclass(frozen=True)

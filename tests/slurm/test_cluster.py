@@ -13,6 +13,7 @@ from daemon_rig import wait_for
 
 from .cluster import Cluster, running
 from .machine import has_cgroups
+from .node import Node
 from .slurm_files import Hooks, NodeSpec, Settings
 
 GIB = 1024**3
@@ -42,6 +43,11 @@ def place(cluster: Cluster, job: int) -> tuple[str, str]:
     """Return the node and the GRES of a running job."""
     shown = cluster.wait_until(job, "RUNNING")
     return shown["NodeList"], shown["GRES"]
+
+
+def unmanaged(node: Node, gpu: int) -> int:
+    """Return the bytes of a GPU that processes outside any lease use."""
+    return node.client().status().gpus[gpu].memory.unmanaged or 0
 
 
 def test_shards_of_a_job_are_on_one_gpu(idle: Cluster) -> None:
@@ -76,17 +82,19 @@ def test_strangers_use_the_memory_of_one_node(idle: Cluster) -> None:
     first, second = idle.nodes["n1"], idle.nodes["n2"]
     stranger = first.stranger(GIB // 2, gpu=1)
     try:
-        wait_for("it counts", lambda: first.client().status().gpus[1].memory.unmanaged > GIB // 2)
-        assert second.client().status().gpus[1].memory.unmanaged == 0
+        wait_for("it counts", lambda: unmanaged(first, 1) > GIB // 2)
+        assert unmanaged(second, 1) == 0
     finally:
         stranger.communicate()
 
 
 def test_a_crashed_node_returns(idle: Cluster) -> None:
     node = idle.nodes["n3"]
+    boot = node.path("/proc/sys/kernel/random/boot_id").read_text()
     node.crash()
     wait_for("Slurm notices", lambda: idle.states()["n3"].startswith("down"))
     node.start()
+    assert node.path("/proc/sys/kernel/random/boot_id").read_text() != boot
     idle.wait_until_idle()
     assert idle.run("srun", "--nodelist=n3", "hostname").stdout == "n3\n"
 

@@ -10,8 +10,8 @@ from daemon_stand_in import views
 from gpulease.cli import snapshot
 from gpulease.cli.script import script_change, script_place
 from gpulease.cli.snapshot import take_snapshot
-from gpulease.domain.memory_estimate import fingerprint_of
 from gpulease.errors import BadUsage, TooLarge
+from gpulease.fingerprint import fingerprint_of
 from gpulease.wire.jobs import JobView
 
 

@@ -117,13 +117,13 @@ def test_a_reload_takes_over_what_is_otherwise_for_users(tmp_path: Path) -> None
 
 def test_all_mistakes_of_a_file_are_told_at_once(tmp_path: Path) -> None:
     with pytest.raises(BadConfiguration) as refused:
-        read(tmp_path, 'elastic = 3\nmargin = "10%"\ngrace = "1m"\ncolour = "red"')
+        read(tmp_path, 'elastic = 3\nmargin = "10%"\ngrace = "1m"\ntint = "red"')
     first, *told = refused.value.message.splitlines()
     assert "3" in first
     assert [each.split()[0] for each in told[:4]] == ["elastic:", "hint:", "margin:", "hint:"]
     assert len(told) == 6
     assert mentions(told[1], "true", "false")
-    assert "colour" in told[4]
+    assert "tint" in told[4]
     assert mentions(told[5], "socket, state, ")
     assert refused.value.hint is None
 
@@ -180,7 +180,7 @@ def test_a_key_that_a_file_may_not_have_is_not_named_to_who_mistyped_another(
     tmp_path: Path,
 ) -> None:
     path = tmp_path / "config.toml"
-    path.write_text('colour = "red"')
+    path.write_text('tint = "red"')
     with pytest.raises(BadConfiguration) as refused:
         read_settings(path, Settings(), {}, unnamed=("state",))
     assert "socket, simulate, " in (refused.value.hint or "")

@@ -4,8 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpulease.domain.job import CommandFingerprint
-from gpulease.domain.memory_estimate import fingerprint_of
+from gpulease.fingerprint import CommandFingerprint, fingerprint_of
 
 PYTHON = "/home/alice/venv/bin/python3.11"
 

@@ -1,0 +1,188 @@
+"""The routes for Slurm's prolog, epilog and task prolog.
+
+Their errors are plain text: the script that asks has no JSON parser, and shows them to the user.
+"""
+
+import os
+from collections.abc import Mapping
+
+from gpulease.domain.job import Invocation, Job, SlurmJob
+from gpulease.domain.lease import State
+from gpulease.domain.memory_estimate import fingerprint_of
+from gpulease.errors import BadValue, NoRoomNow, NotAllowed, WrongState
+from gpulease.server.auth import Caller
+from gpulease.server.context import (
+    RequestContext,
+    caller_of_request,
+    json_response,
+    read_body,
+    slot_of_request,
+)
+from gpulease.server.job_requests import shown_command
+from gpulease.server.messages import PLAIN_TEXT, Request, Response
+from gpulease.server.validation import bytes_string, environment_of, options_of, within
+from gpulease.service.ports import SlurmRefusal
+from gpulease.service.slurm_leases import Command, SlurmLeases, SlurmRequest
+from gpulease.wire.requests import (
+    SlurmCommandRequest,
+    SlurmEnvironmentRequest,
+    SlurmLeaseRequest,
+)
+
+COMMAND_VARIABLE = "GPULEASE_SLURM"
+_TASKS = "SLURM_STEP_TASKS_PER_NODE"
+_LARGEST_NUMBER = (1 << 32) - 1
+_MOST_GPUS = 1024
+
+
+class SlurmHandlers:
+    """One method for each route."""
+
+    def __init__(self, context: RequestContext) -> None:
+        self._context = context
+
+    async def lease(self, request: Request) -> Response:
+        """Lease the GPUs of a job of Slurm, before its first process starts."""
+        leases = self._leases()
+        # It may wait for memory that the epilog of another job frees.
+        slot_of_request(request).become_stream(None)
+        asked = request_of(read_body(SlurmLeaseRequest, await request.body()))
+        number, node = asked.job.id, asked.job.node
+        try:
+            job = await leases.grant(asked)
+        except SlurmRefusal as refusal:
+            await leases.refuse(asked, str(refusal))
+            raise _no_lease(number, f"{node}: {refusal}") from refusal
+        return json_response(self._context.job_views.job(job), 201)
+
+    async def end(self, request: Request, number: int) -> Response:
+        """End the lease of a job of Slurm, after its last process has ended."""
+        slot_of_request(request).become_stream(None)
+        await self._leases().end(within("job", number, 0, _LARGEST_NUMBER, "end a lease"))
+        return Response(status=204)
+
+    async def environment(self, request: Request, number: int) -> Response:
+        """Return what the lease of a job of Slurm changes in the environment of one of its tasks.
+
+        The answer consists of lines for Slurm: `export NAME=VALUE` and `unset NAME`.
+        """
+        caller, context, leases = caller_of_request(request), self._context, self._leases()
+        body = read_body(SlurmEnvironmentRequest, await request.body())
+        before = environment_of(body.environment)
+        job = leases.of(number)
+        if job is None:
+            raise _no_lease(number, leases.why_refused(number) or "it has no lease on this node")
+        self._refuse_others(caller, job)
+        command = command_in(before)
+        if command.argv:
+            job = await leases.describe(job, _described(command))
+        after = context.environment(job, invocation_of_task(command, before), job)
+        return Response(task_prolog_lines(before, after), media_type=PLAIN_TEXT)
+
+    def _leases(self) -> SlurmLeases:
+        if self._context.slurm is None or self._context.scheduler.policy.slurm is None:
+            raise WrongState(
+                "cannot lease for a job of Slurm: this daemon has all GPUs for its own queue",
+                'set cluster = "slurm" in /etc/gpulease/config.toml on this node',
+            )
+        return self._context.slurm
+
+    def _refuse_others(self, caller: Caller, job: Job) -> None:
+        if not self._context.rights.owns(caller, job):
+            raise NotAllowed(
+                f"cannot read the environment of job {job.label}: it belongs to {job.owner.user}",
+                "only its owner and root may",
+            )
+        if job.state is State.RELEASING:
+            raise WrongState(f"cannot start a task of job {job.label}: {job.detail}")
+
+
+def _no_lease(number: int, why: str) -> NoRoomNow:
+    return NoRoomNow(
+        f"cannot start job {number} of Slurm: {why}",
+        "batch jobs are queued again; submit other jobs again, or exclude this node",
+    )
+
+
+def request_of(asked: SlurmLeaseRequest) -> SlurmRequest:
+    """Return a request for a lease. Raises: BadValue."""
+    verb = "lease for a job of Slurm"
+    number = within("job", asked.job_id, 1, _LARGEST_NUMBER, verb)
+    uid = within("uid", asked.job_uid, 0, _LARGEST_NUMBER, verb)
+    gid = within("gid", asked.job_gid, 0, _LARGEST_NUMBER, verb)
+    restarts = within("restarts", asked.job_restart_count, 0, _LARGEST_NUMBER, verb)
+    return SlurmRequest(
+        SlurmJob(number, asked.node, restarts),
+        Caller(0, uid, gid).owner,
+        tuple(_numbers(asked.job_gpus)),
+    )
+
+
+def _numbers(text: str) -> list[int]:
+    """Return numbers such as those of "0,2" or "0-1"."""
+    found: list[int] = []
+    for part in filter(None, text.split(",")):
+        first, _, last = part.partition("-")
+        if not (first.isdecimal() and (last or first).isdecimal() and len(part) < 12):
+            raise BadValue(f"cannot read the GPUs of a job of Slurm: {text[:80]!r}")
+        found += range(int(first), min(int(last or first) + 1, _MOST_GPUS))
+    return found
+
+
+def command_in(environment: Mapping[str, str]) -> SlurmCommandRequest:
+    """Return what `gpulease run` has handed over; nothing for a job submitted otherwise.
+
+    Raises:
+        BadValue: somebody has changed it.
+    """
+    text = environment.get(COMMAND_VARIABLE)
+    return (
+        SlurmCommandRequest() if text is None else read_body(SlurmCommandRequest, os.fsencode(text))
+    )
+
+
+def _described(command: SlurmCommandRequest) -> Command:
+    argv = tuple(bytes_string("argument", each) for each in command.argv)
+    return Command(shown_command(argv), fingerprint_of(argv, command.cwd))
+
+
+def invocation_of_task(command: SlurmCommandRequest, environment: Mapping[str, str]) -> Invocation:
+    """Return a task as an invocation.
+
+    The tasks of a step on this node start together, and have equal parts of the lease.
+    """
+    options = options_of(command.options)
+    tasks = tasks_here(environment)
+    if options["processes"] is None and tasks > 1:
+        options = {**options, "processes": tasks}
+    return Invocation((), "/", environment, options=options)
+
+
+def tasks_here(environment: Mapping[str, str]) -> int:
+    """Return how many tasks of a step run on this node: 1 or 2 for "2(x3),1"; 1 if unknown."""
+    node = environment.get("SLURM_NODEID", "")
+    place = int(node) if node.isdecimal() and len(node) < 10 else 0
+    for part in environment.get(_TASKS, "").split(","):
+        count, _, nodes = part.partition("(x")
+        repeated = nodes.rstrip(")") or "1"
+        if not (count.isdecimal() and repeated.isdecimal() and len(part) < 20):
+            return 1
+        if place < int(repeated):
+            return int(count)
+        place -= int(repeated)
+    return 1
+
+
+def task_prolog_lines(before: Mapping[str, str], after: Mapping[str, str]) -> bytes:
+    """Return the changes of an environment as Slurm reads them from a task prolog.
+
+    A line ends a value there, so a changed variable with a line break, which only PYTHONPATH can
+    have, keeps its former value.
+    """
+    lines = [
+        f"export {name}={value}\n"
+        for name, value in after.items()
+        if before.get(name) != value and "\n" not in value
+    ]
+    lines += [f"unset {name}\n" for name in before if name not in after]
+    return os.fsencode("".join(lines))

@@ -1,0 +1,293 @@
+"""Leases for jobs of Slurm: on the GPUs that Slurm chose, granted at once or refused.
+
+Slurm has its own queue, accounts and limits, so those of the daemon do not apply. The lease begins
+with the prolog of the job and ends after its epilog.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from fractions import Fraction
+from typing import Final
+
+from gpulease.domain.gpu import GpuMemory, GpuReading, GpuUuid, JobId
+from gpulease.domain.job import CommandFingerprint, Invocation, Job, Owner, SlurmJob, grant
+from gpulease.domain.lease import Claim, Trigger
+from gpulease.domain.placement import ObstacleKind, Placement, find_obstacle
+from gpulease.domain.snapshot import ledgers
+from gpulease.errors import WrongState
+from gpulease.service.adoption import GpuUse, find_uses, without
+from gpulease.service.jobs import existing
+from gpulease.service.observation import Observation, snapshot
+from gpulease.service.ports import (
+    Clock,
+    Event,
+    InThread,
+    Policy,
+    ProcessFinder,
+    SlurmAllocation,
+    SlurmController,
+    SlurmPolicy,
+    SlurmRefusal,
+    Submission,
+    Transaction,
+)
+from gpulease.service.scheduler import Scheduler
+from gpulease.service.slurm_gpus import gpus_of_slurm
+from gpulease.units import Share, format_size
+
+_log = logging.getLogger(__name__)
+
+_ALL: Final = Share(Fraction(100))
+_LOOK_AGAIN_S = 0.3
+_MOST_REFUSED = 1000
+"""Refusals that are kept for task prologs."""
+
+
+@dataclass(frozen=True, slots=True)
+class SlurmRequest:
+    """A job of Slurm that asks for a lease."""
+
+    job: SlurmJob
+    owner: Owner
+    gpus: tuple[int, ...] = ()
+    """Its GPUs on this node, for a Slurm that names none in its allocation."""
+    is_running: bool = False
+    """It runs already, and may use memory: nobody granted a lease when it began."""
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """What a job of Slurm turns out to run."""
+
+    command: str
+    fingerprint: CommandFingerprint | None
+
+
+class SlurmLeases:
+    """Grants and ends the leases of jobs of Slurm."""
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        processes: ProcessFinder,
+        clock: Clock,
+        in_writer: InThread,
+        slurm: SlurmController,
+        ended: Callable[[Job], Awaitable[None]],
+    ) -> None:
+        """`ended` tells the launcher that Slurm has ended a job, which may have processes left."""
+        self.settles_within_s = 3.0
+        """Memory of a job that has just ended may be in use, or leased, for so long."""
+        self.ends_within_s = 5.0
+        self._scheduler = scheduler
+        self._processes = processes
+        self._clock = clock
+        self._in_writer = in_writer
+        self._slurm = slurm
+        self._ended = ended
+        self._refused: dict[int, str] = {}
+        """Why jobs were refused, by their ids in Slurm; the latest last."""
+
+    def of(self, number: int) -> Job | None:
+        """Return the lease of the job with a number in Slurm; None if it holds none."""
+        return latest(self._scheduler.store.holding(), number)
+
+    def why_refused(self, number: int) -> str | None:
+        """Return why a job of Slurm got no lease; None if it was not refused, or long ago."""
+        return self._refused.get(number)
+
+    async def grant(self, request: SlurmRequest) -> Job:
+        """Grant a lease and return its job when it is on disk; for a known job, return that one.
+
+        Raises:
+            SlurmRefusal: the memory is not there, or the GPU is out of service.
+            SlurmFailed: Slurm does not say what the job has here.
+            RecordUnwritable: it cannot be stored now.
+        """
+        number = request.job.id
+        known = self._scheduler.store.holding()
+        if (before := _this(known, request.job)) is not None:
+            return before
+        await self._end_all(each for each in known if each.slurm and each.slurm.id == number)
+        allocation = await self._slurm.allocation(request.job)
+        job = await self._grant(request, allocation)
+        self._refused.pop(number, None)
+        self._scheduler.follow(job)
+        return job
+
+    async def _grant(self, request: SlurmRequest, allocation: SlurmAllocation) -> Job:
+        until = self._clock.steady() + timedelta(seconds=self.settles_within_s)
+        while True:
+            seen = await self._scheduler.observer.observe()
+            order = _submission(request, allocation, seen, self._policy())
+            uses = await self._uses(order, seen) if request.is_running else {}
+            try:
+                return await self._in_writer(lambda: self._store(order, seen, uses))
+            except SlurmRefusal as refusal:
+                if not refusal.may_pass or self._clock.steady() >= until:
+                    raise
+            await asyncio.sleep(_LOOK_AGAIN_S)
+
+    async def _uses(self, order: Submission, seen: Observation) -> Mapping[GpuUuid, GpuUse]:
+        try:
+            return await asyncio.to_thread(find_uses, order, seen, self._processes)
+        except WrongState as error:
+            raise SlurmRefusal(error.message) from error
+
+    def _store(self, order: Submission, seen: Observation, uses: Mapping[GpuUuid, GpuUse]) -> Job:
+        policy, at = self._scheduler.policy, self._clock.now()
+        with self._scheduler.store.write() as tx:
+            return grant_at_once(tx, order, seen, uses, policy, at)
+
+    def _policy(self) -> SlurmPolicy:
+        slurm = self._scheduler.policy.slurm
+        assert slurm is not None, "the caller has checked that Slurm assigns the GPUs"
+        return slurm
+
+    async def refuse(self, request: SlurmRequest, why: str) -> None:
+        """Have Slurm queue a refused job again, and keep the reason for its task prolog.
+
+        Raises:
+            SlurmFailed: Slurm does not answer; the job is to be refused again.
+        """
+        number = request.job.id
+        self._refused.pop(number, None)
+        self._refused[number] = why
+        while len(self._refused) > _MOST_REFUSED:
+            del self._refused[next(iter(self._refused))]
+        _log.info("job %d of Slurm gets no lease: %s", number, why)
+        await self._slurm.refuse(request.job, why)
+
+    async def end(self, number: int) -> None:
+        """End the leases of a job of Slurm; return when its memory is free, or after a while.
+
+        While processes of it are left, its memory counts, and Slurm need not wait for that.
+        """
+        self._refused.pop(number, None)
+        jobs = self._scheduler.store.holding()
+        await self._end_all(each for each in jobs if each.slurm and each.slurm.id == number)
+
+    async def _end_all(self, jobs: Iterable[Job]) -> None:
+        for job in jobs:
+            await self._ended(job)
+            try:
+                async with asyncio.timeout(self.ends_within_s):
+                    await self._until_ended(job.id)
+            except TimeoutError:
+                _log.warning("job %s of Slurm has ended, and has processes left", job.slurm)
+
+    async def _until_ended(self, job_id: JobId) -> None:
+        change = self._scheduler.next_change
+        while self._scheduler.store.live_job(job_id) is not None:
+            await change.wait()
+            change = self._scheduler.next_change
+
+    async def describe(self, job: Job, command: Command) -> Job:
+        """Store what a job runs, as its first task says."""
+        if (job.command, job.usage.fingerprint) == (command.command, command.fingerprint):
+            return job
+        return await self._in_writer(lambda: self._describe(job.id, command))
+
+    def _describe(self, job_id: JobId, command: Command) -> Job:
+        with self._scheduler.store.write() as tx:
+            job = existing(tx, job_id)
+            if job.holds_memory:
+                usage = replace(job.usage, fingerprint=command.fingerprint)
+                job = replace(job, command=command.command, usage=usage)
+                tx.save(job, None)
+        return job
+
+
+def latest(jobs: Sequence[Job], number: int) -> Job | None:
+    """Return the latest of `jobs` for the job with a number in Slurm; None if there is none."""
+    found = [job for job in jobs if job.slurm is not None and job.slurm.id == number]
+    return max(found, key=lambda job: job.id, default=None)
+
+
+def _this(jobs: Sequence[Job], wanted: SlurmJob) -> Job | None:
+    """Return the lease of this very run of a job of Slurm; None if it holds none."""
+    return next((job for job in jobs if job.holds_memory and job.slurm == wanted), None)
+
+
+def grant_at_once(
+    tx: Transaction,
+    order: Submission,
+    seen: Observation,
+    uses: Mapping[GpuUuid, GpuUse],
+    policy: Policy,
+    at: datetime,
+) -> Job:
+    """Grant the lease of a job of Slurm; for a job that has it, return that one.
+
+    Args:
+        tx: the transaction, which changes nothing if this raises.
+        order: the lease, whose claim names its GPUs.
+        seen: the GPUs.
+        uses: what the job uses of them already: its lease may come late.
+        policy: the admin's settings.
+        at: the time.
+
+    Raises:
+        SlurmRefusal: it does not fit.
+    """
+    live = tx.live()
+    assert order.slurm is not None, "it is for a job of Slurm"
+    if (before := _this(live, order.slurm)) is not None:
+        return before
+    # Not those of the plan: the queue has other GPUs.
+    gpus = {gpu.uuid: gpu for gpu in ledgers(snapshot(live, seen, policy, tx.drained(), at))}
+    claim = replace(order.claim, gpus=1)
+    sizes = {
+        uuid: _size(claim, without(gpus[uuid], uses[uuid]) if uuid in uses else gpus[uuid])
+        for uuid in order.claim.named
+    }
+    tx.add_gpus(seen.readings, at)
+    job = grant(tx.add(order, at), Placement(tuple(sizes.items())), at)
+    tx.save(job, Event(at, Trigger.GRANT, f"{', '.join(sizes)}; chosen by Slurm"))
+    return job
+
+
+def _size(claim: Claim, gpu: GpuMemory) -> int:
+    """Return the bytes to lease on a GPU. Raises: SlurmRefusal."""
+    if (obstacle := find_obstacle(claim, gpu)) is not None:
+        size = "" if claim.exclusive else f"no {format_size(claim.memory_on(0))} on "
+        may_pass = obstacle.kind in (ObstacleKind.UNMANAGED, ObstacleKind.LEASED)
+        raise SlurmRefusal(f"{size}GPU {obstacle.label}: {obstacle.why}", may_pass=may_pass)
+    return claim.memory_on(gpu.allocatable or 0)
+
+
+def _submission(
+    request: SlurmRequest, allocation: SlurmAllocation, seen: Observation, slurm: SlurmPolicy
+) -> Submission:
+    """Return what a job of Slurm gets: shards of one GPU, or whole GPUs. Raises: SlurmRefusal."""
+    gpus = _chosen(allocation.gpus or request.gpus, seen.readings, slurm)
+    named = tuple(gpu.uuid for gpu in gpus)
+    if allocation.shards:
+        claim = Claim(allocation.shards * slurm.shard, named=named)
+    else:
+        claim = Claim(_ALL, len(named), exclusive=True, named=named)
+    if not gpus or (allocation.shards and len(gpus) != 1):
+        raise SlurmRefusal(f"Slurm names {len(gpus)} GPUs for {allocation.shards} shards")
+    return Submission(
+        owner=request.owner,
+        name=allocation.name,
+        command=f"job {request.job.id} of Slurm ({allocation.name})",
+        claim=claim,
+        invocation=Invocation((), "/", {}),
+        slurm=request.job,
+    )
+
+
+def _chosen(
+    numbers: Sequence[int], readings: Sequence[GpuReading], slurm: SlurmPolicy
+) -> Sequence[GpuReading]:
+    known = gpus_of_slurm(readings, slurm)
+    if missing := [number for number in numbers if number >= len(known)]:
+        raise SlurmRefusal(
+            f"Slurm chose GPU {missing[0]} of {len(known)}, counted from 0: a GPU is missing, or "
+            "gres.conf lists others"
+        )
+    return [known[number] for number in numbers]

@@ -1,0 +1,96 @@
+#!/usr/bin/perl -T
+# The Prolog, Epilog and TaskProlog of Slurm for gpulease: asks the daemon of this node for the lease
+# of a job, for its end, and for the environment of its tasks. Jobs without GPUs are left alone.
+#
+# `gpulease-setup slurm --install` installs it, and sets the socket. It loads no modules and starts
+# no programs: that would take longer than all the rest, and it runs as root.
+
+my $SOCKET = '/run/gpulease/gpuleased.sock';
+my $WAIT_S = 20;    # for the daemon, which may be restarting
+
+my %hooks = (prolog_slurmd => \&prolog, epilog_slurmd => \&epilog, prolog_task => \&task_prolog);
+my $context = $ENV{SLURM_SCRIPT_CONTEXT} // '';
+my $hook = $hooks{$context} or die "gpulease: Slurm calls this as Prolog, Epilog or TaskProlog\n";
+my ($job) = ($ENV{SLURM_JOB_ID} // '') =~ /^(\d+)$/ or die "gpulease: no SLURM_JOB_ID\n";
+exit $hook->();
+
+# As root, before the job. 0: Slurm continues. 1: Slurm drains the node, and queues the job again.
+sub prolog {
+    my $gpus = $ENV{SLURM_JOB_GPUS} // '';
+    return 0 if $gpus eq '';
+    my @fields = map { qq("$_":) . json($ENV{"SLURM_\U$_"}) } qw(job_gpus);
+    push @fields, qq("node":) . json($ENV{SLURMD_NODENAME});
+    push @fields, map { qq("$_":) . number($ENV{"SLURM_\U$_"}) }
+        qw(job_id job_uid job_gid job_restart_count);
+    my ($status, $reply) = post('leases', '{' . join(',', @fields) . '}');
+    # 409: refused. The daemon has queued the job again, or the task prolog tells its owner why.
+    return 0 if $status == 201 || $status == 409;
+    print STDERR "gpulease: job $job has no lease: $reply\n";
+    return 1;
+}
+
+# As root, after the job. Never fails: the daemon finds a lease without a job.
+sub epilog {
+    my ($status, $reply) = ($ENV{SLURM_JOB_GPUS} // '') eq '' ? 204 : post("leases/$job/end", '');
+    print STDERR "gpulease: $reply\n" if $status >= 300;
+    return 0;
+}
+
+# As the user, before each task. Slurm reads `export NAME=value`, `unset NAME` and `print text`.
+# 1: Slurm does not start the task.
+sub task_prolog {
+    my $gpus = $ENV{defined $ENV{SLURM_STEP_ID} ? 'SLURM_STEP_GPUS' : 'SLURM_JOB_GPUS'} // '';
+    return 0 if $gpus eq '';
+    my $environment = join ',', map { json($_) . ':' . json($ENV{$_}) } keys %ENV;
+    my ($status, $reply) = post("leases/$job/environment", qq({"environment":{$environment}}));
+    $reply = join '', map { "print gpulease: $_\n" } grep { /\S/ } split /\n/, $reply
+        if $status != 200;
+    syswrite STDOUT, $reply;
+    return $status != 200;
+}
+
+sub number { return ($_[0] // '') =~ /^(\d+)$/ ? $1 : 0 }
+
+# One character for each byte, since environments need not be UTF-8.
+sub json {
+    my $text = $_[0] // '';
+    $text =~ s/([^ !#-\[\]-~])/sprintf '\\u%04x', ord $1/ge;
+    return qq("$text");
+}
+
+# Returns the status and the body of the daemon's answer; 0 and the reason if there is none in time.
+sub post {
+    my ($path, $body) = @_;
+    my $request = "POST /v1/slurm/$path HTTP/1.0\r\nHost: gpulease\r\n"
+        . "Content-Type: application/json\r\nContent-Length: " . length($body) . "\r\n\r\n$body";
+    my $why = 'it does not answer';
+    local $SIG{PIPE} = 'IGNORE';
+    local $SIG{ALRM} = sub { die "late\n" };
+    my @answer = eval {
+        alarm $WAIT_S;
+        for (my $pause = 0.05 ;; $pause *= $pause < 1 ? 1.5 : 1) {
+            my ($status, $reply) = try($request);
+            # 429 and 503: too busy.
+            return ($status, $reply) if $status && $status != 429 && $status != 503;
+            $why = $reply;
+            select undef, undef, undef, $pause;
+        }
+    };
+    alarm 0;
+    return @answer ? @answer : (0, "no answer from gpuleased in $WAIT_S s ($SOCKET): $why");
+}
+
+# Makes one attempt. Status 0 is no answer, or half of one, with the reason.
+sub try {
+    my ($request) = @_;
+    socket my $daemon, 1, 1, 0 or return (0, "$!");
+    connect $daemon, pack 'S a108', 1, $SOCKET or return (0, "$!");
+    syswrite $daemon, $request;
+    my $answer = '';
+    while (sysread $daemon, $answer, 65536, length $answer) { }
+    my ($head, $reply) = split /\r\n\r\n/, $answer, 2;
+    my ($status) = ($head // '') =~ m{^HTTP/1\.\d (\d{3})};
+    my ($length) = ($head // '') =~ /^content-length: *(\d+)/mi;
+    return $status && length($reply) == ($length // length $reply)
+        ? ($status, $reply) : (0, 'it closed the connection');
+}

@@ -1,0 +1,89 @@
+"""Reads what a job has on a node from `scontrol show job -d`, which users can try to forge.
+
+They choose some of the values, the name of the job for example, and these may contain line breaks.
+So a line counts only if it is the only one of its kind: a forged one is always one too many.
+"""
+
+import re
+from dataclasses import dataclass
+
+from gpulease.errors import SlurmFailed
+from gpulease.slurm.hostlist import includes
+
+_ON_NODES = re.compile(r"^ +Nodes=(\S+) CPU_IDs=\S* Mem=\S* GRES=(.*)$", re.MULTILINE)
+_BATCH = re.compile(r"^ +Requeue=[01] Restarts=[0-9]+ BatchFlag=([0-9]) ", re.MULTILINE)
+_NAME = re.compile(r"^JobId=.*? JobName=(.*)$", re.MULTILINE)
+_RECORD = re.compile(r"^JobId=", re.MULTILINE)
+_GRES = re.compile(r"(gpu|shard)(?::[^:(,]+)?:([0-9]+)\((?:IDX:)?([0-9,-]*)(?:\([^)]*\))?\)")
+
+
+@dataclass(frozen=True, slots=True)
+class NodeAllocation:
+    """What a job has on one node."""
+
+    name: str
+    is_batch: bool
+    gpus: tuple[int, ...]
+    """Numbers in the order of gres.conf."""
+    shards: int
+    """0: it has whole GPUs, or none."""
+
+
+def element_of(text: str, job: int) -> str | None:
+    """Return the other number, such as 17_3, of a job whose number shows its whole array.
+
+    Raises:
+        SlurmFailed: there are several.
+    """
+    if len(_RECORD.findall(text)) <= 1:
+        return None
+    found = re.findall(rf"^JobId={job} ArrayJobId=([0-9]+) ArrayTaskId=([0-9]+) ", text, re.M)
+    if not found:
+        return None
+    if len(found) > 1:
+        raise _ambiguous(job)
+    return f"{found[0][0]}_{found[0][1]}"
+
+
+def allocation_on(text: str, job: int, node: str) -> NodeAllocation:
+    """Return what the only job in `text` has on `node`.
+
+    Raises:
+        SlurmFailed: there is no such job on the node, or what `text` says is ambiguous.
+    """
+    there = [gres for nodes, gres in _ON_NODES.findall(text) if includes(nodes, node)]
+    batch, name = _BATCH.findall(text), _NAME.search(text)
+    if not there or not batch or name is None:
+        raise SlurmFailed(f"Slurm job {job} has nothing on node {node}")
+    if len(there) > 1 or len(batch) > 1:
+        raise _ambiguous(job)
+    gpus, shards = _gres(there[0])
+    return NodeAllocation(name[1], batch[0] == "1", gpus, shards)
+
+
+def _gres(text: str) -> tuple[tuple[int, ...], int]:
+    """Return the GPUs and shards in a text such as "gpu:2(IDX:0-1)"."""
+    gpus: set[int] = set()
+    shards = 0
+    for kind, count, places in _GRES.findall(text):
+        gpus.update(_places(places))
+        shards += int(count) if kind == "shard" else 0
+    return tuple(sorted(gpus)), shards
+
+
+def _places(text: str) -> list[int]:
+    """Return the numbers in a text such as "0-1,3"."""
+    found: list[int] = []
+    for each in text.split(","):
+        first, _, last = each.partition("-")
+        if first.isdigit() and len(first) < 4 and len(last) < 4:
+            found += range(int(first), int(last or first) + 1)
+    return found
+
+
+def _ambiguous(job: int) -> SlurmFailed:
+    return SlurmFailed(
+        f"cannot read what Slurm job {job} has: its name or comment looks like a part of "
+        "Slurm's answer",
+        "submit the job under a plain name, without line breaks",
+    )
