@@ -17,6 +17,7 @@ from gpulease.daemon.doctor import Doctor, health_checks
 from gpulease.daemon.enforcement_setup import EnforcementSetup, build_enforcement
 from gpulease.daemon.foundation import Foundation, open_foundation, simulated_gpus
 from gpulease.daemon.housekeeping import Sampler
+from gpulease.daemon.slurm import SlurmLaunchers, SlurmNode, build_launchers
 from gpulease.daemon.user_policy import UserPolicy, groups_of
 from gpulease.domain.health import HealthAction
 from gpulease.domain.job import Job, Owner
@@ -46,6 +47,7 @@ from gpulease.service.health import Drains, HealthPolicy, HealthWatch
 from gpulease.service.hook_reports import HookReports
 from gpulease.service.idleness import IdleWatch
 from gpulease.service.job_accounting import JobAccounting
+from gpulease.service.job_supervisor import LauncherOf
 from gpulease.service.observation import GpuObserver
 from gpulease.service.overuse import OveruseWatch
 from gpulease.service.pause import Pauses
@@ -74,6 +76,7 @@ class DaemonApp:
     health: HealthWatch
     user_policy: UserPolicy
     enforcement: EnforcementSetup
+    slurm: SlurmNode
     context: RequestContext
 
     def adopt(self, settings: Settings) -> None:
@@ -90,9 +93,11 @@ class DaemonApp:
         self.context.log_limit = settings.log_limit
         self.context.rights = rights(settings)
         self.context.most_streams = settings.most_streams
+        self.slurm.adopt()
 
     async def close(self) -> None:
         """Close everything, in this order; jobs continue."""
+        await self.slurm.close()
         await self.waiting_clients.close()
         await self.scheduler.supervisor.stop()
         await self.sampler.write()
@@ -135,18 +140,23 @@ def build(settings: Settings, *, confined: bool = False) -> DaemonApp:
     launch_context = _launch_context(base, observer, enforcement, records.usage)
     runner = JobRunner(launcher, table, base.state, launch_context, base.clock)
     holds = HoldLauncher(base.clock, process_ends, launch_context.levels)
+    launchers = build_launchers(base, table, processes, enforcement)
     scheduler = _scheduler(
-        base, observer, enforcement, runner, holds, overuse, records, user_policy
-    )
+        base, observer, enforcement, _launcher_of(runner, holds, launchers), overuse, records,
+        user_policy,
+    )  # fmt: skip
+    slurm = SlurmNode(base, scheduler, processes, launchers)
     waiting_clients = WaitingClients(scheduler, process_ends)
     health = _health_watch(base, scheduler)
     coverage = _hook_coverage(base, enforcement, scheduler, records.hooks)
     sources = _view_sources(base, enforcement, coverage, records, overuse, idleness)
     sampler = _sampler(base, scheduler, overuse, idleness, records, health, enforcement, coverage)
     context = _request_context(
-        base, scheduler, processes, sources, records, health,
+        base, scheduler, processes, sources, records,
+        _doctor(base, scheduler, health, sources, slurm),
         runner=runner, watch_client=waiting_clients.watch, look=sampler.look,
     )  # fmt: skip
+    context.slurm = slurm.leases if os.geteuid() == 0 else None
     return DaemonApp(
         base=base,
         launcher=launcher,
@@ -157,6 +167,7 @@ def build(settings: Settings, *, confined: bool = False) -> DaemonApp:
         health=health,
         user_policy=user_policy,
         enforcement=enforcement,
+        slurm=slurm,
         context=context,
     )
 
@@ -209,21 +220,26 @@ def _owner(job: Job) -> tuple[int, int] | None:
     return (job.owner.uid, job.owner.gid) if os.geteuid() == 0 else None
 
 
+def _launcher_of(runner: JobRunner, holds: HoldLauncher, slurm: SlurmLaunchers) -> LauncherOf:
+    def launcher_of(job: Job) -> JobLauncher:
+        if job.slurm is not None:
+            return slurm.jobs
+        return runner if job.holder is None else holds
+
+    return launcher_of
+
+
 def _scheduler(
     base: Foundation,
     observer: GpuObserver,
     enforcement: EnforcementSetup,
-    runner: JobRunner,
-    holds: HoldLauncher,
+    launcher_of: LauncherOf,
     overuse: OveruseWatch,
     records: _UsageRecords,
     user_policy: UserPolicy,
 ) -> Scheduler:
     def policy() -> Policy:
         return leasing_policy(base.settings(), user_policy.limits)
-
-    def launcher_of(job: Job) -> JobLauncher:
-        return runner if job.holder is None else holds
 
     accounting = JobAccounting(
         base.store,
@@ -337,7 +353,7 @@ def _request_context(
     processes: Finder,
     sources: ViewSources,
     records: _UsageRecords,
-    health: HealthWatch,
+    doctor: Doctor,
     *,
     runner: JobRunner,
     watch_client: Callable[[Job], None],
@@ -358,7 +374,7 @@ def _request_context(
         directory_of=base.state.job,
         log_limit=settings.log_limit,
         most_streams=settings.most_streams,
-        doctor=_doctor(base, scheduler, health, sources).results,
+        doctor=doctor.results,
         overuse_of=lambda owner: overuse_view(sources.overuse.policy_of(owner)),
         processes=processes,
         drains=Drains(base.store, base.clock, base.writer, scheduler.wake),
@@ -386,7 +402,11 @@ def _job_views(
 
 
 def _doctor(
-    base: Foundation, scheduler: Scheduler, health: HealthWatch, sources: ViewSources
+    base: Foundation,
+    scheduler: Scheduler,
+    health: HealthWatch,
+    sources: ViewSources,
+    slurm: SlurmNode,
 ) -> Doctor:
     return Doctor(
         seen=lambda: scheduler.seen,
@@ -399,6 +419,7 @@ def _doctor(
         library=base.probe.library,
         # A pause is no fault of the machine.
         closed=lambda: None if base.store.pause() is not None else scheduler.closed,
+        slurm=slurm.checks,
     )
 
 

@@ -55,6 +55,7 @@ class Doctor:
     library: Callable[[], str | None] = lambda: None
     closed: Callable[[], str | None] = lambda: None
     """Returns why no job can start on this machine now, or None."""
+    slurm: Callable[[], Iterable[CheckView]] = tuple
 
     def results(self) -> DoctorView:
         """Return every check, the most fundamental first."""
@@ -71,6 +72,7 @@ class Doctor:
                 self._hooks(),
                 *self._enforcement(),
                 self._systemd(),
+                *self.slurm(),
             ]
         )
 

@@ -258,6 +258,7 @@ def _timers(
     space = DiskSpace(base.store, base.settings, app.scheduler.notify_owner)
     timers.every(_LIMIT_RUNNING_OUTPUT_EVERY, space.limit_running)
     timers.every(_FREE_SPACE_EVERY, space.keep_free)
+    app.slurm.start(timers, app.context.machine_views)
     span = base.settings().leave_when_idle
     if span is not None:
         _leave_when_idle(timers, span, app, server, guard, leave)

@@ -41,6 +41,43 @@ def scope_of(pid: int) -> int | None:
     return None
 
 
+_SLURM = re.compile(
+    r"((?:/[^/]+)*/(?:slurm(?:_[^/]+)?/uid_[0-9]+|(?:[^/]+_)?slurmstepd\.scope)/job_([1-9][0-9]{0,17}))(?:/|$)"
+)
+"""The cgroup of a job of Slurm: slurm/uid_U/job_N in version 1, slurmstepd.scope/job_N in version
+2, with the name of the node where a machine has several (Slurm, "Control Group v2 plugin")."""
+
+
+def slurm_job_of(pid: int) -> int | None:
+    """Return the job of Slurm in whose cgroup a process is, or None.
+
+    Users can give a cgroup such a name where they may create one, but then they own it.
+    """
+    for controllers, path in _lines(pid):
+        if found := _SLURM.match(path):
+            directory = _mount_of(controllers)
+            if directory is not None and _is_of_root(directory / found[1].lstrip("/")):
+                return int(found[2])
+    return None
+
+
+def slurm_directory_of(job: int) -> Path | None:
+    """Return the directory of a job of Slurm in cgroups of version 2, or None."""
+    for hierarchy in _unified():
+        for place in ("system.slice/slurmstepd.scope", "system.slice/*_slurmstepd.scope"):
+            for path in hierarchy.glob(f"{place}/job_{job}"):
+                if _is_of_root(path):
+                    return path
+    return None
+
+
+def _is_of_root(directory: Path) -> bool:
+    try:
+        return directory.stat().st_uid == 0
+    except OSError:
+        return False
+
+
 def container_of(pid: int) -> str | None:
     """Return the short id of the container that a process is in, or None."""
     found = _container(pid)
@@ -217,6 +254,14 @@ def _boot_s() -> float:
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
+def _mount_of(controllers: str) -> Path | None:
+    """Return where the hierarchy of these controllers is mounted; "" is version 2."""
+    if not controllers:
+        return next(iter(_unified()), None)
+    wanted = set(controllers.split(","))
+    return next((path for options, path in _mounts()[3] if wanted <= options), None)
+
+
 def _hierarchies() -> tuple[Path, ...]:
     return _mounts()[0]
 
@@ -225,21 +270,33 @@ def _unified() -> tuple[Path, ...]:
     return _mounts()[1]
 
 
+_Mounts = tuple[
+    tuple[Path, ...],
+    tuple[Path, ...],
+    tuple[Path, ...],
+    tuple[tuple[frozenset[str], Path], ...],
+]
+
+
 @cache
-def _mounts() -> tuple[tuple[Path, ...], tuple[Path, ...], tuple[Path, ...]]:
-    """Return the mounts of systemd's hierarchies, of version 2, and of the devices controller."""
-    followed, unified, devices = [], [], []
+def _mounts() -> _Mounts:
+    """Return the mounts of systemd's hierarchies, of version 2, of the devices controller, and all
+    of version 1 with their options.
+    """
+    followed, unified, devices, first = [], [], [], []
     for line in Path("/proc/self/mountinfo").read_text(encoding="utf-8").splitlines():
         before, _, after = line.partition(" - ")
-        kind, _, options = after.split(" ", 2)
-        path = Path(before.split()[4])
+        kind, _, listed = after.split(" ", 2)
+        path, options = Path(before.split()[4]), frozenset(listed.split(","))
         if kind == "cgroup2":
             unified.append(path)
-        if kind == "cgroup2" or (kind == "cgroup" and "name=systemd" in options.split(",")):
+        if kind == "cgroup2" or (kind == "cgroup" and "name=systemd" in options):
             followed.append(path)
-        if kind == "cgroup" and "devices" in options.split(","):
+        if kind == "cgroup":
+            first.append((options, path))
+        if kind == "cgroup" and "devices" in options:
             devices.append(path)
-    return tuple(followed), tuple(unified), tuple(devices)
+    return tuple(followed), tuple(unified), tuple(devices), tuple(first)
 
 
 _FIRST = 0xEFFFFFFC

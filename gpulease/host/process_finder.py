@@ -21,6 +21,7 @@ from gpulease.host import cgroups
 from gpulease.host.proc_reader import real_uid
 from gpulease.host.process_watch import has_ended, living
 from gpulease.host.processes import PidReuse, ProcessTable
+from gpulease.host.slurm_processes import SlurmProcesses
 from gpulease.service.ports import LivingProcess
 from gpulease.shim import process_tree
 from gpulease.shim.process_tree import entry, is_stopped
@@ -117,6 +118,7 @@ class Finder:
         self._has_shim = has_shim
         self._marker_prefix = f"{installation}/"
         self._pid_reuse = PidReuse()
+        self.slurm = SlurmProcesses()
 
     def identify(self, pid: int) -> JobIdentity | None:
         """Return the identity of a process, or None if it has ended."""
@@ -160,6 +162,8 @@ class Finder:
 
         The shim is not counted. None if the job has neither. This reads all of /proc.
         """
+        if job.slurm is not None:
+            return len(self.slurm.of_job(job.slurm.id))
         has_shim = job.shim_pid is not None and self._has_shim(job.id)
         has_scope = self._has_scope(job.id)
         if not has_shim and not has_scope:
@@ -172,7 +176,8 @@ class Finder:
     def jobs_of(self, pids: Iterable[int], jobs: Sequence[Job]) -> Mapping[int, JobId]:
         """Return the job of each pid that belongs to one of `jobs`.
 
-        The scope counts first, then the ancestors, then the marker. A process below the holder of a
+        The scope counts first, then Slurm's cgroup or slurmstepd, then the ancestors, then the
+        marker. A process below the holder of a
         lease belongs to that lease. If a holder has several leases, a process belongs to the one in
         whose environment it was started, or else to the latest. A holder inside a job does not
         count: it and all processes below it belong to that job's lease. An adopted process may be
@@ -185,7 +190,8 @@ class Finder:
             if job.shim_pid is not None and self._has_shim(job.id)
         }
         scopes = {job.id for job in jobs if self._has_scope(job.id)}
-        holders = self._outside_jobs(_holders(jobs), shims, scopes)
+        slurm = {job.slurm.id: job.id for job in jobs if job.slurm is not None}
+        holders = self._outside_jobs(_holders(jobs), shims, scopes, slurm)
         owners = {job.id: job.owner.uid for job in jobs}
         found = self._table.jobs_of(pids, {**shims, **holders}, self._marker_prefix, owners)
         held = {job.id: job.owner.uid for job in jobs if job.holder is not None}
@@ -194,7 +200,8 @@ class Finder:
         if below:
             found |= self._table.jobs_of(below, {}, self._marker_prefix, held)
         found = {pid: job for pid, job in found.items() if _may_belong(pid, adopted.get(job))}
-        return {**found, **self._table.in_scopes(pids, scopes)}
+        of_slurm = self.slurm.jobs_of(pids, slurm)
+        return {**found, **of_slurm, **self._table.in_scopes(pids, scopes)}
 
     def knows_pids(self, pids: Iterable[int], found: Collection[int]) -> bool:
         """Return whether the pids that a driver lists are those of this pid namespace.
@@ -216,7 +223,11 @@ class Finder:
         return self._pids_are_ours
 
     def _outside_jobs(
-        self, holders: Mapping[int, JobId], shims: Mapping[int, JobId], scopes: set[JobId]
+        self,
+        holders: Mapping[int, JobId],
+        shims: Mapping[int, JobId],
+        scopes: set[JobId],
+        slurm: Mapping[int, JobId],
     ) -> dict[int, JobId]:
         """Return those of `holders` that are not in a job."""
         if not holders:
@@ -224,6 +235,7 @@ class Finder:
         # A marker does not count here: the holder may have that of another lease.
         within = self._table.jobs_of(holders, shims, self._marker_prefix, {})
         within |= self._table.in_scopes(holders, scopes)
+        within |= self.slurm.jobs_of(holders, slurm)
         return {pid: job for pid, job in holders.items() if pid not in within}
 
 

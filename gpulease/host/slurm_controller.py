@@ -30,7 +30,7 @@ class SlurmCommands:
         """Have Slurm queue a batch job again, for another node; it is held after three times.
 
         Raises:
-            SlurmFailed: Slurm does not answer, or cannot queue this job again.
+            SlurmFailed: Slurm does not answer.
         """
         await self._refusals.refuse(job, why)
 

@@ -22,7 +22,7 @@ _log = logging.getLogger(__name__)
 _MOST = 3
 """The refusal that holds the job."""
 _REFUSED = re.compile(r"gpulease: refused ([0-9]{1,3}) times? \(([^()]*)\): ")
-_FIELDS = "--Format=JobID:|,State:|,ReqNodes:|,Partition:|,admin_comment:"
+_FIELDS = "--Format=JobID:|,State:|,ReqNodes:|,Partition:|,BatchFlag:|,admin_comment:"
 """Without what the user chooses."""
 _NOTE = "gpulease: "
 
@@ -38,6 +38,7 @@ class _Asked:
     wants_nodes: bool
     """It asks for nodes by name."""
     partitions: str
+    is_batch: bool
     excluded: Sequence[str]
 
     @property
@@ -66,10 +67,12 @@ class SlurmRefusals:
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def refuse(self, job: SlurmJob, why: str) -> None:
-        """Have Slurm queue a batch job again, and note `why` for its owner.
+        """Note `why` for the owner of a job, and have Slurm queue it again if it can.
+
+        Slurm queues only batch jobs again, and not those of `sbatch --no-requeue`.
 
         Raises:
-            SlurmFailed: Slurm does not answer, or cannot queue this job again.
+            SlurmFailed: Slurm does not answer.
         """
         asked = await self._ask(job.id)
         count, nodes = asked.refused_by
@@ -80,8 +83,14 @@ class SlurmRefusals:
         )
         kept = asked.comment.partition(_NOTE)[0]
         await self._update(asked.label, f"admincomment={kept}{comment}")
+        if not asked.is_batch:
+            return
         how = "requeue" if count < _MOST else "requeuehold"
-        await self._run("scontrol", how, asked.label)
+        try:
+            await self._run("scontrol", how, asked.label)
+        except SlurmFailed as error:
+            _log.warning("cannot send Slurm job %s elsewhere, it fails: %s", job.id, error)
+            return
         task = asyncio.create_task(self._when_pending(job, nodes, is_held=count >= _MOST))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -133,11 +142,11 @@ class SlurmRefusals:
         Raises:
             SlurmFailed: there is no such job, or Slurm does not answer.
         """
-        about = (await list_job(self._run, job, _FIELDS)).split("|", 3)
+        about = (await list_job(self._run, job, _FIELDS)).split("|", 4)
         label, _, nodes = (await list_job(self._run, job, "--format=%A|%i|%x")).partition("|")
-        state, wanted, partitions, comment = ("" if it == "(null)" else it for it in about)
+        state, wanted, partitions, batch, comment = ("" if it == "(null)" else it for it in about)
         excluded = await self._expand(nodes)
-        return _Asked(label, comment, state, bool(wanted), partitions, excluded)
+        return _Asked(label, comment, state, bool(wanted), partitions, batch == "1", excluded)
 
     async def _may_run_elsewhere(self, asked: _Asked, node: str) -> bool:
         """Return whether another node with GPUs is left in the partitions of a job."""

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 
 from gpulease.domain.job import Invocation, Job, SlurmJob
 from gpulease.domain.lease import State
-from gpulease.errors import BadValue, NoRoomNow, NotAllowed, WrongState
 from gpulease.fingerprint import fingerprint_of
+from gpulease.errors import BadValue, NoRoomNow, NotAllowed, WrongState
 from gpulease.server.auth import Caller
 from gpulease.server.context import (
     RequestContext,
@@ -135,10 +135,8 @@ def command_in(environment: Mapping[str, str]) -> SlurmCommandRequest:
     Raises:
         BadValue: somebody has changed it.
     """
-    text = environment.get(COMMAND_VARIABLE)
-    return (
-        SlurmCommandRequest() if text is None else read_body(SlurmCommandRequest, os.fsencode(text))
-    )
+    text = environment.get(COMMAND_VARIABLE, "{}")
+    return read_body(SlurmCommandRequest, os.fsencode(text))
 
 
 def _described(command: SlurmCommandRequest) -> Command:

@@ -23,11 +23,8 @@ def gpus_of_slurm(readings: Sequence[GpuReading], slurm: SlurmPolicy) -> tuple[G
 def local_gpus(readings: Sequence[GpuReading], slurm: SlurmPolicy) -> frozenset[GpuUuid]:
     """Return the GPUs of the daemon's own queue, those in MIG mode with their MIG devices."""
     names = {name.lower() for name in slurm.local_gpus}
-    named = {
-        each.uuid
-        for each in readings
-        if names & {each.label, each.uuid.lower()} and not each.parent
-    }
+    whole = (each for each in readings if each.parent is None)
+    named = {each.uuid for each in whole if names & {each.label, each.uuid.lower()}}
     return frozenset(each.uuid for each in readings if {each.uuid, each.parent} & named)
 
 

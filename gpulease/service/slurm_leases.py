@@ -121,15 +121,18 @@ class SlurmLeases:
     async def _grant(self, request: SlurmRequest, allocation: SlurmAllocation) -> Job:
         until = self._clock.steady() + timedelta(seconds=self.settles_within_s)
         while True:
-            seen = await self._scheduler.observer.observe()
-            order = _submission(request, allocation, seen, self._policy())
-            uses = await self._uses(order, seen) if request.is_running else {}
             try:
-                return await self._in_writer(lambda: self._store(order, seen, uses))
+                return await self._grant_now(request, allocation)
             except SlurmRefusal as refusal:
                 if not refusal.may_pass or self._clock.steady() >= until:
                     raise
             await asyncio.sleep(_LOOK_AGAIN_S)
+
+    async def _grant_now(self, request: SlurmRequest, allocation: SlurmAllocation) -> Job:
+        seen = await self._scheduler.observer.observe()
+        order = _submission(request, allocation, seen, self._policy())
+        uses = await self._uses(order, seen) if request.is_running else {}
+        return await self._in_writer(lambda: self._store(order, seen, uses))
 
     async def _uses(self, order: Submission, seen: Observation) -> Mapping[GpuUuid, GpuUse]:
         try:

@@ -4,11 +4,13 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import NoReturn
 
 from gpulease.build import described
 from gpulease.errors import GpuleaseError, SetupFailed
 from gpulease.setup.install import install, remove
+from gpulease.setup.slurm import slurm
 
 _EXAMPLES = """\
 examples:
@@ -17,16 +19,22 @@ examples:
                                   let users open GPUs only in jobs (docs/enforcement.md)
   gpulease-setup remove           remove the units; keep the data of the daemon
   gpulease-setup remove --purge   also remove the data, the configuration and the group
+  gpulease-setup slurm            print the lines of this node for Slurm (docs/cluster.md)
+  gpulease-setup slurm --install  install the prolog, epilog and task prolog in /etc/slurm
+  gpulease-setup slurm --check    compare Slurm's configuration with this node
 """
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
-    """Install or remove gpulease's units, as root."""
+    """Install or remove gpulease's units as root, or set up this node for Slurm."""
     # All users must be able to read the installed files, independent of root's umask.
     os.umask(0o022)
     given = _parser().parse_args(arguments)
+    code = 0
     try:
-        if given.verb == "install":
+        if given.verb == "slurm":
+            code = slurm(_say, install=given.install, check=given.check)
+        elif given.verb == "install":
             install(_say, now=given.now, restrict_users=given.restrict_users)
         else:
             confirm = _agree if given.yes else _ask
@@ -34,7 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     except GpuleaseError as error:
         sys.stderr.write(error.text() + "\n")
         sys.exit(error.exit_code)
-    sys.exit(0)
+    sys.exit(code)
 
 
 def _say(line: str) -> None:
@@ -60,7 +68,8 @@ def _ask(notice: str) -> bool:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="gpulease-setup",
-        description="Install gpulease's systemd units for the whole machine, or remove them.",
+        description="Install gpulease's systemd units for the whole machine, or remove them. "
+        "Set up a node for Slurm.",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -82,6 +91,16 @@ def _parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     removing.add_argument("--yes", action="store_true", help="purge without asking")
     removing.add_argument("--force", action="store_true", help="remove even while jobs are running")
+    clustering = verbs.add_parser("slurm", help="set up this node for Slurm (docs/cluster.md)")
+    clustering.add_argument(
+        "--install", nargs="*", type=Path, metavar="DIRECTORY",
+        help="install the hook, which is prolog, epilog and task prolog, in these directories "
+        "(default: /etc/slurm)",
+    )  # fmt: skip
+    clustering.add_argument(
+        "--check", action="store_true",
+        help="compare Slurm's configuration with this node; exits with 1 if a check fails",
+    )  # fmt: skip
     return parser
 
 

@@ -96,7 +96,7 @@ def install(say: Say, *, now: bool, restrict_users: bool | None = None) -> None:
     _check_environment(programs)
     for source, target in FILES.items():
         text = (SOURCES / source).read_text().replace(_PLACEHOLDER, f"{programs}/")
-        say(f"{_write(target, text)} {target}")
+        say(f"{write_file(target, text)} {target}")
     say(f"{_link(COMMAND, programs / 'gpulease')} {COMMAND}")
     _restrict_users(say, restrict_users)
     _call("systemd-sysusers", str(FILES["gpulease.sysusers"]))
@@ -116,7 +116,7 @@ def _restrict_users(say: Say, wanted: bool | None) -> None:
     had_rules = any(file.exists() for file in files)
     if wanted or (wanted is None and had_rules):
         for target, text in files.items():
-            say(f"{_write(target, text)} {target}")
+            say(f"{write_file(target, text)} {target}")
     if wanted is False:
         for target in files:
             _remove_file(target, say)
@@ -285,7 +285,7 @@ def _wrong(place: Path) -> Iterator[str]:
             yield f"users cannot access {part}, which their jobs need"
 
 
-def _write(target: Path, text: str) -> str:
+def write_file(target: Path, text: str, mode: int = 0o644) -> str:
     """Write a file atomically; return what was done, in one word."""
     if target.exists() and target.read_text() == text:
         return "unchanged"
@@ -293,7 +293,7 @@ def _write(target: Path, text: str) -> str:
     target.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
     fresh = target.with_name(f".{target.name}.new")
     fresh.write_text(text)
-    fresh.chmod(0o644)
+    fresh.chmod(mode)
     fresh.replace(target)
     return "replaced" if there else "installed"
 

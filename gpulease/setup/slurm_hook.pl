@@ -18,11 +18,12 @@ exit $hook->();
 sub prolog {
     my $gpus = $ENV{SLURM_JOB_GPUS} // '';
     return 0 if $gpus eq '';
-    my @fields = map { qq("$_":) . json($ENV{"SLURM_\U$_"}) } qw(job_gpus);
-    push @fields, qq("node":) . json($ENV{SLURMD_NODENAME});
-    push @fields, map { qq("$_":) . number($ENV{"SLURM_\U$_"}) }
-        qw(job_id job_uid job_gid job_restart_count);
-    my ($status, $reply) = post('leases', '{' . join(',', @fields) . '}');
+    my %fields = (job_gpus => json($gpus), node => json($ENV{SLURMD_NODENAME}));
+    for (qw(job_id job_uid job_gid job_restart_count)) {
+        $fields{$_} = $1 if ($ENV{"SLURM_\U$_"} // '') =~ /^(\d+)$/;
+    }
+    my $body = join ',', map { qq("$_":$fields{$_}) } keys %fields;
+    my ($status, $reply) = post('leases', "{$body}");
     # 409: refused. The daemon has queued the job again, or the task prolog tells its owner why.
     return 0 if $status == 201 || $status == 409;
     print STDERR "gpulease: job $job has no lease: $reply\n";
@@ -48,8 +49,6 @@ sub task_prolog {
     syswrite STDOUT, $reply;
     return $status != 200;
 }
-
-sub number { return ($_[0] // '') =~ /^(\d+)$/ ? $1 : 0 }
 
 # One character for each byte, since environments need not be UTF-8.
 sub json {
@@ -91,6 +90,6 @@ sub try {
     my ($head, $reply) = split /\r\n\r\n/, $answer, 2;
     my ($status) = ($head // '') =~ m{^HTTP/1\.\d (\d{3})};
     my ($length) = ($head // '') =~ /^content-length: *(\d+)/mi;
-    return $status && length($reply) == ($length // length $reply)
-        ? ($status, $reply) : (0, 'it closed the connection');
+    return ($status, $reply) if $status && ($status == 204 || length $reply == ($length // -1));
+    return (0, 'it closed the connection');
 }

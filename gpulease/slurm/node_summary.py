@@ -28,6 +28,8 @@ class GpuSummary:
     unmanaged: int | None = None
     local: bool = False
     """It belongs to the local queue, and Slurm does not know it."""
+    detail: str | None = None
+    """Why it takes no leases."""
 
 
 @dataclass(frozen=True, slots=True)

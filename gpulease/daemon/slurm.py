@@ -1,0 +1,196 @@
+"""Sets up what the daemon does on a node of a Slurm cluster. Without Slurm, all of it rests."""
+
+import logging
+import socket
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+
+from gpulease import __version__
+from gpulease.config import Settings, SlurmSettings
+from gpulease.daemon.enforcement_setup import EnforcementSetup
+from gpulease.daemon.foundation import Foundation
+from gpulease.domain.gpu import GpuUuid, JobId
+from gpulease.host.process_finder import Finder
+from gpulease.host.processes import ProcessTable, marker
+from gpulease.host.slurm_controller import SlurmCommands
+from gpulease.host.slurm_enforcement import SlurmEnforcement
+from gpulease.host.slurm_jobs import SlurmJobs
+from gpulease.host.slurm_publication import SlurmPublication
+from gpulease.host.slurm_reconciliation import RunningJob, SlurmReconciliation
+from gpulease.server.auth import Caller
+from gpulease.server.machine_views import MachineViews
+from gpulease.service.jobs import note_limits
+from gpulease.service.ports import SlurmRefusal
+from gpulease.service.scheduler import Scheduler
+from gpulease.service.slurm_gpus import gpus_of_slurm
+from gpulease.service.slurm_leases import SlurmLeases, SlurmRequest
+from gpulease.slurm.node_summary import GpuSummary, NodeSummary
+from gpulease.timers import Timer, Timers
+from gpulease.wire.machine import CheckView, GpuView
+
+_log = logging.getLogger(__name__)
+
+_COMPARE_EVERY = timedelta(seconds=5)
+
+
+def slurm_settings(settings: Settings) -> SlurmSettings | None:
+    """Return the settings about Slurm; None if this is no node of a cluster."""
+    return SlurmSettings(**settings.slurm) if settings.cluster == "slurm" else None
+
+
+def node_name(settings: Settings) -> str | None:
+    """Return the name of this machine in Slurm; None without Slurm."""
+    slurm = slurm_settings(settings)
+    if slurm is None:
+        return None
+    return slurm.node or socket.gethostname().partition(".")[0]
+
+
+@dataclass(frozen=True, slots=True)
+class SlurmLaunchers:
+    """What follows and stops Slurm's jobs: the scheduler needs it."""
+
+    jobs: SlurmJobs
+    enforcement: SlurmEnforcement
+
+
+def build_launchers(
+    base: Foundation, table: ProcessTable, processes: Finder, enforcement: EnforcementSetup
+) -> SlurmLaunchers:
+    """Build what the scheduler needs."""
+    levels = enforcement.levels
+
+    async def note(job: JobId, limits: Mapping[GpuUuid, int | None], said: str) -> None:
+        await base.writer(lambda: note_limits(base.store, job, limits, said, base.clock))
+
+    held = SlurmEnforcement(lambda: levels.everywhere, levels.limiter, note)
+    jobs = SlurmJobs(
+        base.clock,
+        table,
+        processes.slurm,
+        lambda job: marker(base.installation, job, base.secret),
+        held.levels,
+        held.lift,
+        lambda: base.settings().grace,
+    )
+    return SlurmLaunchers(jobs, held)
+
+
+class SlurmNode:
+    """This machine as a node of a Slurm cluster."""
+
+    def __init__(
+        self,
+        base: Foundation,
+        scheduler: Scheduler,
+        processes: Finder,
+        launchers: SlurmLaunchers,
+    ) -> None:
+        self._base = base
+        self._scheduler = scheduler
+        self._launchers = launchers
+        self._commands = SlurmCommands()
+        self._views: MachineViews | None = None
+        self._publishing: Timer | None = None
+        self.leases = SlurmLeases(
+            scheduler, processes, base.clock, base.writer, self._commands, launchers.jobs.ended
+        )
+        self._publication = SlurmPublication(self._summary, self._name)
+        self._reconciliation = SlurmReconciliation(
+            base.store.holding,
+            processes.slurm,
+            self._lease_running,
+            launchers.jobs.lost,
+            self._name,
+        )
+
+    def start(self, timers: Timers, views: MachineViews) -> None:
+        """Compare leases with jobs, and publish what `views` show, every few seconds."""
+        self._views = views
+        timers.every(_COMPARE_EVERY, self._compare)
+        self._publishing = timers.every(self._publish_every(), self._publication.publish)
+
+    def adopt(self) -> None:
+        """Use the settings after a reload."""
+        if self._publishing is not None:
+            self._publishing.change(self._publish_every())
+
+    async def close(self) -> None:
+        """Stop waiting for Slurm."""
+        await self._commands.close()
+
+    def checks(self) -> Iterator[CheckView]:
+        """Return a line for `doctor`; none without Slurm."""
+        name, failure = self._name(), self._publication.failure
+        if name is None:
+            return
+        if failure is None:
+            yield CheckView(
+                "slurm", "ok", f"Slurm assigns the GPUs of this machine, its node {name}"
+            )
+            return
+        yield CheckView(
+            "slurm", "warning", f"{failure}; leases continue, and jobs of Slurm cannot start",
+            "scontrol ping shows whether slurmctld answers; if the node has another name: "
+            '[slurm] node = "NAME" in /etc/gpulease/config.toml',
+        )  # fmt: skip
+
+    def _name(self) -> str | None:
+        return node_name(self._base.settings())
+
+    def _publish_every(self) -> timedelta:
+        return SlurmSettings(**self._base.settings().slurm).publish_every
+
+    async def _compare(self) -> None:
+        await self._reconciliation.look()
+        for job in self._base.store.holding():
+            if job.slurm is not None:
+                await self._launchers.enforcement.limit(job)
+
+    async def _lease_running(self, running: RunningJob) -> None:
+        """Grant a lease to a job that runs without one: no daemon ran when it began.
+
+        Raises:
+            SlurmFailed: Slurm does not answer.
+        """
+        owner = Caller(0, running.uid, running.gid).owner
+        try:
+            job = await self.leases.grant(SlurmRequest(running.job, owner, is_running=True))
+        except SlurmRefusal as refusal:
+            _log.warning("job %s of Slurm runs without a lease: %s", running.job.id, refusal)
+        else:
+            _log.info("job %s of Slurm ran without a lease, and has one now", running.job.id)
+            await self._launchers.enforcement.limit(job)
+
+    def _summary(self) -> NodeSummary | None:
+        seen, policy = self._scheduler.seen, self._scheduler.policy.slurm
+        slurm = slurm_settings(self._base.settings())
+        if seen is None or policy is None or slurm is None or self._views is None:
+            return None
+        of_slurm = {each.uuid for each in gpus_of_slurm(seen.readings, policy)}
+        views = self._views.status(self._base.store.holding(), self._base.clock.now()).gpus
+        return NodeSummary(
+            at=0.0,
+            shard=slurm.shard,
+            gpus=tuple(_gpu(view, of_slurm) for view in views if view.parent is None),
+            version=__version__,
+            publish_every=slurm.publish_every.total_seconds(),
+        )
+
+
+def _gpu(view: GpuView, of_slurm: Collection[str]) -> GpuSummary:
+    memory = view.memory
+    return GpuSummary(
+        index=view.index,
+        uuid=view.uuid,
+        name=view.name,
+        state=view.state,
+        total=memory.total,
+        allocatable=memory.allocatable,
+        leased=memory.leased,
+        used=memory.used,
+        unmanaged=memory.unmanaged,
+        local=view.uuid not in of_slurm,
+        detail=view.detail,
+    )

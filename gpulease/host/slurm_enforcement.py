@@ -1,0 +1,103 @@
+"""The enforcement levels of Slurm's jobs: what Slurm enforces itself, and the driver's limits.
+
+The driver's limits are set on Slurm's cgroup of the job (version 2), which exists once its first
+step has started. Slurm's device rules hold where cgroup.conf says so.
+"""
+
+import asyncio
+import logging
+import re
+from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
+
+from gpulease.domain.enforcement import EnforcementLevel, in_level_order
+from gpulease.domain.gpu import GpuUuid, JobId
+from gpulease.domain.job import Job
+from gpulease.host import cgroups
+from gpulease.host.slurm_commands import RunSlurm, run_slurm
+from gpulease.service.log_once import LogOnce
+from gpulease.service.ports import MemoryLimiter, NotLimited
+
+_log = logging.getLogger(__name__)
+
+_CONSTRAINED = re.compile(r"^ConstrainDevices\s*=\s*yes\s*$", re.MULTILINE | re.IGNORECASE)
+_TASK_CGROUP = re.compile(r"^TaskPlugin\s*=.*\btask/cgroup\b", re.MULTILINE)
+
+Note = Callable[[JobId, Mapping[GpuUuid, int | None], str], Awaitable[object]]
+"""Stores the driver's limits of a job, and a sentence about them."""
+
+
+class SlurmEnforcement:
+    """Knows the levels of Slurm's jobs, and sets, and removes, their limits."""
+
+    def __init__(
+        self,
+        everywhere: Callable[[], tuple[str, ...]],
+        limiter: Callable[[], MemoryLimiter | None],
+        note: Note,
+        run: RunSlurm = run_slurm,
+    ) -> None:
+        """`everywhere` are the levels of all jobs; without a `limiter` the driver limits none."""
+        self._everywhere = everywhere
+        self._limiter = limiter
+        self._note = note
+        self._run = run
+        self._has_device_rules: bool | None = None
+        """None: Slurm was not asked yet."""
+        self._complaints = LogOnce(_log)
+
+    def levels(self) -> tuple[str, ...]:
+        """Return the levels of a job of Slurm that starts now, before limits are set."""
+        devices = {EnforcementLevel.DEVICES} if self._has_device_rules else set()
+        return in_level_order({*self._everywhere(), *devices})
+
+    async def ask(self) -> None:
+        """Ask Slurm once whether it lets jobs open only their own GPUs.
+
+        Raises:
+            SlurmFailed: it does not answer.
+        """
+        if self._has_device_rules is None:
+            shown = await self._run("scontrol", "show", "config")
+            found = _TASK_CGROUP.search(shown) and _CONSTRAINED.search(shown)
+            self._has_device_rules = found is not None
+
+    async def limit(self, job: Job) -> None:
+        """Let the driver limit a job that has a cgroup and no limit yet.
+
+        Raises:
+            RecordUnwritable: the limits cannot be stored now; they are in force.
+        """
+        limiter, directory = self._limiter(), _directory_of(job)
+        if limiter is None or directory is None:
+            return
+        limits: dict[GpuUuid, int | None] = {}
+        for lease in job.leases:
+            if lease.driver_limit is not None:
+                continue
+            try:
+                limits[lease.gpu] = await asyncio.to_thread(
+                    limiter.set_limit, lease.gpu, directory, lease.memory
+                )
+                self._complaints.passed(lease.gpu)
+            except NotLimited as error:
+                text = f"job {job.id}: no limit of the driver on {lease.gpu}: {error}"
+                self._complaints.say(lease.gpu, text, why=str(error))
+        if limits:
+            await self._note(job.id, limits, "the driver limits it, in Slurm's cgroup")
+
+    async def lift(self, job: Job) -> None:
+        """Remove the limits of a job that has ended, before Slurm removes its cgroup."""
+        limiter, directory = self._limiter(), _directory_of(job)
+        if limiter is None or directory is None:
+            return
+        for lease in job.leases:
+            if lease.driver_limit is not None:
+                try:
+                    await asyncio.to_thread(limiter.remove_limit, lease.gpu, directory)
+                except NotLimited as error:
+                    self._complaints.say(lease.gpu, f"cannot remove a limit: {error}")
+
+
+def _directory_of(job: Job) -> Path | None:
+    return None if job.slurm is None else cgroups.slurm_directory_of(job.slurm.id)

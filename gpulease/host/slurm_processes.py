@@ -1,0 +1,130 @@
+"""Finds the processes of Slurm's jobs: by Slurm's cgroup, or by ancestry from slurmstepd.
+
+slurmstepd is root's, runs each step of a job, and calls itself `slurmstepd: [JOB.STEP]`. Users can
+give their processes that name, but not its uids together with its program.
+"""
+
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from pathlib import Path
+
+from gpulease.domain.gpu import JobId
+from gpulease.host import cgroups
+from gpulease.host.proc_reader import command_of, name_of, read, real_uid
+from gpulease.shim.process_tree import Entry, entry, processes
+
+_PROGRAM = "slurmstepd"
+_TITLE = re.compile(r"slurmstepd: \[([1-9][0-9]{0,17})\.[A-Za-z0-9+_]+\]\s*")
+_DEEPEST = 4096
+_MOST_REMEMBERED = 4096
+
+
+class SlurmProcesses:
+    """Tells which job of Slurm a process belongs to."""
+
+    def __init__(self) -> None:
+        self._steps: dict[tuple[int, int], int] = {}
+        """The jobs of known slurmstepds, by pid and start."""
+
+    def jobs_of(self, pids: Iterable[int], jobs: Mapping[int, JobId]) -> dict[int, JobId]:
+        """Return the lease of each of `pids` that belongs to one of `jobs`, by Slurm's number."""
+        if not jobs:
+            return {}
+        found = {pid: self.job_of(pid) for pid in pids}
+        return {pid: jobs[job] for pid, job in found.items() if job is not None and job in jobs}
+
+    def job_of(self, pid: int) -> int | None:
+        """Return Slurm's number of the job that a process belongs to, or None."""
+        job = cgroups.slurm_job_of(pid)
+        return job if job is not None else self._by_ancestry(pid)
+
+    def with_steps(self, jobs: Collection[int]) -> set[int]:
+        """Return those of `jobs` that have a slurmstepd here. Reads all of /proc if one has not."""
+        there = {job for key, job in list(self._steps.items()) if _is_living(*key)}
+        return there if there.issuperset(jobs) else set(self.steps().values())
+
+    def steps(self) -> dict[int, int]:
+        """Return the job of each slurmstepd that runs here, by pid. Reads all of /proc."""
+        found = {each.pid: self._step(each) for each in processes() if not each.zombie}
+        return {pid: job for pid, job in found.items() if job is not None}
+
+    def of_job(self, job: int) -> set[Entry]:
+        """Return the living processes of a job. Reads all of /proc.
+
+        Leaves out root's: slurmstepd, and the epilog, which may run in the job's cgroup.
+        """
+        there = {each.pid: each for each in processes()}
+        below: dict[int, bool] = {}
+        return {
+            found
+            for found in there.values()
+            if not found.zombie
+            and (self._is_below(found, job, there, below) or _is_in_cgroup(found, job))
+            and real_uid(found.pid) != 0
+        }
+
+    def _is_below(
+        self, found: Entry, job: int, there: Mapping[int, Entry], known: dict[int, bool]
+    ) -> bool:
+        """Return whether a process is a slurmstepd of a job or below one."""
+        if found.pid not in known:
+            known[found.pid] = False  # in case a pid was reused meanwhile, in a circle
+            parent = there.get(found.parent)
+            above = parent is not None and self._is_below(parent, job, there, known)
+            known[found.pid] = above or self._step(found) == job
+        return known[found.pid]
+
+    def _by_ancestry(self, pid: int) -> int | None:
+        for each in _upwards(pid):
+            if (job := self._step(each)) is not None:
+                return job
+        return None
+
+    def _step(self, found: Entry) -> int | None:
+        """Return the job of a slurmstepd; None for other processes."""
+        key = found.pid, found.started
+        if key in self._steps:
+            return self._steps[key]
+        # The name first: it is cheap, and excludes nearly all.
+        if name_of(found.pid) != _PROGRAM or not is_slurmstepd(found.pid):
+            return None
+        title = _TITLE.fullmatch(" ".join(command_of(found.pid) or ()))
+        if title is None:
+            return None
+        if len(self._steps) >= _MOST_REMEMBERED:
+            self._steps.clear()
+        return self._steps.setdefault(key, int(title[1]))
+
+
+def is_slurmstepd(pid: int) -> bool:
+    """Return whether a process runs root's slurmstepd."""
+    for line in (read(pid, "status") or b"").splitlines():
+        # Real, effective, saved and file system uid: a program that is setuid root has others.
+        if line.startswith(b"Uid:") and set(line.split()[1:]) != {b"0"}:
+            return False
+    try:
+        program = Path(f"/proc/{pid}/exe").readlink()
+    except OSError:
+        return False
+    return program.name.removesuffix(" (deleted)") == _PROGRAM
+
+
+def _upwards(pid: int) -> Iterator[Entry]:
+    """Yield a process and those above it."""
+    for _ in range(_DEEPEST):
+        found = entry(pid)
+        if found is None:
+            return
+        yield found
+        if found.parent == 0:
+            return
+        pid = found.parent
+
+
+def _is_in_cgroup(found: Entry, job: int) -> bool:
+    return cgroups.slurm_job_of(found.pid) == job
+
+
+def _is_living(pid: int, started: int) -> bool:
+    found = entry(pid)
+    return found is not None and not found.zombie and found.started == started

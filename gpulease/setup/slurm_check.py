@@ -1,0 +1,318 @@
+"""`gpulease-setup slurm --check`: compares Slurm's configuration with this node and its hook.
+
+`look` asks Slurm, the driver and the daemon; the checks compare what it found.
+"""
+
+import re
+import stat
+import subprocess
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from gpulease.config import SYSTEM_CONFIG, Settings
+from gpulease.errors import GpuleaseError
+from gpulease.path_ownership import closed_to_others, shaky
+from gpulease.setup.slurm_hook import MARK, NAME, hook_text
+from gpulease.setup.slurm_node import SlurmNode, daemon_status, device_files, read_node
+from gpulease.slurm.commands import run_slurm
+from gpulease.slurm.records import parse_record
+from gpulease.units import format_size
+from gpulease.wire.machine import CheckView
+
+OLDEST = (22, 5)
+"""The first version of Slurm with shards."""
+_HOOKS = ("Prolog", "Epilog", "TaskProlog")
+_SETTING = re.compile(r"^(\w+)(?:\[\d+\])? *= (.*)$", re.MULTILINE)
+_GRES = re.compile(r"(gpu|shard):(?:([^:,()]+):)?(\d+)")
+_OUR_WAIT_S = 30
+"""The hook may wait for a daemon that restarts."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What was found on this node."""
+
+    settings: Settings
+    node: SlurmNode
+    slurm: Mapping[str, Sequence[str]]
+    """Slurm's configuration; a key may have several values."""
+    record: Mapping[str, str]
+    """This node as Slurm knows it; empty if it does not."""
+    answers: bool
+    """Whether the daemon does."""
+    unfit: Callable[[Path], str | None]
+    """Returns why slurmd should not or cannot run a file."""
+
+
+def look(settings: Settings) -> Found:
+    """Ask Slurm, the driver and the daemon.
+
+    Raises:
+        SlurmFailed: Slurm does not answer.
+        GpuleaseError: the GPUs cannot be read.
+    """
+    config = parse_config(run_slurm(("scontrol", "show", "config")))
+    node = read_node(settings)
+    try:
+        record = parse_record(run_slurm(("scontrol", "--oneliner", "show", "node", node.name)))
+    except GpuleaseError:
+        record = {}
+    return Found(settings, node, config, record, daemon_status(settings) is not None, unfit)
+
+
+def parse_config(text: str) -> Mapping[str, Sequence[str]]:
+    """Return the keys of `scontrol show config`; (null) is no value."""
+    config: dict[str, list[str]] = {}
+    for key, value in _SETTING.findall(text):
+        if value.strip() not in ("", "(null)", "(none)"):
+            config.setdefault(key, []).append(value.strip())
+    return config
+
+
+def checks(found: Found) -> Iterator[CheckView]:
+    """Yield every check, the most fundamental first."""
+    yield _version(found)
+    yield _plugin(found)
+    yield _gres_types(found)
+    yield from _node(found)
+    yield from _device_files(found)
+    yield from _hooks(found)
+    yield from _daemon(found)
+    yield from _devices(found)
+    yield from _times(found)
+
+
+def _first(found: Found, key: str) -> str:
+    return next(iter(found.slurm.get(key, ())), "")
+
+
+def _version(found: Found) -> CheckView:
+    version = _first(found, "SLURM_VERSION")
+    numbers = tuple(int(each) for each in re.findall(r"\d+", version)[:2])
+    if numbers < OLDEST:
+        return CheckView(
+            "Slurm", "failure", f"version {version} has no shards", "use 22.05 or later"
+        )
+    return CheckView("Slurm", "ok", f"version {version}, cluster {_first(found, 'ClusterName')}")
+
+
+def _plugin(found: Found) -> CheckView:
+    plugin = _first(found, "SelectType")
+    if plugin != "select/cons_tres":
+        return CheckView(
+            "plugin", "failure", f"SelectType is {plugin or 'not set'}, which cannot place shards",
+            "slurm.conf: SelectType=select/cons_tres",
+        )  # fmt: skip
+    return CheckView("plugin", "ok", plugin)
+
+
+def _gres_types(found: Found) -> CheckView:
+    types = _first(found, "GresTypes")
+    if {"gpu", "shard"} <= set(types.split(",")):
+        return CheckView("GresTypes", "ok", types)
+    return CheckView(
+        "GresTypes", "failure", f"{types or 'none'}: gpu or shard is missing",
+        "slurm.conf: GresTypes=gpu,shard",
+    )  # fmt: skip
+
+
+def _node(found: Found) -> Iterator[CheckView]:
+    """Compare the node in Slurm with its GPUs."""
+    name, record = found.node.name, found.record
+    if not record:
+        yield CheckView(
+            "node", "failure", f"Slurm knows no node {name}",
+            f'add it to slurm.conf, or set its name there: node = "..." below [slurm] in '
+            f"{SYSTEM_CONFIG}",
+        )  # fmt: skip
+        return
+    state = record.get("State", "unknown")
+    if {"DOWN", "DRAIN", "INVALID_REG", "NOT_RESPONDING"} & set(re.split(r"[+*]", state)):
+        why = record.get("Reason", "no reason given")
+        yield CheckView(
+            "node", "warning", f"{name} is {state}: {why}",
+            f"when that is over: scontrol update nodename={name} state=resume",
+        )  # fmt: skip
+    else:
+        yield CheckView("node", "ok", f"{name} is {state}")
+    yield _counts(found, record.get("Gres", ""))
+
+
+def shards_by_gpu(gres: str) -> list[int]:
+    """Return the shards of each GPU in a node's Gres: its order, and evenly within a type."""
+    gpus: dict[str, int] = {}
+    shards: dict[str, int] = {}
+    for name, kind, count in _GRES.findall(gres):
+        counts = gpus if name == "gpu" else shards
+        counts[kind] = counts.get(kind, 0) + int(count)
+    if set(shards) != set(gpus):
+        every = sum(gpus.values())
+        return [sum(shards.values()) // every] * every if every else []
+    return [shards[kind] // count for kind, count in gpus.items() for _ in range(count)]
+
+
+def _counts(found: Found, gres: str) -> CheckView:
+    node, lines = found.node, "gpulease-setup slurm prints the lines for slurm.conf and gres.conf"
+    known = shards_by_gpu(gres)
+    if len(known) != len(node.gpus):
+        return CheckView(
+            "counts", "failure",
+            f"Slurm knows {len(known)} GPUs of this node, which has {len(node.gpus)} for it", lines,
+        )  # fmt: skip
+    for gpu, slurms, ours in zip(node.gpus, known, node.shards, strict=True):
+        if slurms > ours:
+            return CheckView(
+                "counts", "failure",
+                f"Slurm gives GPU {gpu.label} {slurms} shards, and it has memory for {ours}: "
+                "jobs that do not fit are refused on this node", lines,
+            )  # fmt: skip
+    unused = sum(node.shards) - sum(known)
+    if unused:
+        return CheckView(
+            "counts", "warning",
+            f"Slurm does not know {unused} shards ({format_size(unused * node.shard)}) of this "
+            "node, so no job can use them", lines,
+        )  # fmt: skip
+    return CheckView("counts", "ok", f"{gres}, shards of {format_size(node.shard)}")
+
+
+def _device_files(found: Found) -> Iterator[CheckView]:
+    missing = [it for it in found.node.minors if not Path(f"/dev/nvidia{it}").exists()]
+    if missing and found.node.simulated:
+        yield CheckView(
+            "device files", "warning",
+            f"{device_files(missing)} does not exist, and slurmd needs a file for each GPU",
+            "for simulated GPUs any character device will do: mknod /dev/nvidia0 c 60 0",
+        )  # fmt: skip
+    elif missing:
+        yield CheckView(
+            "device files", "failure", f"{device_files(missing)} does not exist",
+            "run as root: nvidia-modprobe -u -c=0",
+        )  # fmt: skip
+
+
+def _hooks(found: Found) -> Iterator[CheckView]:
+    """Check that Slurm calls the hook, and that it is the one of this version."""
+    current = hook_text(found.settings.socket)
+    for key in _HOOKS:
+        yield _hook(found, key, current)
+
+
+def _files(found: Found, key: str) -> list[Path]:
+    folder = Path(_first(found, "SLURM_CONF") or "/etc/slurm/slurm.conf").parent
+    patterns = [str(folder / each) for each in found.slurm.get(key, ())]
+    return [Path(file) for each in patterns for file in _expanded(each)]
+
+
+def _expanded(pattern: str) -> list[Path]:
+    """Return the files of an absolute pattern, as glob(7)."""
+    return sorted(Path("/").glob(pattern.lstrip("/")))
+
+
+def _hook(found: Found, key: str, current: str) -> CheckView:
+    install, files = "gpulease-setup slurm --install", _files(found, key)
+    for file in files:
+        text = file.read_text(errors="replace")
+        if MARK not in text and NAME not in text:
+            continue
+        if (wrong := found.unfit(file)) is not None:
+            return CheckView(key, "failure", wrong, f"{install} writes it again")
+        if text == current:
+            return CheckView(key, "ok", str(file))
+        if MARK in text:
+            return CheckView(
+                key, "failure", f"{file} is of another version or for another socket",
+                f"{install} {file.parent}",
+            )  # fmt: skip
+        return CheckView(key, "ok", f"{file} calls {NAME}")
+    named = ", ".join(map(str, files)) or "not set"
+    return CheckView(
+        key, "failure", f"Slurm does not call {NAME}: {key} is {named}",
+        f"{install}, then slurm.conf: {key}=/etc/slurm/{NAME}; or call it in your own script",
+    )  # fmt: skip
+
+
+def unfit(file: Path) -> str | None:
+    """Return why slurmd should not or cannot run a file, which task prologs run as users."""
+    if not file.stat().st_mode & stat.S_IXOTH:
+        return f"{file} is not executable for all users"
+    if (closed := closed_to_others(file)) is not None:
+        return f"users cannot access {closed}"
+    return shaky(file, 0)
+
+
+def _daemon(found: Found) -> Iterator[CheckView]:
+    settings = found.settings
+    if settings.cluster != "slurm":
+        yield CheckView(
+            "cluster", "failure", f"the setting cluster is {settings.cluster}",
+            f'in {SYSTEM_CONFIG}: cluster = "slurm", then systemctl reload gpuleased',
+        )  # fmt: skip
+    if not found.answers:
+        yield CheckView(
+            "daemon", "failure", f"gpuleased does not answer on {settings.socket}",
+            "systemctl enable --now gpuleased; its log: journalctl -u gpuleased",
+        )  # fmt: skip
+        return
+    yield CheckView("daemon", "ok", f"answers on {settings.socket}")
+    if hook := next((it for it in _files(found, "Epilog") if it.name == NAME), None):
+        wrong = _try_hook(hook)
+        yield CheckView("hook", "failure" if wrong else "ok", wrong or f"{hook} reaches gpuleased")
+
+
+def _try_hook(file: Path) -> str:
+    """Run the hook as the epilog of a job that does not exist; return what is wrong."""
+    job = {"SLURM_SCRIPT_CONTEXT": "epilog_slurmd", "SLURM_JOB_ID": "0", "SLURM_JOB_GPUS": "0"}
+    try:
+        done = subprocess.run(
+            [file], env=job, capture_output=True, check=False, timeout=_OUR_WAIT_S, text=True,
+            errors="replace",
+        )  # fmt: skip
+    except OSError as error:
+        return f"{file} does not run ({error.strerror}); is /usr/bin/perl there?"
+    except subprocess.TimeoutExpired:
+        return f"{file} does not end within {_OUR_WAIT_S} s"
+    return " ".join(done.stderr.split())
+
+
+def _devices(found: Found) -> Iterator[CheckView]:
+    """Warn where a job can reach other GPUs, or leave processes behind."""
+    if _first(found, "ProctrackType") != "proctrack/cgroup":
+        yield CheckView(
+            "processes", "warning",
+            f"{_first(found, 'ProctrackType')} loses processes that leave the process tree of "
+            "their job",
+            "slurm.conf: ProctrackType=proctrack/cgroup",
+        )  # fmt: skip
+    has_plugin = "task/cgroup" in _first(found, "TaskPlugin")
+    if has_plugin and _first(found, "ConstrainDevices").lower() == "yes":
+        yield CheckView("devices", "ok", "jobs can open their own GPUs only")
+    else:
+        yield CheckView(
+            "devices", "warning",
+            "only CUDA_VISIBLE_DEVICES keeps a job on its own GPUs",
+            "slurm.conf: TaskPlugin=task/cgroup,task/affinity; cgroup.conf: ConstrainDevices=yes",
+        )  # fmt: skip
+
+
+def _times(found: Found) -> Iterator[CheckView]:
+    flags = _first(found, "PrologFlags").lower().split(",")
+    if "alloc" in flags and "contain" not in flags:
+        yield CheckView(
+            "PrologFlags", "warning", "with Alloc, each srun starts about 0.1 s later",
+            "gpulease does not need it: remove it from slurm.conf if nothing else does",
+        )  # fmt: skip
+    limit = re.match(r"\d+", _first(found, "PrologEpilogTimeout"))
+    if limit and int(limit[0]) < _OUR_WAIT_S:
+        yield CheckView(
+            "PrologEpilogTimeout", "warning",
+            f"after {limit[0]} s Slurm kills a prolog, which may wait 20 s for gpuleased",
+            f"slurm.conf: PrologEpilogTimeout={_OUR_WAIT_S}",
+        )  # fmt: skip
+    if _first(found, "JobRequeue") == "0":
+        yield CheckView(
+            "JobRequeue", "warning",
+            "jobs that find their memory used are not queued again unless they ask for it",
+            "slurm.conf: JobRequeue=1",
+        )  # fmt: skip

@@ -1,0 +1,185 @@
+"""What Slurm should know of this node: the lines of its files, with counts from the driver.
+
+Slurm counts memory of GPUs in shards (gres.conf(5)), and divides a Count evenly over the GPUs of a
+node. Where they differ in size, each run of equal GPUs gets a Type, and each GPU a line for its
+shards. Slurm numbers GPUs by the order of the types in Gres= of slurm.conf, so the types are in the
+order of the device numbers.
+"""
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import groupby
+
+from gpulease.client import Client
+from gpulease.config import SYSTEM_CONFIG, Settings, SlurmSettings
+from gpulease.domain.gpu import GpuReading, GpuUuid, build_ledger
+from gpulease.errors import GpuleaseError, SetupFailed
+from gpulease.gpu.nvml import NvmlProbe
+from gpulease.gpu.simulated import parse_simulation
+from gpulease.service.ports import SlurmPolicy
+from gpulease.service.slurm_gpus import gpus_of_slurm
+from gpulease.slurm.shards import shards_of_gpu
+from gpulease.units import GIB, format_size
+from gpulease.wire.machine import StatusView
+
+_ANSWER_WITHIN_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """GPUs in consecutive places with equally many shards."""
+
+    type: str
+    shards: int
+    """Of each GPU."""
+    minors: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class SlurmNode:
+    """This node."""
+
+    name: str
+    shard: int
+    """Bytes of one shard."""
+    gpus: tuple[GpuReading, ...]
+    """The GPUs for Slurm, by device number."""
+    local: tuple[GpuReading, ...] = ()
+    """Those of the local queue."""
+    margin: int = 0
+    """Bytes of each GPU that are never leased."""
+    simulated: bool = False
+
+    @property
+    def minors(self) -> list[int]:
+        """The numbers in the names of the device files."""
+        return [gpu.index if gpu.minor is None else gpu.minor for gpu in self.gpus]
+
+    @property
+    def shards(self) -> list[int]:
+        """The number of shards of each GPU."""
+        sizes = [build_ledger(gpu, (), {}, self.margin).allocatable for gpu in self.gpus]
+        return [shards_of_gpu(size or 0, self.shard) for size in sizes]
+
+    @property
+    def runs(self) -> list[Run]:
+        """The GPUs in runs of equal numbers of shards."""
+        runs: list[Run] = []
+        minors = iter(self.minors)
+        for shards, alike in groupby(self.shards):
+            size = f"mem{shards * self.shard // GIB}g"
+            before = sum(run.type.partition("_")[0] == size for run in runs)
+            kind = f"{size}_{before + 1}" if before else size
+            runs.append(Run(kind, shards, [next(minors) for _ in alike]))
+        return runs
+
+    @property
+    def gres(self) -> str:
+        """Return what Gres= of slurm.conf says, such as gpu:2,shard:192."""
+        counts = [f"gpu:{run.type}:{len(run.minors)}" for run in self.runs]
+        gpus = ",".join(counts) if len(counts) > 1 else f"gpu:{len(self.gpus)}"
+        return f"{gpus},shard:{sum(self.shards)}"
+
+    def gres_conf(self) -> Iterator[str]:
+        """Yield the lines of gres.conf."""
+        runs, head = self.runs, f"NodeName={self.name} Name="
+        yield "AutoDetect=off"
+        if len(runs) == 1:
+            yield f"{head}gpu File={device_files(runs[0].minors)}"
+            yield f"{head}shard Count={sum(self.shards)}"
+            return
+        for run in runs:
+            for minor in run.minors:
+                yield f"{head}gpu Type={run.type} File={device_files([minor])}"
+                yield f"{head}shard Count={run.shards} File={device_files([minor])}"
+
+
+def device_files(minors: Sequence[int]) -> str:
+    """Return the files of some GPUs as Slurm writes a list: /dev/nvidia[0-2,5]."""
+    if len(minors) == 1:
+        return f"/dev/nvidia{minors[0]}"
+    ranges = []
+    for _, group in groupby(enumerate(minors), lambda pair: pair[1] - pair[0]):
+        run = [minor for _, minor in group]
+        ranges.append(f"{run[0]}-{run[-1]}" if len(run) > 1 else f"{run[0]}")
+    return f"/dev/nvidia[{','.join(ranges)}]"
+
+
+def read_node(settings: Settings) -> SlurmNode:
+    """Return this node, with the GPUs of a simulation or those of the driver.
+
+    Raises:
+        NoGpus: the machine has none.
+        SetupFailed: Slurm cannot have one of them.
+    """
+    readings, simulated = _read_gpus(settings)
+    return node_of(settings, readings, simulated=simulated)
+
+
+def node_of(settings: Settings, readings: Sequence[GpuReading], *, simulated: bool) -> SlurmNode:
+    """Return this node with some GPUs.
+
+    Raises:
+        SetupFailed: Slurm cannot have one of them.
+    """
+    slurm = SlurmSettings(**settings.slurm)
+    kept = gpus_of_slurm(readings, SlurmPolicy(slurm.shard, slurm.local_gpus))
+    for gpu in kept:
+        if (why := _unusable(gpu, simulated=simulated)) is not None:
+            raise SetupFailed(
+                f"cannot count the shards of GPU {gpu.label}: {why}",
+                f'to keep it out of Slurm: local_gpus = "{gpu.label}" below [slurm] in '
+                f"{SYSTEM_CONFIG}",
+            )
+    if not kept:
+        raise SetupFailed("cannot describe this node: local_gpus leaves no GPU for Slurm")
+    local = tuple(gpu for gpu in readings if gpu.parent is None and gpu not in kept)
+    name = slurm.node or os.uname().nodename.partition(".")[0]
+    return SlurmNode(name, slurm.shard, kept, local, settings.margin, simulated)
+
+
+def _unusable(gpu: GpuReading, *, simulated: bool) -> str | None:
+    if gpu.mig_mode:
+        return "it is in MIG mode, and Slurm has no shards of MIG devices"
+    if gpu.fault is not None or gpu.total is None:
+        return gpu.detail or "the driver does not report its memory"
+    if gpu.minor is None and not simulated:
+        return "the driver does not report the number of its device file"
+    return None
+
+
+def daemon_status(settings: Settings) -> StatusView | None:
+    """Return what the daemon of this node says, or None if it does not answer."""
+    with suppress(GpuleaseError):
+        return Client(settings.socket, answer_within=_ANSWER_WITHIN_S).status()
+    return None
+
+
+def _read_gpus(settings: Settings) -> tuple[Sequence[GpuReading], bool]:
+    """Return the GPUs, and whether they are simulated: a daemon may do so by its command line."""
+    status = daemon_status(settings)
+    if status is not None and status.simulated:
+        return [_simulated(it.index, it.memory.total, it.uuid) for it in status.gpus], True
+    if settings.simulate is not None:
+        made = parse_simulation(settings.simulate)
+        return [_simulated(index, it.size) for index, it in enumerate(made)], True
+    probe = NvmlProbe.open(settings.driver_deadline)
+    try:
+        return probe.read(), False
+    finally:
+        probe.close()
+
+
+def _simulated(index: int, size: int | None, uuid: str = "") -> GpuReading:
+    return GpuReading(GpuUuid(uuid or str(index)), index, "simulated", total=size)
+
+
+def shown_sizes(node: SlurmNode) -> str:
+    """Return the number of GPUs and their shards for people."""
+    parts = [
+        f"{len(run.minors)} x {run.shards} shards ({format_size(run.shards * node.shard)})"
+        for run in node.runs
+    ]
+    return ", ".join(parts)
