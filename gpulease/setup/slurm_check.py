@@ -292,7 +292,7 @@ def _devices(found: Found) -> Iterator[CheckView]:
         yield CheckView(
             "devices", "warning",
             "only CUDA_VISIBLE_DEVICES keeps a job on its own GPUs",
-            "slurm.conf: TaskPlugin=task/cgroup,task/affinity; cgroup.conf: ConstrainDevices=yes",
+            "slurm.conf: TaskPlugin=task/cgroup; cgroup.conf: ConstrainDevices=yes",
         )  # fmt: skip
 
 
