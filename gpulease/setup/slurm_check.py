@@ -24,7 +24,7 @@ OLDEST = (22, 5)
 """The first version of Slurm with shards."""
 _HOOKS = ("Prolog", "Epilog", "TaskProlog")
 _SETTING = re.compile(r"^(\w+)(?:\[\d+\])? *= (.*)$", re.MULTILINE)
-_GRES = re.compile(r"(gpu|shard):(?:([A-Za-z][^:,()]*):)?(\d+)")
+_GRES = re.compile(r"(gpu|shard):(?:([^:,()]+):)?(\d+)")
 _OUR_WAIT_S = 30
 """The hook may wait for a daemon that restarts."""
 

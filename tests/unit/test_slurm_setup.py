@@ -212,7 +212,7 @@ def test_counts_of_slurm_are_compared_with_the_gpus(
 
 
 def test_shards_of_types_belong_to_the_gpus_of_the_type() -> None:
-    typed = "gpu:small:1,gpu:big:2,shard:small:96,shard:big:384"
+    typed = "gpu:small:1,gpu:48g:2,shard:small:96,shard:48g:384"
     assert shards_by_gpu(typed) == [96, 192, 192]
     # As slurmctld shows it before the node has registered.
     assert shards_by_gpu("gpu:small:1,gpu:big:2,shard:480") == [160] * 3
