@@ -70,7 +70,7 @@ class SlurmHandlers:
         before = environment_of(body.environment)
         job = leases.of(number)
         if job is None:
-            raise _no_lease(number, leases.why_refused(number) or "it has no lease on this node")
+            raise _no_lease(number, leases.why_refused(number) or "it has no lease")
         self._refuse_others(caller, job)
         command = command_in(before)
         if command.argv:
