@@ -64,11 +64,11 @@ def lines(node: SlurmNode, settings: Settings) -> Iterator[str]:
 
 def _remarks(node: SlurmNode, settings: Settings) -> Iterator[str]:
     for gpu in node.local:
-        yield f"# GPU {gpu.index} is left to the local queue (local_gpus)"
+        yield f"# GPU {gpu.label} is left to the local queue (local_gpus)"
     if len(node.runs) > 1:
         yield "# The GPUs differ in size, so they have types. Keep their order in Gres="
     if node.simulated:
-        files = device_files([gpu.minor for gpu in node.gpus])
+        files = device_files(node.minors)
         yield f"# Simulated GPUs: slurmd needs character devices {files}"
     if settings.cluster != "slurm":
         yield f'# gpulease does not use Slurm yet: {SYSTEM_CONFIG} needs cluster = "slurm"'

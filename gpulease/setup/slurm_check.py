@@ -6,7 +6,7 @@
 import re
 import stat
 import subprocess
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,7 +24,7 @@ OLDEST = (22, 5)
 """The first version of Slurm with shards."""
 _HOOKS = ("Prolog", "Epilog", "TaskProlog")
 _SETTING = re.compile(r"^(\w+)(?:\[\d+\])? *= (.*)$", re.MULTILINE)
-_GRES = re.compile(r"(gpu|shard):(?:([A-Za-z][^:,()]*):)?(\d+)")
+_GRES = re.compile(r"(gpu|shard):(?:([^:,()]+):)?(\d+)")
 _OUR_WAIT_S = 30
 """The hook may wait for a daemon that restarts."""
 
@@ -41,6 +41,8 @@ class Found:
     """This node as Slurm knows it; empty if it does not."""
     answers: bool
     """Whether the daemon does."""
+    unfit: Callable[[Path], str | None]
+    """Returns why slurmd should not or cannot run a file."""
 
 
 def look(settings: Settings) -> Found:
@@ -56,7 +58,7 @@ def look(settings: Settings) -> Found:
         record = parse_record(run_slurm(("scontrol", "--oneliner", "show", "node", node.name)))
     except GpuleaseError:
         record = {}
-    return Found(settings, node, config, record, daemon_status(settings) is not None)
+    return Found(settings, node, config, record, daemon_status(settings) is not None, unfit)
 
 
 def parse_config(text: str) -> Mapping[str, Sequence[str]]:
@@ -162,7 +164,7 @@ def _counts(found: Found, gres: str) -> CheckView:
         if slurms > ours:
             return CheckView(
                 "counts", "failure",
-                f"Slurm gives GPU {gpu.index} {slurms} shards, and it has memory for {ours}: "
+                f"Slurm gives GPU {gpu.label} {slurms} shards, and it has memory for {ours}: "
                 "jobs that do not fit are refused on this node", lines,
             )  # fmt: skip
     unused = sum(node.shards) - sum(known)
@@ -176,7 +178,7 @@ def _counts(found: Found, gres: str) -> CheckView:
 
 
 def _device_files(found: Found) -> Iterator[CheckView]:
-    missing = [gpu.minor for gpu in found.node.gpus if not Path(f"/dev/nvidia{gpu.minor}").exists()]
+    missing = [it for it in found.node.minors if not Path(f"/dev/nvidia{it}").exists()]
     if missing and found.node.simulated:
         yield CheckView(
             "device files", "warning",
@@ -194,7 +196,7 @@ def _hooks(found: Found) -> Iterator[CheckView]:
     """Check that Slurm calls the hook, and that it is the one of this version."""
     current = hook_text(found.settings.socket)
     for key in _HOOKS:
-        yield _hook(key, _files(found, key), current)
+        yield _hook(found, key, current)
 
 
 def _files(found: Found, key: str) -> list[Path]:
@@ -208,13 +210,13 @@ def _expanded(pattern: str) -> list[Path]:
     return sorted(Path("/").glob(pattern.lstrip("/")))
 
 
-def _hook(key: str, files: Sequence[Path], current: str) -> CheckView:
-    install = "gpulease-setup slurm --install"
+def _hook(found: Found, key: str, current: str) -> CheckView:
+    install, files = "gpulease-setup slurm --install", _files(found, key)
     for file in files:
         text = file.read_text(errors="replace")
         if MARK not in text and NAME not in text:
             continue
-        if (wrong := _unfit(file)) is not None:
+        if (wrong := found.unfit(file)) is not None:
             return CheckView(key, "failure", wrong, f"{install} writes it again")
         if text == current:
             return CheckView(key, "ok", str(file))
@@ -231,7 +233,7 @@ def _hook(key: str, files: Sequence[Path], current: str) -> CheckView:
     )  # fmt: skip
 
 
-def _unfit(file: Path) -> str | None:
+def unfit(file: Path) -> str | None:
     """Return why slurmd should not or cannot run a file, which task prologs run as users."""
     if not file.stat().st_mode & stat.S_IXOTH:
         return f"{file} is not executable for all users"

@@ -13,30 +13,18 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from gpulease.client import Client
-from gpulease.config import Settings, SlurmSettings
-from gpulease.domain.gpu import GpuReading, build_ledger
+from gpulease.config import SYSTEM_CONFIG, Settings, SlurmSettings
+from gpulease.domain.gpu import GpuReading, GpuUuid, build_ledger
 from gpulease.errors import GpuleaseError, SetupFailed
 from gpulease.gpu.nvml import NvmlProbe
 from gpulease.gpu.simulated import parse_simulation
+from gpulease.service.ports import SlurmPolicy
+from gpulease.service.slurm_gpus import gpus_of_slurm
 from gpulease.slurm.shards import shards_of_gpu
 from gpulease.units import GIB, format_size
 from gpulease.wire.machine import StatusView
 
 _ANSWER_WITHIN_S = 10.0
-
-
-@dataclass(frozen=True, slots=True)
-class NodeGpu:
-    """A GPU of this node."""
-
-    index: int
-    uuid: str
-    minor: int
-    """The number in the name of its device file."""
-    allocatable: int
-    """Bytes."""
-    unusable: str | None = None
-    """Why Slurm cannot have it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,22 +44,30 @@ class SlurmNode:
     name: str
     shard: int
     """Bytes of one shard."""
-    gpus: tuple[NodeGpu, ...]
+    gpus: tuple[GpuReading, ...]
     """The GPUs for Slurm, by device number."""
-    local: tuple[NodeGpu, ...] = ()
+    local: tuple[GpuReading, ...] = ()
     """Those of the local queue."""
+    margin: int = 0
+    """Bytes of each GPU that are never leased."""
     simulated: bool = False
+
+    @property
+    def minors(self) -> list[int]:
+        """The numbers in the names of the device files."""
+        return [gpu.index if gpu.minor is None else gpu.minor for gpu in self.gpus]
 
     @property
     def shards(self) -> list[int]:
         """The number of shards of each GPU."""
-        return [shards_of_gpu(gpu.allocatable, self.shard) for gpu in self.gpus]
+        sizes = [build_ledger(gpu, (), {}, self.margin).allocatable for gpu in self.gpus]
+        return [shards_of_gpu(size or 0, self.shard) for size in sizes]
 
     @property
     def runs(self) -> list[Run]:
         """The GPUs in runs of equal numbers of shards."""
         runs: list[Run] = []
-        minors = iter(gpu.minor for gpu in self.gpus)
+        minors = iter(self.minors)
         for shards, alike in groupby(self.shards):
             size = f"mem{shards * self.shard // GIB}g"
             before = sum(run.type.partition("_")[0] == size for run in runs)
@@ -118,22 +114,40 @@ def read_node(settings: Settings) -> SlurmNode:
         NoGpus: the machine has none.
         SetupFailed: Slurm cannot have one of them.
     """
+    readings, simulated = _read_gpus(settings)
+    return node_of(settings, readings, simulated=simulated)
+
+
+def node_of(settings: Settings, readings: Sequence[GpuReading], *, simulated: bool) -> SlurmNode:
+    """Return this node with some GPUs.
+
+    Raises:
+        SetupFailed: Slurm cannot have one of them.
+    """
     slurm = SlurmSettings(**settings.slurm)
-    gpus, simulated = _read_gpus(settings)
-    gpus.sort(key=lambda gpu: gpu.minor)
-    local = tuple(gpu for gpu in gpus if {str(gpu.index), gpu.uuid} & set(slurm.local_gpus))
-    kept = tuple(gpu for gpu in gpus if gpu not in local)
+    kept = gpus_of_slurm(readings, SlurmPolicy(slurm.shard, slurm.local_gpus))
     for gpu in kept:
-        if gpu.unusable is not None:
+        if (why := _unusable(gpu, simulated=simulated)) is not None:
             raise SetupFailed(
-                f"cannot count the shards of GPU {gpu.index}: {gpu.unusable}",
-                f'to keep it out of Slurm: local_gpus = "{gpu.index}" below [slurm] in '
-                "/etc/gpulease/config.toml",
+                f"cannot count the shards of GPU {gpu.label}: {why}",
+                f'to keep it out of Slurm: local_gpus = "{gpu.label}" below [slurm] in '
+                f"{SYSTEM_CONFIG}",
             )
     if not kept:
         raise SetupFailed("cannot describe this node: local_gpus leaves no GPU for Slurm")
+    local = tuple(gpu for gpu in readings if gpu.parent is None and gpu not in kept)
     name = slurm.node or os.uname().nodename.partition(".")[0]
-    return SlurmNode(name, slurm.shard, kept, local, simulated)
+    return SlurmNode(name, slurm.shard, kept, local, settings.margin, simulated)
+
+
+def _unusable(gpu: GpuReading, *, simulated: bool) -> str | None:
+    if gpu.mig_mode:
+        return "it is in MIG mode, and Slurm has no shards of MIG devices"
+    if gpu.fault is not None or gpu.total is None:
+        return gpu.detail or "the driver does not report its memory"
+    if gpu.minor is None and not simulated:
+        return "the driver does not report the number of its device file"
+    return None
 
 
 def daemon_status(settings: Settings) -> StatusView | None:
@@ -143,32 +157,23 @@ def daemon_status(settings: Settings) -> StatusView | None:
     return None
 
 
-def _read_gpus(settings: Settings) -> tuple[list[NodeGpu], bool]:
+def _read_gpus(settings: Settings) -> tuple[Sequence[GpuReading], bool]:
     """Return the GPUs, and whether they are simulated: a daemon may do so by its command line."""
     status = daemon_status(settings)
     if status is not None and status.simulated:
-        sizes = [(it.index, it.uuid, it.memory.allocatable or 0) for it in status.gpus]
-        return [NodeGpu(index, uuid, index, size) for index, uuid, size in sizes], True
+        return [_simulated(it.index, it.memory.total, it.uuid) for it in status.gpus], True
     if settings.simulate is not None:
         made = parse_simulation(settings.simulate)
-        return [NodeGpu(at, "", at, it.size - settings.margin) for at, it in enumerate(made)], True
+        return [_simulated(index, it.size) for index, it in enumerate(made)], True
     probe = NvmlProbe.open(settings.driver_deadline)
     try:
-        readings = [each for each in probe.read() if each.parent is None]
+        return probe.read(), False
     finally:
         probe.close()
-    return [_node_gpu(each, settings.margin) for each in readings], False
 
 
-def _node_gpu(reading: GpuReading, margin: int) -> NodeGpu:
-    allocatable = build_ledger(reading, (), {}, margin).allocatable
-    unusable = None
-    if reading.mig_mode:
-        unusable = "it is in MIG mode, and Slurm has no shards of MIG devices"
-    elif allocatable is None or reading.minor is None:
-        unusable = reading.detail or "the driver does not report its memory and device number"
-    minor = reading.index if reading.minor is None else reading.minor
-    return NodeGpu(reading.index, reading.uuid, minor, allocatable or 0, unusable)
+def _simulated(index: int, size: int | None, uuid: str = "") -> GpuReading:
+    return GpuReading(GpuUuid(uuid or str(index)), index, "simulated", total=size)
 
 
 def shown_sizes(node: SlurmNode) -> str:

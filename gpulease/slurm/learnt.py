@@ -1,7 +1,7 @@
 """What commands needed before, in the summary of each node, so that any node can size the next run.
 
-The daemon of a node publishes the sizes that it would give to jobs without --mem; the command of any
-node looks its own up. The keys are digests: everybody can read a summary.
+The daemon of a node publishes the sizes that it would give to jobs without --mem, and the command
+on any node looks its own up. The keys are digests: everybody can read a summary.
 """
 
 from collections.abc import Iterable, Mapping
