@@ -214,7 +214,9 @@ def test_drained_gpus_are_reported_and_all_of_them_drain_the_node(idle: Cluster)
         idle.run("gpulease", *argv, user="root", node="n1")
 
     gpulease_("drain", "1", "--why", "fan broken")
-    wait_for("the comment", lambda: "GPU 1: drained by root: fan broken" in shown().get("Comment", ""))
+    wait_for(
+        "the comment", lambda: "GPU 1: drained by root: fan broken" in shown().get("Comment", "")
+    )
     assert "DRAIN" not in shown()["State"]
     gpulease_("drain", "0")
     wait_for("the node is drained", lambda: "DRAIN" in shown()["State"])
