@@ -143,24 +143,21 @@ def build(settings: Settings, *, confined: bool = False) -> DaemonApp:
     launcher_of = _launcher_of(runner, holds, of_slurm)
     scheduler = _scheduler(base, observer, enforcement, launcher_of, overuse, records, user_policy)
     slurm = SlurmNode(base, scheduler, processes, of_slurm)
-    waiting_clients, health = (
-        WaitingClients(scheduler, process_ends),
-        _health_watch(base, scheduler),
-    )
+    health, clients = _health_watch(base, scheduler), WaitingClients(scheduler, process_ends)
     coverage = _hook_coverage(base, enforcement, scheduler, records.hooks)
     sources = _view_sources(base, enforcement, coverage, records, overuse, idleness)
     sampler = _sampler(base, scheduler, overuse, idleness, records, health, enforcement, coverage)
     doctor = _doctor(base, scheduler, health, sources, slurm)
     context = _request_context(
         base, scheduler, processes, sources, records, doctor, slurm,
-        runner=runner, watch_client=waiting_clients.watch, look=sampler.look,
+        runner=runner, watch_client=clients.watch, look=sampler.look,
     )  # fmt: skip
     return DaemonApp(
         base=base,
         launcher=launcher,
         runner=runner,
         scheduler=scheduler,
-        waiting_clients=waiting_clients,
+        waiting_clients=clients,
         sampler=sampler,
         health=health,
         user_policy=user_policy,
