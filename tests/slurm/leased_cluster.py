@@ -2,19 +2,20 @@
 
 import subprocess
 import threading
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import gpulease.setup
 from gpulease.errors import GpuleaseError
 from gpulease.wire.jobs import JobView
-from gpulease.wire.machine import StatusView
+from gpulease.wire.machine import GpuView, StatusView
 
 from .cluster import Cluster, running
 from .node import Node
-from .slurm_files import SHARD, Hooks, NodeSpec, Settings
+from .slurm_files import Hooks, NodeSpec, Settings
 
 CONFIG = """
 cluster = "slurm"
@@ -80,8 +81,9 @@ class Samples:
     """What the daemons say of their GPUs, all the time, until the end of the block."""
 
     cluster: Cluster
-    taken: int = 0
     violations: list[str] = field(default_factory=list)
+    neighbours: dict[int, set[int]] = field(default_factory=lambda: defaultdict(set))
+    """The jobs seen on the GPU of each job, by their numbers in Slurm."""
     _over: threading.Event = field(default_factory=threading.Event)
     _threads: list[threading.Thread] = field(default_factory=list)
 
@@ -98,31 +100,33 @@ class Samples:
 
     def _watch(self, node: Node) -> None:
         while not self._over.wait(_SAMPLE_EVERY_S):
-            try:
-                self.violations += over_promised(node.name, node.client().status())
-            except GpuleaseError:
-                continue  # it is being restarted
-            self.taken += 1
+            with suppress(GpuleaseError):  # it may be restarting
+                for gpu, held in gpus_in(node.client().status()):
+                    self._add(node.name, gpu, held)
+
+    def _add(self, node: str, gpu: GpuView, held: Mapping[int, tuple[int, bool]]) -> None:
+        self.violations += [f"{node}: {wrong}" for wrong in over_promised(gpu, held)]
+        for job in held:
+            self.neighbours[job] |= held.keys() - {job}
 
 
-def over_promised(node: str, status: StatusView) -> list[str]:
-    """Return what is wrong with the leases on the GPUs of a node."""
-    wrong: list[str] = []
+def gpus_in(status: StatusView) -> Iterator[tuple[GpuView, Mapping[int, tuple[int, bool]]]]:
+    """Yield each GPU with its leases: by Slurm's number the bytes, and whether it is exclusive."""
     for gpu in status.gpus:
-        held = {
-            job.id: (lease.memory, job.claim.exclusive)
-            for job in status.jobs
-            for lease in job.leases
-            if lease.gpu == gpu.uuid
-        }
-        total = sum(memory for memory, _ in held.values())
-        if gpu.memory.allocatable is None or total > gpu.memory.allocatable:
-            wrong.append(f"{node}: GPU {gpu.index} of {gpu.memory.allocatable}: {held}")
-        if len(held) > 1 and any(exclusive for _, exclusive in held.values()):
-            wrong.append(f"{node}: GPU {gpu.index} is exclusive and shared: {held}")
-    return wrong
+        yield (
+            gpu,
+            {
+                number: (lease.memory, job.claim.exclusive)
+                for number, job in leases_in(status).items()
+                for lease in job.leases
+                if lease.gpu == gpu.uuid
+            },
+        )
 
 
-def gres(size: int) -> str:
-    """Return the option for a lease of so many bytes."""
-    return f"--gres=shard:{size // SHARD}"
+def over_promised(gpu: GpuView, held: Mapping[int, tuple[int, bool]]) -> Iterator[str]:
+    """Yield what is wrong with the leases on a GPU."""
+    if sum(memory for memory, _ in held.values()) > (gpu.memory.allocatable or 0):
+        yield f"GPU {gpu.index} has {gpu.memory.allocatable} bytes for {held}"
+    if len(held) > 1 and any(is_exclusive for _, is_exclusive in held.values()):
+        yield f"GPU {gpu.index} is exclusive and shared: {held}"
