@@ -8,8 +8,8 @@ from collections.abc import Mapping
 
 from gpulease.domain.job import Invocation, Job, SlurmJob
 from gpulease.domain.lease import State
-from gpulease.fingerprint import fingerprint_of
 from gpulease.errors import BadValue, NoRoomNow, NotAllowed, WrongState
+from gpulease.fingerprint import fingerprint_of
 from gpulease.server.auth import Caller
 from gpulease.server.context import (
     RequestContext,
