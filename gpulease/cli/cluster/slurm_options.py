@@ -178,9 +178,9 @@ def _refuse(options: RunOptions) -> None:
         if given[option]:
             raise BadValue(f"cannot use {option} on a cluster: {why}", hint)
     if options.detach:
-        wrong, hint = _FOREGROUND_ONLY, "leave out -d"
+        wrong, how, hint = _FOREGROUND_ONLY, "with", "leave out -d"
     else:
-        wrong, hint = _BACKGROUND_ONLY, "add -d"
+        wrong, how, hint = _BACKGROUND_ONLY, "without", "add -d"
     for option, why in wrong.items():
         if given[option]:
-            raise BadValue(f"cannot use {option} here: {why}", hint)
+            raise BadValue(f"cannot use {option} {how} -d on a cluster: {why}", hint)

@@ -157,6 +157,10 @@ class Session:
         piece = self._srun.read(fd)
         if fd not in self._srun.outputs:
             self._loop.forget(fd)
+        if piece:
+            self._take_output(kind, piece)
+
+    def _take_output(self, kind: FrameKind, piece: bytes) -> None:
         if kind == FrameKind.STDOUT and not self._shows:
             piece, self._withheld = self._withheld + piece, b""
             if piece.startswith(_REFUSAL[: len(piece)]):
@@ -241,7 +245,7 @@ class Session:
         if trouble := self._console.stdout.trouble:
             self._console.say(unwritable(trouble))
             return
-        self._signal_job("PIPE")
+        self._signal_job(signal.SIGPIPE)
         self._loop.set_timer_after("closed pipe", _CLOSED_PIPE_S, self._cancel)
 
     # Signals.
@@ -264,7 +268,7 @@ class Session:
         elif signum == signal.SIGINT:
             self._interrupt()
         elif signum in (signal.SIGTERM, signal.SIGQUIT):
-            self._signal_job(name_of(signum).removeprefix("SIG"))
+            self._signal_job(signum)
         else:
             self._srun.signal(signum)
 
@@ -295,9 +299,9 @@ class Session:
         if not self._tell_slurm("scancel", str(self._said.job)):
             self._srun.signal(signal.SIGTERM)  # it kills the job without slurmctld
 
-    def _signal_job(self, name: str) -> None:
+    def _signal_job(self, signum: int) -> None:
         """Send a signal that srun would not pass on."""
-        self._tell_slurm("scancel", f"--signal={name}", str(self._said.job))
+        self._tell_slurm("scancel", f"--signal={signum:d}", str(self._said.job))
 
     def _give_up(self) -> None:
         """Cancel the job unless it is just about to start."""
