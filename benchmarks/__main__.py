@@ -23,6 +23,7 @@ from benchmarks import (
     reaction,
     rest,
     shims,
+    slurm,
     start,
     store,
     streams,
@@ -46,6 +47,7 @@ BENCHMARKS: dict[str, Callable[[], Iterable[Figure | str]]] = {
     "streams": streams.run,
     "reaction": reaction.run,
     "peers": peers.run,
+    "slurm": slurm.run,
 }
 
 

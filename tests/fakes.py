@@ -20,6 +20,7 @@ from gpulease.domain.job import (
     Outcome,
     Owner,
     Process,
+    SlurmJob,
     aging,
     with_over_for,
 )
@@ -27,12 +28,13 @@ from gpulease.domain.lease import Claim, State
 from gpulease.domain.memory_estimate import PastRun
 from gpulease.domain.plan import Plan, WaitReason
 from gpulease.domain.queue_options import ArrayElement, Indices, QueuePause
-from gpulease.errors import GpuleaseError
+from gpulease.errors import GpuleaseError, SlurmFailed
 from gpulease.service.dependencies import settle_dependents
 from gpulease.service.ports import (
     Event,
     LivingProcess,
     PastJob,
+    SlurmAllocation,
     Submission,
     UserCount,
     WorkerExited,
@@ -450,6 +452,30 @@ class FakeLauncher:
     def exits(self, job: int, code: int = 0, outcome: Outcome = Outcome.EXITED) -> None:
         """Let the worker of `job` end."""
         self._of(JobId(job)).put_nowait(WorkerExited(outcome, Exit(code), NOON))
+
+
+class FakeSlurm:
+    """Slurm, whose jobs have what the test says."""
+
+    def __init__(self) -> None:
+        self.allocations: dict[int, SlurmAllocation] = {}
+        self.refused: list[tuple[SlurmJob, str]] = []
+        self.asked = 0
+        self.is_away = False
+
+    def give(self, job: int, shards: int, *gpus: int) -> None:
+        self.allocations[job] = SlurmAllocation("train.py", True, gpus or (0,), shards)
+
+    async def allocation(self, job: SlurmJob) -> SlurmAllocation:
+        self.asked += 1
+        if self.is_away:
+            raise SlurmFailed("slurmctld does not answer")
+        return self.allocations[job.id]
+
+    async def refuse(self, job: SlurmJob, why: str) -> None:
+        if self.is_away:
+            raise SlurmFailed("slurmctld does not answer")
+        self.refused.append((job, why))
 
 
 def waits(decided: Plan | None, number: int) -> WaitReason:

@@ -7,7 +7,8 @@ import typer
 from gpulease.cli import messages
 from gpulease.cli.attachment import detach_sequence
 from gpulease.cli.caller import environment
-from gpulease.cli.connect import SocketOption, connect
+from gpulease.cli.cluster import acts_on_slurm
+from gpulease.cli.connect import SocketOption, connect, named_socket
 from gpulease.cli.exit_codes import status_of_job
 from gpulease.cli.follow import FollowOptions, follow
 from gpulease.cli.job_selection import names_array, one_element, select_jobs, selection
@@ -49,6 +50,10 @@ def attach(
     """
     keys = detach_sequence(detach_keys, environment())
     wanted = selection("attach", [job] if job else None, name)
+    if acts_on_slurm(named_socket(ctx, socket)):
+        from gpulease.cli.cluster.attach import attach_to
+
+        return attach_to(wanted, watches=watch, has_keys=detach_keys is not None)
     client = connect(ctx, socket)
     (number,) = select_jobs(client, wanted)
     view = client.job(number)
@@ -58,6 +63,11 @@ def attach(
         raise WrongState(
             f"cannot attach to job {number}: it is a hold, a lease without a command",
             f"gpulease show {number} describes it, gpulease cancel {number} releases it",
+        )
+    if view.kind == "slurm":
+        raise WrongState(
+            f"cannot attach to job {number}: Slurm runs it",
+            f"sattach {view.slurm_job}.0 shows the output of its first step",
         )
     stderr = stderr_status()
     if view.state == "ended":

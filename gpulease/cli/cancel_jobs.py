@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from gpulease.cli.cluster import acts_on_slurm
 from gpulease.cli.format import id_of
 from gpulease.cli.job_selection import (
     announce,
@@ -49,6 +50,10 @@ def cancel_jobs(
             "cannot cancel: JOB and --user exclude each other", "gpulease cancel --user bob"
         )
     wanted = selection("cancel", jobs, name, every or (user is not None and name is None))
+    if acts_on_slurm(socket):
+        from gpulease.cli.cluster import cancel
+
+        return cancel.cancel_jobs(wanted, user, grace)
     client = light_client(socket)
     if not wanted.words:
         return _together(client, wanted, user, seconds)

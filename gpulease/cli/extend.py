@@ -5,7 +5,8 @@ from typing import Annotated
 
 import typer
 
-from gpulease.cli.connect import SocketOption, connect
+from gpulease.cli.cluster import acts_on_slurm
+from gpulease.cli.connect import SocketOption, connect, named_socket
 from gpulease.cli.format import clock, id_of, until
 from gpulease.cli.job_selection import for_each, select_jobs, selection
 from gpulease.cli.options import AllOption, NamePatternOption
@@ -39,6 +40,10 @@ def extend(
     """
     jobs, seconds = read(words)
     wanted = selection("extend", jobs, name, every)
+    if acts_on_slurm(named_socket(ctx, socket)):
+        from gpulease.cli.cluster.extend import extend_jobs
+
+        return extend_jobs(wanted, seconds)
     client = connect(ctx, socket)
     numbers = select_jobs(client, wanted)
     now = datetime.now(UTC).astimezone()

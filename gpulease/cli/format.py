@@ -187,8 +187,10 @@ def _begin_of(job: JobView) -> str | None:
 
 
 def named(job: JobView) -> str:
-    """Write the name of a job, marked if it is a lease without a job."""
+    """Write the name of a job, marked if it is a lease without a job, or a job of Slurm."""
     name = clean(job.name)
+    if job.slurm_job is not None:
+        return f"{name} (Slurm {job.slurm_job})"
     if job.kind != "hold":
         return name
     return "(hold)" if name == "hold" else f"{name} (hold)"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 
+from gpulease.cli.cluster import acts_on_slurm
 from gpulease.cli.format import (
     SUSPENDED,
     UNKNOWN,
@@ -44,7 +45,7 @@ _ON_A_SCREEN = 100
 _MOST_LISTED = 10_000
 """What the daemon lists at most in one reply."""
 _MOST_DIGITS = 9
-_NOT_FAILED = frozenset({"released", "cancelled", "gave_up", "preempted", "requeued"})
+NOT_FAILED = frozenset({"released", "cancelled", "gave_up", "preempted", "requeued"})
 
 
 def print_list(
@@ -60,7 +61,12 @@ def print_list(
 
     `limit` is a number or "all"; None: all, but on a terminal the first hundred or so.
     """
-    most = _most(limit, json=json)
+    if acts_on_slurm(socket):
+        from gpulease.cli.cluster import list_page
+
+        list_page.print_list(everything=everything, user=user, state=state, limit=limit, json=json)
+        return
+    most = most_listed(limit, json=json)
     # --state lost includes ended jobs without --all.
     at = state if state is None or state in _STATES else _STATE_OF.get(state, "ended")
     ended = everything or at == "ended"
@@ -79,15 +85,12 @@ def print_list(
     if json:
         print_stdout(indent(encode(listed)))
         return
-    if user is not None and not listed.jobs and not _is_user(user):
-        raise BadValue(
-            f"cannot list jobs of {user[:80]!r}: no such user",
-            "gpulease list --all shows the jobs of all users",
-        )
+    if user is not None and not listed.jobs:
+        refuse_stranger(user)
     show_page(page(listed, local_time(), newest=ended), screen_of(sys.stdout, environment()))
 
 
-def _most(limit: str | None, *, json: bool) -> int | None:
+def most_listed(limit: str | None, *, json: bool) -> int | None:
     """Return how many jobs to list; None: all.
 
     Raises:
@@ -107,10 +110,19 @@ def _most(limit: str | None, *, json: bool) -> int | None:
     return int(limit)
 
 
-def _is_user(name: str) -> bool:
+def refuse_stranger(user: str) -> None:
+    """Raise an error if no user has this name.
+
+    Raises:
+        BadValue: so it is.
+    """
     from gpulease.cli.caller import is_user
 
-    return is_user(name)
+    if not is_user(user):
+        raise BadValue(
+            f"cannot list jobs of {user[:80]!r}: no such user",
+            "gpulease list --all shows the jobs of all users",
+        )
 
 
 def _first(client: LightClient, asked: dict[str, Any], most: int, *, newest: bool) -> JobList:
@@ -158,7 +170,7 @@ def _matches(job: JobView, wanted: str) -> bool:
     if wanted == SUSPENDED:
         return bool(job.suspended)
     if wanted == "failed":
-        return job.outcome not in _NOT_FAILED and job.exit_status != 0
+        return job.outcome not in NOT_FAILED and job.exit_status != 0
     return bool(spoken(job.outcome or "") == wanted)
 
 

@@ -4,7 +4,8 @@ from typing import Annotated
 
 import typer
 
-from gpulease.cli.connect import SocketOption, connect
+from gpulease.cli.cluster import acts_on_slurm
+from gpulease.cli.connect import SocketOption, connect, named_socket
 from gpulease.cli.format import clean, id_of, ordinal, sentence
 from gpulease.cli.job_selection import names_array, one_element, select_jobs, selection
 from gpulease.cli.options import AllOption, JobsArgument, NamePatternOption
@@ -41,6 +42,11 @@ def logs(
       gpulease logs --stdout sweep-7 > result.csv
     """
     wanted = selection("logs", jobs, name, every)
+    if acts_on_slurm(named_socket(ctx, socket)):
+        from gpulease.cli.cluster.logs import print_logs
+
+        print_logs(wanted, follow=follow, tail=tail, stdout=stdout, stderr=stderr)
+        return
     client = connect(ctx, socket)
     numbers = select_jobs(client, wanted)
     both = stdout == stderr

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 
 from gpulease.cli import job_page
+from gpulease.cli.cluster import acts_on_slurm
 from gpulease.cli.format import index_of
 from gpulease.cli.job_selection import names_array, select_jobs, selection
 from gpulease.cli.light_connection import light_client
@@ -35,6 +36,11 @@ def print_jobs(
 ) -> None:
     """Print each of some jobs."""
     wanted = selection("show", jobs, name, every)
+    if acts_on_slurm(socket):
+        from gpulease.cli.cluster import job_page as cluster_page
+
+        cluster_page.print_jobs(wanted, json=json)
+        return
     client = light_client(socket)
     numbers = select_jobs(client, wanted)
     replies = [client.job_json(number) for number in numbers]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 
+from gpulease.cli.cluster import acts_on_slurm
 from gpulease.cli.format import (
     UNKNOWN,
     alike,
@@ -40,8 +41,8 @@ if TYPE_CHECKING:
     from gpulease.wire.machine import GpuEventView, GpuView, MemoryView, ProcessView, StatusView
 
 _BAR = 20
-_BAR_TITLE = "MEMORY"
-_LEGEND: Line = (
+BAR_TITLE = "MEMORY"
+LEGEND: Line = (
     *(Span("#", "used"), Span(" used under a lease  ", "dim")),
     *(Span("=", "leased"), Span(" leased, not used yet  ", "dim")),
     *(Span("!", "unmanaged"), Span(" unmanaged  ", "dim")),
@@ -56,7 +57,12 @@ _STATES: dict[str, Style] = {"available": "good", "drained": "warn", "divided": 
 
 def print_status(*, queue: str, json: bool, socket: Path | str | None) -> None:
     """Print the state of the machine, with the first jobs of the queue: a number, or "all"."""
-    first = _first_of(queue)
+    if acts_on_slurm(socket):
+        from gpulease.cli.cluster import status_page
+
+        status_page.print_status(queue=queue, json=json)
+        return
+    first = first_of(queue)
     daemon = light_client(socket)
     if json:
         print_stdout(indent(daemon.status_json(first)))
@@ -65,7 +71,7 @@ def print_status(*, queue: str, json: bool, socket: Path | str | None) -> None:
     show_page(page(daemon.status(first), local_time(), screen.width), screen)
 
 
-def _first_of(text: str) -> int | None:
+def first_of(text: str) -> int | None:
     """Return how many waiting jobs to show; None: all.
 
     Raises:
@@ -106,7 +112,7 @@ def _gpus(view: StatusView, now: datetime, width: int | None) -> Iterator[Block]
         Column("GPU", right=True),
         Column("NAME", leaves=4, shrinks=True),
         Column("STATE", leaves=1, below=""),
-        Column(_BAR_TITLE, leaves=5),
+        Column(BAR_TITLE, leaves=5),
         Column("USED", right=True),
         Column("LEASED", right=True),
         Column("FREE", right=True),
@@ -117,8 +123,8 @@ def _gpus(view: StatusView, now: datetime, width: int | None) -> Iterator[Block]
     table = Table(columns, tuple(_gpu(gpu) for gpu in view.gpus))
     yield line("")
     yield table
-    if any(columns[number].title == _BAR_TITLE for number in widths(table, width)):
-        yield _LEGEND
+    if any(columns[number].title == BAR_TITLE for number in widths(table, width)):
+        yield LEGEND
     for gpu in view.gpus:
         if gpu.detail:
             yield line(f"GPU {index_of(gpu)}: {clean(gpu.detail)}", "warn")

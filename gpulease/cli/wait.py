@@ -5,7 +5,8 @@ from typing import Annotated
 
 import typer
 
-from gpulease.cli.connect import SocketOption, connect
+from gpulease.cli.cluster import acts_on_slurm
+from gpulease.cli.connect import SocketOption, connect, named_socket
 from gpulease.cli.exit_codes import status_of_job
 from gpulease.cli.job_selection import select_jobs, selection
 from gpulease.cli.job_watch import RECONNECT_EVERY
@@ -45,6 +46,10 @@ def wait(
     limit = None if timeout is None else parse_span(timeout).total_seconds()
     wanted = selection("wait", jobs, name, every)
     deadline = None if limit is None else time.monotonic() + limit
+    if acts_on_slurm(named_socket(ctx, socket)):
+        from gpulease.cli.cluster.wait import worst_of
+
+        return worst_of(wanted, deadline, first=first)
     client = connect(ctx, socket)
     return _worst(client, set(select_jobs(client, wanted)), deadline, first=first)
 

@@ -360,7 +360,7 @@ def _as_launched(known: Job, survivor: SurvivingJob, at: datetime) -> Job | None
 
 def _end_if_lost(store: SqlStore, job: Job, launched: bool, report: RecoveryReport) -> None:
     """End a queued or granted job that was never launched and cannot be launched any more."""
-    if launched or job.state not in (State.QUEUED, State.GRANTED) or job.holder is not None:
+    if launched or job.state not in (State.QUEUED, State.GRANTED) or not job.has_shim:
         return
     if any(event.kind in _OVER for event in store.events(job.id)):
         why = "it ended before the database was damaged, and its result is lost"

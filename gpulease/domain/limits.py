@@ -240,7 +240,8 @@ class LimitCheck:
         """Return a check that knows what is held now, and was `used` by leases that have ended."""
         check = cls(limits_of, largest)
         for job in holders if limits_of else ():
-            check._count(job, at)
+            if job.slurm is None:  # Slurm has limits of its own
+                check._count(job, at)
         for uid, limits in limits_of.items():
             over = over_budget(limits, check._held_by(uid), used.get(uid, RecentUse()), at)
             if over is not None:

@@ -26,6 +26,7 @@ from gpulease.service.hook_reports import HookReports
 from gpulease.service.pause import Pauses
 from gpulease.service.ports import Clock, Event, ProcessFinder
 from gpulease.service.scheduler import Scheduler
+from gpulease.service.slurm_gpus import refuse_closed_queue
 from gpulease.service.slurm_leases import SlurmLeases
 from gpulease.service.usage import PoolSeen, Usage
 from gpulease.service.windows import Windows
@@ -90,6 +91,15 @@ class RequestContext:
         if job is None:
             raise NoSuchJob(f"no job {job_id}", "gpulease list --all shows all jobs")
         return job
+
+    def refuse_closed_queue(self, caller: Caller, verb: str) -> None:
+        """Check that the queue of this daemon takes jobs of `caller`.
+
+        Raises:
+            NotAllowed: Slurm assigns all GPUs, and `caller` is no admin.
+        """
+        if not self.rights.is_admin(caller):
+            refuse_closed_queue(self.scheduler.policy.slurm, verb)
 
     def redacted_for(self, caller: Caller) -> str | None:
         """Return the user for whom answers are redacted, None if `caller` may see all."""

@@ -37,6 +37,7 @@ class ExplainHandlers:
         body = read_body(SubmitRequest, await request.body())
         is_admin = context.rights.is_admin(caller)
         submission = submission_of(body, caller, context.defaults, is_admin=is_admin)
+        context.refuse_closed_queue(caller, "submit")
         await slot_of_request(request).for_expensive()
         await context.look()
         rehearsal = await context.scheduler.rehearse(submission)

@@ -21,6 +21,7 @@ from gpulease.server.context import (
     read_body,
 )
 from gpulease.server.messages import Request, Response
+from gpulease.server.slurm import command_in, invocation_of_task
 from gpulease.server.validation import (
     Defaults,
     bytes_string,
@@ -70,6 +71,7 @@ class HoldHandlers:
         order = hold_submission_of(body, caller, context.defaults, context.processes.living)
         live, jobs_of = context.scheduler.store.live(), context.processes.jobs_of
         await asyncio.to_thread(refuse_within_job, order.holder, live, jobs_of)
+        context.refuse_closed_queue(caller, "hold a lease")
         job = await lease_used(order, body.claim, caller.user, context) if body.adopt else None
         if job is None:
             job = await context.scheduler.submit(order)
@@ -83,6 +85,7 @@ class HoldHandlers:
         order = adoption_of(body, caller, context)
         live, jobs_of = context.scheduler.store.live(), context.processes.jobs_of
         await asyncio.to_thread(refuse_within_job, order.holder, live, jobs_of)
+        context.refuse_closed_queue(caller, "adopt a process")
         job = await adopt(order, body.claim, caller, context)
         return json_response(context.view_for(caller, job), 201)
 
@@ -94,7 +97,10 @@ class HoldHandlers:
         job = await job_of_caller(caller, environment, context)
         if job is None:
             return json_response(NestedView(None))
-        invocation = invocation_of(context.scheduler.store.invocation(job.id), body, environment)
+        stored = context.scheduler.store.invocation(job.id)
+        if job.slurm is not None:
+            stored = invocation_of_task(command_in(environment), environment)
+        invocation = invocation_of(stored, body, environment)
         part = part_of(
             job,
             body,

@@ -113,7 +113,7 @@ class JobJson:
             _encode(HIDDEN if is_hidden else job.command),
             self._claim(job.claim),
             _instant(job.submitted_at),
-            b'"run"' if job.holder is None else b'"hold"',
+            b'"%s"' % job.kind.encode(),
             b"true" if job.terminal else b"false",
             _encode(self._views.grace(job)),
             _NULL if job.gives_up_at is None else _instant(job.gives_up_at),

@@ -79,6 +79,7 @@ class JobHandlers:
         submission = submission_of(body, caller, context.defaults, is_admin=is_admin)
         if body.refuse_nested:
             await self._refuse_nested(caller, submission.invocation.environment)
+        context.refuse_closed_queue(caller, "submit")
         job = await context.scheduler.submit(submission)
         view = context.job_views.job(job, to_owner=True)
         if not follow:
@@ -145,7 +146,7 @@ class JobHandlers:
 
     def _cwd(self, job: Job, caller: Caller) -> str | None:
         """Return the working directory of a live job, for its owner."""
-        is_live_job = job.holder is None and job.state is not State.ENDED
+        is_live_job = job.has_shim and job.state is not State.ENDED
         if not is_live_job or not self._context.rights.owns(caller, job):
             return None
         with contextlib.suppress(NoSuchJob):  # it has ended in the meantime
@@ -296,6 +297,11 @@ class JobHandlers:
             raise WrongState(
                 f"cannot read the output of job {job.label}: it is a hold, which has none",
                 f"gpulease show {job.label} shows the process that holds it",
+            )
+        if job.slurm is not None:
+            raise WrongState(
+                f"cannot read the output of job {job.label}: Slurm has it",
+                f"scontrol show job {job.slurm.id} names its files",
             )
         begin = {}
         if stdout:

@@ -211,12 +211,17 @@ def refuse_unless_queued(job: Job, verb: str) -> None:
     """Check that a job waits, so that it can be edited or moved.
 
     Raises:
-        WrongState: it does not, or it is a hold.
+        WrongState: it does not, it is a hold, or Slurm runs it.
     """
     if job.holder is not None:
         raise WrongState(
             f"cannot {verb} job {job.label}: it is a hold",
             f"gpulease cancel {job.label} releases it; then hold another one",
+        )
+    if job.slurm is not None:
+        raise WrongState(
+            f"cannot {verb} job {job.label}: Slurm runs it",
+            f"scontrol update jobid={job.slurm.id} changes what Slurm can change",
         )
     if job.state is State.QUEUED:
         return

@@ -49,6 +49,11 @@ def size_to_ask_for(found: Finding, peak: int, most: int) -> str | None:
     return None if size <= found.lease.memory or shown == format_size(found.lease.memory) else shown
 
 
+def _mem(found: Finding) -> str:
+    """Return the option for another size; --mem of Slurm's commands is memory of the machine."""
+    return "--mem" if found.job.slurm is None else "gpulease run --mem"
+
+
 def overuse_warning(found: Finding, peak: int, most: int) -> str:
     """Return the notice that a job exceeds its lease, with the consequence."""
     if not found.is_leased:
@@ -77,7 +82,7 @@ def _consequence(found: Finding, peak: int, most: int) -> str:
     ask = size_to_ask_for(found, peak, most)
     if found.job.holder is not None:
         return f"{f'hold {ask} instead, or ' if ask else ''}use less"
-    next_time = f"next time {f'use --mem {ask}' if ask else f'reduce its use: {_NO_MORE}'}"
+    next_time = f"next time {f'use {_mem(found)} {ask}' if ask else f'reduce its use: {_NO_MORE}'}"
     if found.policy.consequence is Consequence.WARN:
         return next_time
     left = found.state.left(found.policy) or timedelta(0)
@@ -109,7 +114,8 @@ def overuse_stop(found: Finding, peak: int, most: int) -> tuple[str, str]:
     if found.is_leased:
         why = f"{held} under a lease of {format_size(found.lease.memory)} for longer than {after}"
         ask = size_to_ask_for(found, peak, most)
-        hint = f"use --mem {ask}" if ask else f"{_NO_MORE}: reduce its use, or use more GPUs"
+        more = f"use {_mem(found)} {ask}"
+        hint = more if ask else f"{_NO_MORE}: reduce its use, or use more GPUs"
     else:
         why, hint = f"{held}, which it did not lease, for longer than {after}", _USE_OWN
     return with_hint(why, hint), f"job {found.job.label} is stopped: {why}; {hint}"

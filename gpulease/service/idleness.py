@@ -52,11 +52,13 @@ class IdleWatch:
         """Return the policy for a job.
 
         A lease without a job is never released while its process holds memory: the process would
-        continue, and hold that memory without a lease.
+        continue, and hold that memory without a lease. One of a job of Slurm is never released:
+        Slurm would still count its memory.
         """
         policy = self._policy_of(job.owner)
         holds = any(each.used != 0 for each in self.state(job.id).last)
-        if job.holder is not None and holds and policy.release is Release.RELEASE:
+        stays = job.slurm is not None or (job.holder is not None and holds)
+        if stays and policy.release is Release.RELEASE:
             return replace(policy, release=Release.WARN)
         return policy
 

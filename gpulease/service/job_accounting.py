@@ -74,7 +74,7 @@ class JobAccounting:
         job = self._store.job(job_id)
         failed = news.exit is not None and (news.exit.signal is not None or news.exit.code)
         said, broken = NO_MEMORY_ERRORS, None
-        if job is not None and job.holder is None and news.outcome in _BY_ITSELF and failed:
+        if job is not None and job.has_shim and news.outcome in _BY_ITSELF and failed:
             # Read here, and not in the thread that writes: a transaction is open there.
             said = await asyncio.to_thread(find_memory_errors, await self._read_log_tail(job_id))
             broken = await self._broken_gpu(job) if job.queue.requeue else None

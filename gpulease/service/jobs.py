@@ -38,6 +38,9 @@ Settle = Callable[[Transaction, Job, Job], Job]
 """Settles the account of a job, from before and after its end, in the transaction of its end."""
 
 
+_OF_SLURM = "Slurm runs it"
+
+
 def cancel(store: Store, job_id: JobId, by: str, clock: Clock) -> Job:
     """End a queued job, or mark a running one as stopping; the caller stops its worker.
 
@@ -136,6 +139,8 @@ def requeue(store: Store, job_id: JobId, by: str, clock: Clock) -> Job:
 def _why_not_requeued(job: Job) -> tuple[str, str] | None:
     if job.holder is not None:
         return "it is a hold, which has no command", f"gpulease cancel {job.label} releases it"
+    if job.slurm is not None:
+        return _OF_SLURM, f"scontrol requeue {job.slurm.id}"
     show = f"gpulease show {job.label} shows its state"
     match job.state:
         case State.QUEUED:
@@ -234,9 +239,9 @@ def note_exited(
         # It was cancelled after its shim was told to stop it for the queue.
         cancelled_since = job.outcome is Outcome.CANCELLED and outcome in QUEUED_AGAIN
         stopped = outcome in (job.outcome, Outcome.LOST) or cancelled_since
-        if job.outcome is not None and (stopped or job.holder is not None):
-            # The request to stop is the reason, even if the end was not seen. A lease without a job
-            # has no other reason.
+        if job.outcome is not None and (stopped or not job.has_shim):
+            # The request to stop is the reason, even if the end was not seen. A lease without a
+            # shim has no other reason.
             outcome, detail = job.outcome, job.detail
         changed = worker_gone(job, Trigger.WORKER_EXITED, outcome, detail, news.exit, news.at)
         if changed is None:
@@ -244,7 +249,7 @@ def note_exited(
         if settle is not None:
             changed = settle(tx, job, changed)
         changed = after_end(tx, job, changed, by_shutdown=news.by_shutdown)
-        how = news.outcome if job.holder is None else outcome
+        how = news.outcome if job.has_shim else outcome
         tx.save(changed, Event(news.at, Trigger.WORKER_EXITED, how))
     return changed
 
@@ -275,7 +280,7 @@ def take_back_grants(store: Store, was_launched: Callable[[Job], bool], clock: C
     never = [
         job
         for job in store.live()
-        if job.state is State.GRANTED and job.holder is None and not was_launched(job)
+        if job.state is State.GRANTED and job.has_shim and not was_launched(job)
     ]
     if never:
         with store.write() as tx:
@@ -348,6 +353,11 @@ def _new_limit(job: Job, by: timedelta) -> timedelta:
         raise WrongState(f"cannot extend job {job.label}: it has ended", hint)
     if job.state is State.RELEASING:
         raise WrongState(f"cannot extend job {job.label}: it is being stopped", hint)
+    if job.slurm is not None:
+        raise WrongState(
+            f"cannot extend job {job.label}: {_OF_SLURM}",
+            f"an admin of Slurm can: scontrol update jobid={job.slurm.id} timelimit=+60",
+        )
     if job.claim.time_limit is None:
         raise WrongState(
             f"cannot extend job {job.label}: it has no time limit",

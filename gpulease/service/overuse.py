@@ -92,14 +92,19 @@ class OveruseWatch:
         Two kinds of leases cause warnings only: those without a job, since gpulease did not start
         their process, and exclusive ones, since no other lease on the GPU can be short of memory.
         """
-        policy = self._policy_of(job.owner)
+        policy = self._usual_policy(job)
         if job.holder is not None or job.claim.exclusive:
             return replace(policy, consequence=Consequence.WARN)
         return policy
 
+    def _usual_policy(self, job: Job) -> OverusePolicy:
+        policy = self._policy_of(job.owner)
+        # The jobs that wait for the rest of the GPU are in the queue of Slurm, not in ours.
+        return policy if job.slurm is None else replace(policy, elastic=False)
+
     def _policy_without_lease(self, job: Job) -> OverusePolicy:
         """Return the policy for a job on a GPU that it did not lease, exclusive or not."""
-        policy = self._policy_of(job.owner)
+        policy = self._usual_policy(job)
         if job.holder is not None:
             policy = replace(policy, consequence=Consequence.WARN)
         return replace(policy, tolerance=max(policy.tolerance, BARE_CONTEXT))

@@ -514,7 +514,7 @@ class Scheduler:
             RecordUnwritable: `error`, since there is no shim to record the reason.
         """
         job = self.store.job(job_id)
-        holds = job is not None and job.holds_memory and job.holder is None
+        holds = job is not None and job.holds_memory and job.has_shim
         if job is None or not holds or not self._launcher_of(job).was_launched(job):
             raise error
         return job

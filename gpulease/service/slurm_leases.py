@@ -212,7 +212,9 @@ def latest(jobs: Sequence[Job], number: int) -> Job | None:
 
 def _this(jobs: Sequence[Job], wanted: SlurmJob) -> Job | None:
     """Return the lease of this very run of a job of Slurm; None if it holds none."""
-    return next((job for job in jobs if job.holds_memory and job.slurm == wanted), None)
+    found = latest([job for job in jobs if job.holds_memory], wanted.id)
+    run = None if found is None else found.slurm
+    return found if run is not None and run.restarts == wanted.restarts else None
 
 
 def grant_at_once(

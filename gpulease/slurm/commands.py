@@ -7,7 +7,11 @@ from collections.abc import Mapping, Sequence
 from gpulease.errors import SlurmFailed
 
 DEADLINE_S = 10.0
-_C = {"LC_ALL": "C", "SLURM_TIME_FORMAT": "standard"}
+_C = {"LC_ALL": "C", "SLURM_TIME_FORMAT": "standard", "SLURM_BITSTR_LEN": "64"}
+_DEFAULTS = ("SQUEUE_", "SCANCEL_", "SCONTROL_")
+"""Variables with a user's defaults for the commands, which would change what they print or do."""
+_PING = "scontrol ping shows whether slurmctld runs"
+_AWAY = ("Unable to contact slurm controller", "Socket timed out")
 
 
 def run_slurm(
@@ -21,18 +25,23 @@ def run_slurm(
     try:
         done = subprocess.run(
             argv, env=slurm_environment(environment), stdin=subprocess.DEVNULL, capture_output=True,
-            timeout=deadline, check=False, encoding="utf-8", errors="surrogateescape",
+            timeout=deadline, check=False,
         )  # fmt: skip
     except FileNotFoundError:
         raise not_installed(argv) from None
     except subprocess.TimeoutExpired:
         raise no_answer(argv, deadline) from None
-    return checked_output(argv, done.returncode, done.stdout, done.stderr)
+    # Not decoded by subprocess, which would translate line breaks within the names of jobs.
+    output, errors = (
+        text.decode("utf-8", "surrogateescape") for text in (done.stdout, done.stderr)
+    )
+    return checked_output(argv, done.returncode, output, errors)
 
 
 def slurm_environment(environment: Mapping[str, str]) -> dict[str, str]:
     """Return the environment of a command, so that its output can be parsed."""
-    return {**environment, **_C}
+    kept = {key: value for key, value in environment.items() if not key.startswith(_DEFAULTS)}
+    return {**kept, **_C}
 
 
 def checked_output(argv: Sequence[str], code: int | None, output: str, errors: str) -> str:
@@ -44,10 +53,9 @@ def checked_output(argv: Sequence[str], code: int | None, output: str, errors: s
     if code == 0:
         return output
     why = " ".join((errors or output).split()) or f"exit code {code}"
-    raise SlurmFailed(
-        f"Slurm refused `{' '.join(argv[:3])}`: {why}",
-        "scontrol ping shows whether slurmctld answers",
-    )
+    if any(each in why for each in _AWAY):
+        raise SlurmFailed("cannot ask Slurm: slurmctld does not answer", _PING)
+    raise SlurmFailed(f"Slurm refused `{' '.join(argv[:3])}`: {why}")
 
 
 def not_installed(argv: Sequence[str]) -> SlurmFailed:
@@ -63,5 +71,5 @@ def no_answer(argv: Sequence[str], deadline: float) -> SlurmFailed:
     """Return the error for a command that ran longer than `deadline` seconds."""
     return SlurmFailed(
         f"cannot ask Slurm: {argv[0]} did not answer within {deadline:.0f} s",
-        "check that slurmctld runs: scontrol ping",
+        _PING,
     )

@@ -1,7 +1,7 @@
-"""What commands needed before, as the summaries of the nodes have it: any node can size a run.
+"""What commands needed before, in the summary of each node, so that any node can size the next run.
 
-The daemon of a node publishes the sizes that it would give to jobs without --mem. The keys are
-digests, since everybody can read a summary.
+The daemon of a node publishes the sizes that it would give to jobs without --mem, and the command
+on any node looks its own up. The keys are digests: everybody can read a summary.
 """
 
 from collections.abc import Iterable, Mapping

@@ -1,28 +1,86 @@
-"""Reads what `scontrol --oneliner show` prints: records of `Key=Value`, separated by spaces.
+"""Reads what Slurm's commands print.
 
-Values may contain spaces, and users choose some of them: the name of a job may look like another
-field. Of a field that occurs twice, the first counts; where it matters, callers ask for fields that
-no user can write.
+Users choose the names and comments of jobs, which may contain line breaks and look like fields of
+other jobs. `squeue --Format` cuts and pads each field to a width in bytes, so its records have one
+length, and no text can leave its field. `scontrol --oneliner show` prints `Key=Value`, separated by
+spaces: where it matters, callers ask for records that no user can write, such as nodes.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from typing import Final
+
+from gpulease.errors import SlurmFailed
 
 _FIELD = re.compile(r"(?:^| )([A-Z][A-Za-z:/_]*)=")
+_ABSENT: Final = frozenset({"(null)", "N/A", "n/a", "NONE", ""})
+_STREAM = re.compile(r"^   (StdErr|StdOut)=(.*)$", re.MULTILINE)
+_PLACEMENT = re.compile(r"^     Nodes=(\S+) CPU_IDs=\S* Mem=\d* GRES=(\S*)$", re.MULTILINE)
+
+
+def fixed_format(widths: Mapping[str, int]) -> str:
+    """Return the value of `squeue --Format` for fields of these widths, in bytes."""
+    return ",".join(f"{name}:{width}" for name, width in widths.items())
+
+
+def parse_fixed(text: str, widths: Mapping[str, int]) -> Iterator[Mapping[str, str]]:
+    """Yield the fields of each record of `squeue --noheader --Format`; absent ones are left out.
+
+    Raises:
+        SlurmFailed: this is something else.
+    """
+    data = text.encode("utf-8", "surrogateescape")
+    length = sum(widths.values())
+    if len(data) % (length + 1) or data[length :: length + 1].strip(b"\n"):
+        raise SlurmFailed(
+            "cannot read the list of jobs: squeue prints fields of other widths than asked for",
+            "gpulease doctor shows the versions; please report it with that of Slurm",
+        )
+    for begin in range(0, len(data), length + 1):
+        record, at = {}, begin
+        for name, width in widths.items():
+            value = data[at : at + width].decode("utf-8", "replace").strip(" ")
+            at += width
+            if value not in _ABSENT:
+                record[name] = value
+        yield record
 
 
 def parse_records(text: str) -> list[Mapping[str, str]]:
-    """Return the fields of each line; "(null)" and "N/A" are left out."""
-    return [parse_record(line) for line in text.splitlines() if line.strip()]
+    """Return the fields of each line; absent ones, such as "(null)", are left out."""
+    return [parse_record(line) for line in text.split("\n") if line.strip()]
 
 
 def parse_record(line: str) -> Mapping[str, str]:
-    """Return the fields of one line."""
+    """Return the fields of one line. Of a field that occurs twice, the first counts."""
     found = list(_FIELD.finditer(line))
     ends = [*(each.start() for each in found[1:]), len(line)]
     record: dict[str, str] = {}
     for field, end in zip(found, ends, strict=True):
         value = line[field.end() : end].strip()
-        if value not in ("(null)", "N/A"):
+        if value not in _ABSENT:
             record.setdefault(field[1], value)
     return record
+
+
+def placements(shown: str) -> Mapping[str, str]:
+    """Return the generic resources of a job by node, from `scontrol show job --details JOB`.
+
+    Such as {"n1": "shard:40(IDX:1)"}. A node that occurs twice is left out: the name of the job may
+    contain such a line.
+    """
+    found: dict[str, str] = {}
+    twice = set()
+    for node, resources in _PLACEMENT.findall(shown):
+        twice |= {node} & found.keys()
+        found[node] = resources
+    return {node: resources for node, resources in found.items() if node not in twice}
+
+
+def stream_files(shown: str) -> tuple[str | None, str | None]:
+    """Return the files of stdout and stderr of a job, from `scontrol show job JOB`.
+
+    They are at its end; what the owner of the job writes before them does not count.
+    """
+    found = dict(_STREAM.findall(shown))
+    return found.get("StdOut") or None, found.get("StdErr") or None

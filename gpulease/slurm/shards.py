@@ -3,10 +3,13 @@
 All shards of a job are on one GPU. Slurm counts them and limits nothing.
 """
 
+from dataclasses import dataclass
+
 from gpulease.units import MIB
 
 DEFAULT_SHARD = 256 * MIB
 """Bytes of one shard."""
+_UNITS = {"K": 1024, "M": 1024**2}
 
 
 def shards_for(memory: int, shard: int) -> int:
@@ -17,3 +20,34 @@ def shards_for(memory: int, shard: int) -> int:
 def shards_of_gpu(allocatable: int, shard: int) -> int:
     """Return how many shards of `shard` bytes a GPU with `allocatable` bytes has."""
     return allocatable // shard
+
+
+@dataclass(frozen=True, slots=True)
+class Requested:
+    """The GPUs that a job asks for on each node: whole ones, or shards of one."""
+
+    gpus: int = 0
+    shards: int = 0
+
+    def __bool__(self) -> bool:
+        return bool(self.gpus or self.shards)
+
+
+def requested(*resources: str | None) -> Requested:
+    """Read generic resources, such as "gres:shard:16", "gres/gpu:a100:2" or "gpu"."""
+    counts = {"gpu": 0, "shard": 0}
+    for each in ",".join(filter(None, resources)).split(","):
+        name, *rest = (
+            each.partition("(")[0].replace("gres/", "gres:").removeprefix("gres:").split(":")
+        )
+        if name in counts:
+            counts[name] += _count(rest[-1] if rest else "")
+    return Requested(counts["gpu"], counts["shard"])
+
+
+def _count(text: str) -> int:
+    """Return a count, such as 16 or 1K; 1 for the type of a GPU without a count."""
+    number, unit = (text[:-1], text[-1:].upper()) if text[-1:].isalpha() else (text, "")
+    if not (number.isascii() and number.isdecimal()):
+        return 1
+    return int(number) * _UNITS.get(unit, 1)

@@ -23,7 +23,8 @@ from typing import IO, Any
 from daemon_rig import PATIENCE_S, wait_for
 from daemon_stand_in.terminal import Terminal
 
-from .machine import REMOVE_CGROUPS, USERS, Machine, empty
+from . import machine as machines
+from .machine import REMOVE_CGROUPS, USERS, Disk, Machine, empty
 from .node import Node
 from .slurm_files import NodeSpec, Ports, Settings, write_files
 
@@ -46,10 +47,12 @@ class Cluster:
     _opened: list[subprocess.Popen[Any]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.controller = Machine("ctl", self.directory)
-        self.login = Machine("login", self.directory, own_processes=False)
+        self._disk = Disk(self.directory)
+        self.controller = Machine("ctl", self.directory, self._disk)
+        self.login = Machine("login", self.directory, self._disk, own_processes=False)
         self.nodes = {
-            spec.name: Node(spec, self.directory, self.settings.cgroup) for spec in self.specs
+            spec.name: Node(spec, self.directory, self._disk, self.settings.cgroup)
+            for spec in self.specs
         }
         self._lay_out()
 
@@ -58,9 +61,10 @@ class Cluster:
     def start(self) -> "Cluster":
         """Start everything, and wait until all nodes are idle and each gpuleased answers."""
         write_files(self.directory / "slurm", self.specs, _free_ports(self.specs), self.settings)
-        machines = [self.controller, self.login]
+        self._disk.mount()
+        apart = [self.controller, self.login]
         with ThreadPoolExecutor(len(self.nodes) + 2) as pool:
-            list(pool.map(Machine.boot, machines))
+            list(pool.map(Machine.boot, apart))
             self._start_munge()
             self.start_controller()
             list(pool.map(Node.start, self.nodes.values()))
@@ -73,9 +77,10 @@ class Cluster:
             if process.poll() is None:
                 process.kill()
             process.communicate()
-        for machine in (*(node.machine for node in self.nodes.values()), self.login):
-            machine.crash()
+        for each in (*(node.machine for node in self.nodes.values()), self.login):
+            each.crash()
         self.controller.crash()
+        self._disk.unmount()
         subprocess.run(["sh", "-c", REMOVE_CGROUPS, "sh", str(self.directory)], check=False)
 
     def start_controller(self) -> None:
@@ -277,10 +282,8 @@ def running(
 
 def obstacle() -> str | None:
     """Return why no cluster can run here, or None."""
-    if os.geteuid() != 0:
-        return "a cluster of namespaces takes root"
     missing = [it for it in ("slurmctld", "slurmd", "srun", "munged") if not _is_installed(it)]
-    return f"Slurm is not installed: no {', '.join(missing)}" if missing else None
+    return f"Slurm is not installed: no {', '.join(missing)}" if missing else machines.obstacle()
 
 
 def _is_installed(program: str) -> bool:

@@ -84,8 +84,10 @@ for each in $cgroups; do
     mount -t cgroup -o "$each" gpulease-test "/sys/fs/cgroup/$each"
 done
 for part in etc var; do
+    written=$shared/written/$name/$part
+    mkdir -p "$written/upper" "$written/work"
     mount -t overlay gpulease-test "/$part" -o \\
-        "lowerdir=$shared/layers/$part:/$part,upperdir=$mine/$part/upper,workdir=$mine/$part/work"
+        "lowerdir=$shared/layers/$part:/$part,upperdir=$written/upper,workdir=$written/work"
 done
 mount -t tmpfs -o mode=755 gpulease-test "$mine/dev"
 cd "$mine/dev"
@@ -116,6 +118,53 @@ trap '' CHLD
 exec cat >/dev/null
 """
 
+# What the boot needs and a container may deny.
+_TRY = f"""
+set -eu
+mount -t tmpfs gpulease-test /mnt
+mkdir /mnt/upper /mnt/work
+mount -t overlay gpulease-test /etc -o lowerdir=/etc,upperdir=/mnt/upper,workdir=/mnt/work
+mknod /mnt/gpu c {GPU_MAJOR} 0
+"""
+
+# $1: the directory to mount it on.
+_MOUNT_DISK = """
+set -eu
+mount -t tmpfs -o mode=755 gpulease-test "$1"
+echo mounted
+exec cat >/dev/null
+"""
+
+
+class Disk:
+    """What the machines of a cluster write to /etc and /var: a tmpfs that only they see.
+
+    An overlay's upper layer cannot be on an overlay, such as the root of a container.
+    """
+
+    def __init__(self, shared: Path) -> None:
+        self._folder = shared / "written"
+        self._unshare: subprocess.Popen[bytes] | None = None
+
+    def mount(self) -> None:
+        self._folder.mkdir(exist_ok=True)
+        self._unshare = subprocess.Popen(
+            ["unshare", "--mount", "sh", "-c", _MOUNT_DISK, "sh", str(self._folder)],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd="/", start_new_session=True,
+        )  # fmt: skip
+        assert self._unshare.stdout is not None
+        assert self._unshare.stdout.readline() == b"mounted\n"
+
+    def unmount(self) -> None:
+        """Lose what was written, as soon as no machine is up."""
+        if self._unshare is not None:
+            self._unshare.communicate()
+
+    def enter(self) -> list[str]:
+        """Return the command that runs another one where the disk is mounted."""
+        assert self._unshare is not None, "the disk is not mounted"
+        return [_NSENTER, f"--target={self._unshare.pid}", "--mount"]
+
 
 @dataclass
 class Daemon:
@@ -139,6 +188,7 @@ class Machine:
     name: str
     shared: Path
     """The cluster's directory."""
+    disk: Disk
     gpus: int = 0
     own_processes: bool = True
     """Without processes of its own, a command's pid is that of the Popen that started it."""
@@ -171,8 +221,9 @@ class Machine:
         enter = ["sh", "-c", _ENTER_NEW_CGROUPS, "sh", self.shared.name, self.name, self._cgroups]
         with (self.folder / "boot.log").open("ab") as log:
             self._unshare = subprocess.Popen(
-                [*enter, "unshare", *kinds, *script, *words], stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE, stderr=log, cwd="/", start_new_session=True,
+                [*self.disk.enter(), *enter, "unshare", *kinds, *script, *words],
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, cwd="/",
+                start_new_session=True,
             )  # fmt: skip
         assert self._unshare.stdout is not None
         line = self._unshare.stdout.readline()
@@ -246,7 +297,7 @@ class Machine:
         return kinds + (["--cgroup"] if self.own_cgroups else [])
 
     def _make_directories(self) -> None:
-        for part in ("etc/upper", "etc/work", "var/upper", "var/work", "dev", "run/munge"):
+        for part in ("dev", "run/munge"):
             (self.folder / part).mkdir(parents=True, exist_ok=True)
 
     def _hidden(self) -> dict[Path, Path]:
@@ -272,6 +323,18 @@ class Machine:
                     binds[place] = needed
         # Last /tmp: this cluster's own directory may be in it.
         return binds | dict(sorted(covers.items(), key=lambda it: it[0] == Path("/tmp")))
+
+
+def obstacle() -> str | None:
+    """Return why no machine can run here, or None."""
+    if os.geteuid() != 0:
+        return "a machine of namespaces takes root"
+    tried = subprocess.run(
+        ["unshare", "--mount", "--uts", "--ipc", "--pid", "--fork", "sh", "-c", _TRY],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    why = (tried.stderr.strip() or "it failed").splitlines()[0]
+    return f"namespaces and mounts are not permitted: {why}" if tried.returncode else None
 
 
 def has_cgroups() -> bool:

@@ -9,7 +9,7 @@ from gpulease.client import Client
 from gpulease.config import SYSTEM_SOCKET
 from gpulease.errors import NoDaemon
 
-from .machine import Machine
+from .machine import Disk, Machine
 from .slurm_files import NodeSpec
 
 _HOLD = """
@@ -25,9 +25,11 @@ sys.stdin.read()
 class Node:
     """One node: a machine with a slurmd and a gpuleased."""
 
-    def __init__(self, spec: NodeSpec, shared: Path, own_cgroups: bool) -> None:
+    def __init__(self, spec: NodeSpec, shared: Path, disk: Disk, own_cgroups: bool) -> None:
         self.spec = spec
-        self.machine = Machine(spec.name, shared, gpus=len(spec.sizes), own_cgroups=own_cgroups)
+        self.machine = Machine(
+            spec.name, shared, disk, gpus=len(spec.sizes), own_cgroups=own_cgroups
+        )
 
     @property
     def name(self) -> str:

@@ -1,0 +1,102 @@
+"""`gpulease show` on a cluster: jobs of Slurm in detail."""
+
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import datetime, timedelta
+
+from gpulease.cli.cluster.job_lines import (
+    expected,
+    gpus_of,
+    nodes_of,
+    outcome_of,
+    place_of,
+    reason_of,
+    requested,
+)
+from gpulease.cli.cluster.jobs import order_of, with_gpus
+from gpulease.cli.cluster.list_page import table
+from gpulease.cli.cluster.nodes import shard_size
+from gpulease.cli.cluster.output import described
+from gpulease.cli.cluster.selection import is_array, select
+from gpulease.cli.cluster.views import JobList, JobView
+from gpulease.cli.format import UNKNOWN, between, clean, clock, until
+from gpulease.cli.job_page import labelled
+from gpulease.cli.job_selection import Selection
+from gpulease.cli.render import local_time, print_stdout, screen_of, show_page
+from gpulease.cli.tables import Page, Span, line
+from gpulease.light_json import encode, indent
+from gpulease.locations import environment
+from gpulease.units import format_span
+
+
+def print_jobs(wanted: Selection, *, json: bool) -> None:
+    """Print each of some jobs; of an array, its elements."""
+    found, shard = select(wanted), shard_size()
+    jobs = {word: sorted(with_gpus(rows, shard), key=order_of) for word, rows in found.items()}
+    if json:
+        print_stdout(indent(encode(_as_json(wanted, list(jobs.values())))))
+        return
+    now, screen = local_time(), screen_of(sys.stdout, environment())
+    for place, (word, views) in enumerate(jobs.items()):
+        if place:
+            show_page([line("")], screen)
+        if is_array(word, found[word]):
+            show_page(array_page(word, views, now), screen)
+        else:
+            show_page(page(views[0], now, described(word, found[word][0])), screen)
+
+
+def _as_json(wanted: Selection, jobs: Sequence[Sequence[JobView]]) -> JobView | JobList:
+    """Return a job, or the list of several; an array is the list of its elements."""
+    views = [view for each in jobs for view in each]
+    if len(wanted.words) == 1 and len(views) == 1:
+        return views[0]
+    return JobList(views, len(views))
+
+
+def array_page(word: str, elements: Sequence[JobView], now: datetime) -> Page:
+    """Lay out the elements of an array that Slurm still knows."""
+    count = sum(map(place_of, elements))
+    head = (Span(f"array {word}", "title"), Span(f"  {clean(elements[0].name)}"))
+    return [head, *labelled_lines([("elements", str(count))]), line(""), table(elements, now)]
+
+
+def page(job: JobView, now: datetime, output: str | None = None) -> Page:
+    """Lay out one job; `output` has the names of the files with its output."""
+    number = f"  (Slurm's JobId {job.id})" if job.array is not None and job.array != job.id else ""
+    head = (Span(f"job {job.label}", "title"), Span(f"  {clean(job.name)}{number}"))
+    return [head, *labelled_lines(fields(job, now)), *labelled_lines([("output", output)])]
+
+
+def labelled_lines(found: Iterable[tuple[str, str | None]]) -> Page:
+    """Lay out names and their texts; those without a text are left out."""
+    return [labelled(name, text) for name, text in found if text and text != UNKNOWN]
+
+
+def fields(job: JobView, now: datetime) -> Iterator[tuple[str, str | None]]:
+    """Yield the name and the text of each line."""
+    state = outcome_of(job)
+    yield "state", f"ended: {state}" if job.state == "ended" else state
+    yield "reason", reason_of(job, now)
+    when = expected(job, now)
+    yield "expected", None if when == UNKNOWN else f"{when} (a prediction of Slurm)"
+    yield "user", clean(job.user)
+    limit = job.claim.time_limit
+    at_most = "" if limit is None else f" for at most {format_span(timedelta(seconds=limit))}"
+    yield "requested", f"{requested(job)}{at_most}"
+    yield "node", nodes_of(job)
+    yield "GPU", gpus_of(job)
+    yield "partition", clean(job.partition)
+    yield "requeued", f"{job.requeued}x" if job.requeued else None
+    yield "submitted", clock(job.submitted_at, now)
+    yield "started", clock(job.started_at, now)
+    yield "ended", clock(job.ended_at, now)
+    yield (
+        "running for" if job.ended_at is None else "ran for",
+        between(job.started_at, job.ended_at, now),
+    )
+    end = job.expires_at
+    yield "time left", f"{until(end, now)} (until {clock(end, now)})" if end else None
+    yield "exit status", None if job.exit_status is None else str(job.exit_status)
+    why = "" if job.slurm_reason in (None, "None") else f", {clean(job.slurm_reason or '')}"
+    yield "in Slurm", f"{clean(job.slurm_state)}{why}"

@@ -1,0 +1,116 @@
+"""`gpulease list` on a cluster: the jobs of Slurm that use GPUs, one on a line."""
+
+import sys
+from collections.abc import Sequence
+from datetime import datetime
+from typing import get_args
+
+from gpulease.cli.cluster.job_lines import expected, nodes_of, outcome_of, requested
+from gpulease.cli.cluster.jobs import order_of, read_queue, uses_gpus, view
+from gpulease.cli.cluster.nodes import shard_size
+from gpulease.cli.cluster.views import JobList, JobView
+from gpulease.cli.format import SUSPENDED, UNKNOWN, between, clean, clock
+from gpulease.cli.list_page import NOT_FAILED, most_listed, refuse_stranger
+from gpulease.cli.render import local_time, print_stdout, screen_of, show_page
+from gpulease.cli.tables import Column, Line, Page, Style, Table, line
+from gpulease.errors import BadUsage
+from gpulease.light_json import encode, indent
+from gpulease.locations import environment
+from gpulease.wire.jobs import JobState
+from gpulease.wire.text import spoken
+
+_ENDS = frozenset({"exited", "signaled", "cancelled", "time-limit", "lost", "preempted",
+                   "launch-failed", "gave-up", "failed"})  # fmt: skip
+"""What Slurm records about ends."""
+_STYLES: dict[str, Style] = {"active": "good", "ended": "dim"}
+
+
+def print_list(
+    *, everything: bool, user: str | None, state: str | None, limit: str | None, json: bool
+) -> None:
+    """Print the jobs that wait or run, with `everything` also ended ones; or those in a state."""
+    most = most_listed(limit, json=json)
+    _refuse_unknown(state)
+    ended = everything or state == "ended" or state in _ENDS
+    found = _found(state, user, ended=ended)
+    if user is not None and not found:
+        refuse_stranger(user)
+    shown = found if most is None else found[-most:] if ended else found[:most]
+    listed = JobList(shown, len(found))
+    if json:
+        print_stdout(indent(encode(listed)))
+        return
+    show_page(page(listed, local_time(), newest=ended), screen_of(sys.stdout, environment()))
+
+
+def _refuse_unknown(state: str | None) -> None:
+    if state is not None and state not in {*get_args(JobState), SUSPENDED, *_ENDS}:
+        raise BadUsage(
+            f"cannot list jobs by --state {state}: Slurm does not record such ends",
+            f"on a cluster, STATE is {', '.join([*get_args(JobState), SUSPENDED, *sorted(_ENDS)])}",
+        )
+
+
+def _found(state: str | None, user: str | None, *, ended: bool) -> list[JobView]:
+    """Return the jobs that match, oldest first."""
+    rows = [
+        row
+        for row in read_queue(ended=ended)
+        if uses_gpus(row) and (user is None or row.get("username") == user)
+    ]
+    shard = shard_size() if rows else 0
+    jobs = [view(row, shard) for row in rows]
+    return sorted((job for job in jobs if state is None or _matches(job, state)), key=order_of)
+
+
+def _matches(job: JobView, state: str) -> bool:
+    if state == SUSPENDED:
+        return job.suspended
+    if state == "failed":
+        is_end = job.state == "ended"
+        return is_end and job.outcome not in NOT_FAILED and job.exit_status != 0
+    return state in (job.state, spoken(job.outcome or ""))
+
+
+def page(listed: JobList, now: datetime, *, newest: bool = False) -> Page:
+    """Lay out a listing, which may have the first jobs only, or the `newest`."""
+    if not listed.jobs:
+        return [line("no jobs", "dim")]
+    more = listed.total - len(listed.jobs)
+    text = f"{more} {'older' if newest else 'more'}; --limit all lists them"
+    return [table(listed.jobs, now), *([line(text, "dim")] if more else [])]
+
+
+def table(jobs: Sequence[JobView], now: datetime) -> Table:
+    """Lay out jobs, one on a line."""
+    waiting = any(expected(job, now) != UNKNOWN for job in jobs)
+    columns = (
+        Column("JOB", right=True),
+        Column("USER", wraps=True),
+        Column("NAME", leaves=1, shrinks=True, below=""),
+        Column("STATE"),
+        Column("REQUEST", right=True, leaves=3, below="request "),
+        Column("NODE", leaves=2, wraps=True, below="on "),
+        Column("SUBMITTED", right=True, leaves=5),
+        *((Column("EXPECTED", right=True, leaves=4, below="expected "),) if waiting else ()),
+        Column("RAN", right=True, leaves=4, below="ran "),
+        Column("EXIT", right=True),
+    )
+    return Table(columns, tuple(_row(job, now, waiting=waiting) for job in jobs))
+
+
+def _row(job: JobView, now: datetime, *, waiting: bool) -> tuple[Line, ...]:
+    failed = job.exit_status not in (None, 0)
+    style: Style = "warn" if job.suspended else _STYLES.get(job.state, "warn")
+    return (
+        line(job.label),
+        line(clean(job.user)),
+        line(clean(job.name)),
+        line(outcome_of(job), "bad" if failed else style),
+        line(requested(job)),
+        line(nodes_of(job)),
+        line(clock(job.submitted_at, now)),
+        *((line(expected(job, now)),) if waiting else ()),
+        line(between(job.started_at, job.ended_at, now)),
+        line(UNKNOWN if job.exit_status is None else str(job.exit_status), "bad" if failed else ""),
+    )

@@ -1,0 +1,144 @@
+"""What `status`, `list` and `show` know of a cluster: as JSON, the fields of these classes.
+
+The names and their meaning are those of the daemon's answers (`wire.jobs`, `wire.machine`), where
+these have them. Sizes are bytes, instants are UTC, and null is unknown.
+"""
+
+from dataclasses import dataclass, field
+
+
+@dataclass
+class ClaimView:
+    """What a job asked for on each of its nodes."""
+
+    memory: int | None
+    """Bytes of one GPU; null for whole GPUs."""
+    gpus: int
+    exclusive: bool
+    """Whether it asked for whole GPUs."""
+    time_limit: float | None
+
+
+@dataclass
+class LeaseView:
+    """The GPUs of a job on one node."""
+
+    node: str
+    gpu: str | None
+    """Their indexes as in the status of the node, separated by commas."""
+    memory: int | None
+
+
+@dataclass
+class ArrayWaitingView:
+    """The waiting elements of an array, which are one entry of Slurm's queue."""
+
+    indices: str
+    """As Slurm writes them: "4-99%8" are at most 8 at once."""
+    jobs: int
+
+
+@dataclass
+class JobView:
+    """A job of Slurm that uses GPUs."""
+
+    id: int
+    """Slurm's JobId."""
+    label: str
+    """The id as people see it: 17, 17_3, or 17_[4-99] for the waiting elements of an array."""
+    name: str
+    user: str
+    state: str
+    """queued, active, releasing or ended, as for jobs of one machine."""
+    outcome: str | None
+    reason: str | None
+    """Why it waits or why it ended, for people."""
+    claim: ClaimView
+    nodes: str | None
+    """The nodes on which it runs or ran, as Slurm writes them."""
+    leases: list[LeaseView]
+    submitted_at: str | None
+    started_at: str | None
+    ended_at: str | None
+    expires_at: str | None
+    expected_start_at: str | None
+    begin_at: str | None
+    exit_status: int | None
+    """As in the daemon's answers: the exit code, 128 + signal, or 124 for the time limit."""
+    suspended: bool
+    array: int | None
+    array_index: int | None
+    array_waiting: ArrayWaitingView | None
+    dependency: str | None
+    comment: str | None
+    """What gpulease noted with the job, such as why nodes refused it (AdminComment)."""
+    requeued: int
+    batch: bool
+    """Whether it is a batch job (`gpulease run -d`, sbatch)."""
+    partition: str
+    slurm_state: str
+    slurm_reason: str | None
+
+
+@dataclass
+class MemoryView:
+    """The memory of one GPU."""
+
+    total: int | None
+    allocatable: int | None
+    leased: int | None
+    used: int | None
+    unmanaged: int | None
+    committed: int | None
+    headroom: int | None
+    """What can be leased now; null if the GPU grants nothing or its state is unknown."""
+
+
+@dataclass
+class GpuView:
+    """A GPU of a node."""
+
+    index: int
+    uuid: str
+    name: str
+    state: str
+    """As in the status of the node; unknown if the summary of the node is old."""
+    local: bool
+    """Whether it belongs to the local queue of the node, and not to Slurm."""
+    memory: MemoryView
+
+
+@dataclass
+class NodeView:
+    """A node of Slurm, with what its gpuleased has published last."""
+
+    name: str
+    state: str
+    """As sinfo(1) names it: idle, mixed, allocated, down, drained, draining and others."""
+    reason: str | None
+    at: str | None
+    """When the summary was published; null if there is none."""
+    is_old: bool
+    """Whether later summaries are missing, so that the GPUs are unknown."""
+    version: str | None
+    shard: int | None
+    gpus: list[GpuView]
+
+
+@dataclass
+class StatusView:
+    """The nodes with GPUs, the running jobs, and the first of those that wait."""
+
+    at: str
+    nodes: list[NodeView]
+    jobs: list[JobView]
+    waiting: int
+    """Jobs that wait, elements of arrays included; `jobs` has the first."""
+
+
+@dataclass
+class JobList:
+    """The jobs of a listing."""
+
+    jobs: list[JobView] = field(default_factory=list)
+    total: int = 0

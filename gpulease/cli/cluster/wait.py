@@ -1,0 +1,69 @@
+"""`gpulease wait` on a cluster: ask squeue until jobs have ended."""
+
+import time
+from collections.abc import Sequence
+
+from gpulease.cli.cluster.jobs import read_queue, state_of, view
+from gpulease.cli.cluster.selection import Row, select
+from gpulease.cli.exit_codes import SIGNALED
+from gpulease.cli.job_selection import Selection
+from gpulease.cli.render import print_stderr
+from gpulease.errors import EXIT_GAVE_UP, EXIT_OWN_FAILURE, SlurmFailed
+
+_FIRST_S, _LONGEST_S = 0.25, 5.0
+"""Between two looks: each costs slurmctld a list of jobs."""
+_SIGTERM = 15
+_STATUS = {"cancelled": SIGNALED + _SIGTERM, "preempted": SIGNALED + _SIGTERM,
+           "gave_up": EXIT_GAVE_UP}  # fmt: skip
+
+
+def worst_of(wanted: Selection, deadline: float | None, *, first: bool) -> int:
+    """Return the highest exit code of jobs when all have ended; with `first`, that of one."""
+    left, worst, pause = select(wanted), 0, _FIRST_S
+    while True:
+        for job in [job for job, rows in left.items() if has_ended(rows)]:
+            worst = max(worst, *map(status_of, left.pop(job)))
+            if first:
+                return worst
+        if not left:
+            return worst
+        remaining = pause if deadline is None else min(pause, deadline - time.monotonic())
+        if remaining <= 0:
+            return EXIT_GAVE_UP
+        time.sleep(remaining)
+        pause = min(2 * pause, _LONGEST_S)
+        left = {job: look_again(job, rows) for job, rows in left.items()}
+
+
+def has_ended(rows: Sequence[Row]) -> bool:
+    """Return whether a job, or all elements of an array, have ended."""
+    return all(state_of(row) == "ended" for row in rows)
+
+
+def status_of(row: Row) -> int:
+    """Return the exit code for an ended job."""
+    ended = view(row, 0)
+    if ended.outcome in _STATUS and ended.exit_status in (None, 0):
+        return _STATUS[ended.outcome]
+    if ended.outcome in ("lost", "launch_failed") or ended.exit_status is None:
+        return ended.exit_status or EXIT_OWN_FAILURE
+    return ended.exit_status
+
+
+def look_again(job: str, rows: list[Row]) -> list[Row]:
+    """Return what Slurm knows of a job now, or what is known if it does not answer.
+
+    Elements of an array that Slurm has forgotten are left out; a job that it has forgotten counts
+    as ended.
+    """
+    try:
+        return read_queue(jobs=[job]) or [_forgotten(rows[0])]
+    except SlurmFailed as error:
+        if "nvalid job id" in error.message:
+            return [_forgotten(rows[0])]
+        print_stderr(f"gpulease: {error.message}; waiting until it does")
+        return rows
+
+
+def _forgotten(row: Row) -> Row:
+    return {**row, "state": "UNKNOWN", "exit_code": ""}

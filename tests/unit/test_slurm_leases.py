@@ -1,0 +1,390 @@
+"""Leases for jobs of Slurm: granted at once or refused, and ended by the epilog."""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fakes import (
+    ALICE,
+    NOON,
+    FakeClock,
+    FakeFinder,
+    FakeGpus,
+    FakeLauncher,
+    FakeSlurm,
+    G,
+    MemoryStore,
+    order,
+    reading,
+)
+from gpulease.domain.gpu import Fault, GpuUuid, JobId
+from gpulease.domain.health import GpuAvailability
+from gpulease.domain.job import CommandFingerprint, Job, Outcome, SlurmJob
+from gpulease.domain.lease import State
+from gpulease.domain.overuse import OverusePolicy
+from gpulease.errors import NotAllowed, SlurmFailed, WrongState
+from gpulease.service.editing import refuse_unless_queued
+from gpulease.service.jobs import Settle, extend, requeue, take_back_grants
+from gpulease.service.observation import GpuObserver, Observation
+from gpulease.service.overuse import OveruseWatch
+from gpulease.service.ports import Policy, SlurmPolicy, SlurmRefusal, WorkerExited
+from gpulease.service.queue_state import QueueState
+from gpulease.service.scheduler import Scheduler, reconcile
+from gpulease.service.slurm_gpus import gpus_of_slurm, local_gpus, refuse_closed_queue
+from gpulease.service.slurm_leases import Command, SlurmLeases, SlurmRequest, latest
+from gpulease.units import MIB
+
+T = TypeVar("T")
+SHARD = 256 * MIB
+SLURM = SlurmPolicy(SHARD)
+
+
+async def at_once(call: Callable[[], T]) -> T:
+    await asyncio.sleep(0)
+    return call()
+
+
+async def as_it_is(job: JobId, news: WorkerExited) -> Settle:
+    return lambda _, before, ended: ended
+
+
+def request(number: int = 17, restarts: int = 0, **more: Any) -> SlurmRequest:
+    return SlurmRequest(SlurmJob(number, "n1", restarts), ALICE, **more)
+
+
+class Node:
+    """The daemon of a node among fakes."""
+
+    def __init__(self, slurm: SlurmPolicy = SLURM) -> None:
+        self.store = MemoryStore()
+        self.gpus = FakeGpus({"GPU-a": 8 * G, "GPU-b": 8 * G})
+        self.launcher, self.slurm = FakeLauncher(), FakeSlurm()
+        self.clock, self.finder = FakeClock(), FakeFinder()
+        self.policy = Policy(slurm=slurm)
+        self.epilogs: list[int] = []
+        self.leaves_processes = False
+        observer = GpuObserver(self.store, self.gpus, self.finder, self.clock, at_once)
+        self.scheduler = Scheduler(
+            self.store, observer, lambda _: self.launcher, self.clock, lambda: self.policy,
+            in_writer=at_once, settle_exit=as_it_is,
+        )  # fmt: skip
+        self.leases = SlurmLeases(
+            self.scheduler, self.finder, self.clock, at_once, self.slurm, self.ended
+        )
+        self.leases.settles_within_s = self.leases.ends_within_s = 0.0
+
+    async def ended(self, job: Job) -> None:
+        self.epilogs.append(job.id)
+        if not self.leaves_processes:
+            self.launcher.exits(job.id)
+
+    async def grant(self, shards: int = 8, number: int = 17, gpu: int = 0) -> Job:
+        self.slurm.give(number, shards, gpu)
+        return await self.leases.grant(request(number))
+
+    async def refusal(self, shards: int = 8, number: int = 17, gpu: int = 0) -> str:
+        with pytest.raises(SlurmRefusal) as refused:
+            await self.grant(shards, number, gpu)
+        assert self.store.live() == ()
+        return str(refused.value)
+
+
+def run(scenario: Callable[[Node], Coroutine[Any, Any, None]], *policy: SlurmPolicy) -> None:
+    """Play a scenario with the loop running beside it."""
+
+    async def play() -> None:
+        node = Node(*policy)
+        granting = asyncio.create_task(node.scheduler.run())
+        try:
+            await scenario(node)
+        finally:
+            granting.cancel()
+            await node.scheduler.supervisor.stop()
+
+    asyncio.run(play())
+
+
+def leases(job: Job) -> list[tuple[str, int]]:
+    return [(each.gpu, each.memory) for each in job.leases]
+
+
+def test_shards_are_memory_of_the_gpu_that_slurm_chose() -> None:
+    async def scenario(node: Node) -> None:
+        job = await node.grant(12, gpu=1)
+        assert leases(job) == [("GPU-b", 3 * G)]
+        assert (job.state, job.slurm, job.owner) == (State.GRANTED, SlurmJob(17, "n1"), ALICE)
+        assert (job.kind, job.has_shim, job.claim.exclusive) == ("slurm", False, False)
+
+    run(scenario)
+
+
+def test_whole_gpus_are_exclusive() -> None:
+    async def scenario(node: Node) -> None:
+        node.slurm.give(17, 0, 0, 1)
+        job = await node.leases.grant(request())
+        assert leases(job) == [("GPU-a", 8 * G), ("GPU-b", 8 * G)]
+        assert job.claim.exclusive
+
+    run(scenario)
+
+
+def test_the_lease_is_followed_and_the_epilog_ends_it() -> None:
+    async def scenario(node: Node) -> None:
+        job = await node.grant()
+        node.leases.ends_within_s = 5.0
+        await node.leases.end(17)
+        ended = node.store.job(job.id)
+        assert ended is not None
+        assert (ended.state, ended.outcome) == (State.ENDED, Outcome.EXITED)
+        assert node.leases.of(17) is None
+        await node.leases.end(17)
+        assert node.epilogs == [job.id]
+
+    run(scenario)
+
+
+def test_memory_counts_while_processes_are_left_after_the_epilog() -> None:
+    async def scenario(node: Node) -> None:
+        node.leaves_processes = True
+        job = await node.grant(32)
+        await node.leases.end(17)
+        assert node.leases.of(17) == node.store.job(job.id)
+        with pytest.raises(SlurmRefusal, match="job 1 holds"):
+            await node.grant(0, number=18)
+
+    run(scenario)
+
+
+def test_a_request_that_is_repeated_gets_the_same_lease() -> None:
+    async def scenario(node: Node) -> None:
+        node.slurm.give(17, 20)
+        several = (node.leases.grant(request()) for _ in range(5))
+        found = {job.id for job in await asyncio.gather(*several)}
+        assert len(found) == 1
+        assert len(node.store.live()) == 1
+        again = await node.leases.grant(request())
+        assert {again.id} == found
+
+    run(scenario)
+
+
+def test_a_job_that_slurm_starts_again_gets_another_lease() -> None:
+    async def scenario(node: Node) -> None:
+        node.leases.ends_within_s = 5.0
+        first = await node.grant(32)
+        second = await node.leases.grant(request(restarts=1))
+        assert first.id != second.id
+        assert node.epilogs == [first.id]
+        assert [job.id for job in node.store.holding()] == [second.id]
+
+    run(scenario)
+
+
+def test_memory_of_strangers_refuses_a_job() -> None:
+    async def scenario(node: Node) -> None:
+        node.gpus.unmanaged["GPU-a"] = 3 * G
+        assert await node.refusal(24) == "no 6G on GPU 0: 3G is used outside any lease"
+        assert (await node.grant(20)).state is State.GRANTED
+
+    run(scenario)
+
+
+def test_the_memory_of_a_job_that_has_just_ended_is_waited_for() -> None:
+    async def scenario(node: Node) -> None:
+        node.leases.settles_within_s = 5.0
+        node.gpus.unmanaged["GPU-a"] = 8 * G
+        waiting = asyncio.create_task(node.grant())
+        await asyncio.sleep(0.01)
+        assert not waiting.done()
+        node.gpus.unmanaged.clear()
+        assert (await waiting).state is State.GRANTED
+
+    run(scenario)
+
+
+def test_a_gpu_out_of_service_refuses_a_job_at_once() -> None:
+    async def scenario(node: Node) -> None:
+        node.leases.settles_within_s = 3600.0
+        node.store.standing[GpuUuid("GPU-a")] = GpuAvailability(drain="maintenance")
+        assert "maintenance" in await node.refusal()
+        node.store.standing.clear()
+        node.gpus.broken["GPU-a"] = reading("GPU-a", fault=Fault.UNREADABLE, used=None)
+        assert "cannot be read" in await node.refusal()
+        assert "a GPU is missing" in await node.refusal(gpu=2)
+
+    run(scenario)
+
+
+def test_a_refused_job_is_sent_elsewhere_and_its_task_prolog_finds_out_why() -> None:
+    async def scenario(node: Node) -> None:
+        node.slurm.give(17, 8)
+        await node.leases.refuse(request(), "no room")
+        assert node.slurm.refused == [(SlurmJob(17, "n1"), "no room")]
+        assert node.leases.why_refused(17) == "no room"
+        await node.leases.grant(request(restarts=1))
+        assert node.leases.why_refused(17) is None
+
+    run(scenario)
+
+
+def test_nothing_is_granted_while_slurm_does_not_say_what_a_job_has() -> None:
+    async def scenario(node: Node) -> None:
+        node.slurm.is_away = True
+        with pytest.raises(SlurmFailed):
+            await node.leases.grant(request())
+        assert node.store.live() == ()
+
+    run(scenario)
+
+
+def test_a_job_that_runs_already_gets_a_lease_for_what_it_holds() -> None:
+    async def scenario(node: Node) -> None:
+        node.gpus.processes["GPU-a"] = {5: 7 * G}
+        node.finder.jobs[5] = JobId(0)
+        node.slurm.give(17, 30)
+        with pytest.raises(SlurmRefusal):
+            await node.leases.grant(request())
+        job = await node.leases.grant(request(is_running=True))
+        assert leases(job) == [("GPU-a", 30 * SHARD)]
+
+    run(scenario)
+
+
+def test_the_limits_and_the_pause_of_the_queue_do_not_apply() -> None:
+    async def scenario(node: Node) -> None:
+        with node.store.write() as tx:
+            tx.set_pause(None)
+        await node.grant(32)
+        await node.grant(32, number=18, gpu=1)
+
+    run(scenario)
+
+
+def test_the_first_task_says_what_the_job_runs() -> None:
+    async def scenario(node: Node) -> None:
+        job = await node.grant()
+        alike = CommandFingerprint("a", "b")
+        said = await node.leases.describe(job, Command("python train.py", alike))
+        assert (said.command, said.usage.fingerprint) == ("python train.py", alike)
+        assert said.leases == job.leases
+        writes = node.store.writes
+        await node.leases.describe(said, Command("python train.py", alike))
+        assert node.store.writes == writes
+
+    run(scenario)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.tuples(st.integers(1, 40), st.integers(0, 1)), max_size=12))
+def test_the_leases_of_a_gpu_never_exceed_it(wanted: list[tuple[int, int]]) -> None:
+    async def scenario(node: Node) -> None:
+        for number, (shards, gpu) in enumerate(wanted, 1):
+            node.slurm.give(number, shards, gpu)
+        numbers = range(1, len(wanted) + 1)
+        several = (node.leases.grant(request(number)) for number in numbers)
+        await asyncio.gather(*several, return_exceptions=True)
+        held = [lease for job in node.store.holding() for lease in job.leases]
+        for uuid in ("GPU-a", "GPU-b"):
+            assert sum(each.memory for each in held if each.gpu == uuid) <= 8 * G
+
+    run(scenario)
+
+
+# Which GPUs are whose.
+
+
+def test_slurm_numbers_gpus_by_their_device_files_without_the_local_ones() -> None:
+    gpus = [
+        reading("GPU-a", 0, minor=3),
+        reading("GPU-b", 1, minor=0),
+        reading("GPU-c", 2, minor=1),
+        reading("MIG-d", 2, parent=GpuUuid("GPU-c"), mig_index=0),
+    ]
+    assert [each.uuid for each in gpus_of_slurm(gpus, SLURM)] == ["GPU-b", "GPU-c", "GPU-a"]
+    some = SlurmPolicy(SHARD, ("1", "gpu-c"))
+    assert [each.uuid for each in gpus_of_slurm(gpus, some)] == ["GPU-a"]
+    assert local_gpus(gpus, some) == {"GPU-b", "GPU-c", "MIG-d"}
+
+
+def test_the_queue_has_the_local_gpus_alone() -> None:
+    seen = Observation((reading("GPU-a", 0), reading("GPU-b", 1)), {}, NOON)
+    policy = Policy(slurm=SlurmPolicy(SHARD, ("1",)))
+    store = MemoryStore()
+    with store.write() as tx:
+        first, second = (tx.add(order(6 * G), NOON) for _ in range(2))
+    decided = reconcile(store, seen, policy, FakeClock())
+    assert [leases(job) for job in store.holding()] == [[("GPU-b", 6 * G)]]
+    [slurms] = [each for each in decided.reason(second).refusal.obstacles if each.gpu == "GPU-a"]
+    assert slurms.why == "Slurm assigns it"
+    assert [gpu.uuid for gpu in QueueState(store).empty(seen, policy, NOON)] == ["GPU-b"]
+    assert first.id == store.holding()[0].id
+
+
+def test_without_local_gpus_the_queue_is_closed() -> None:
+    with pytest.raises(NotAllowed, match="Slurm assigns the GPUs"):
+        refuse_closed_queue(SLURM, "submit")
+    refuse_closed_queue(SlurmPolicy(SHARD, ("0",)), "submit")
+    refuse_closed_queue(None, "submit")
+
+
+# What else differs from other jobs.
+
+
+def test_verbs_that_are_slurms_are_refused_with_its_command() -> None:
+    async def scenario(node: Node) -> None:
+        job = await node.grant()
+        with pytest.raises(WrongState) as refused:
+            requeue(node.store, job.id, "alice", node.clock)
+        assert refused.value.hint == "scontrol requeue 17"
+        with pytest.raises(WrongState) as refused:
+            extend(node.store, job.id, timedelta(hours=1), "alice", node.clock)
+        assert "scontrol update jobid=17" in (refused.value.hint or "")
+        with pytest.raises(WrongState, match="Slurm runs it"):
+            refuse_unless_queued(job, "edit")
+
+    run(scenario)
+
+
+def test_a_stop_is_the_reason_for_the_end_and_goes_to_slurm() -> None:
+    async def scenario(node: Node) -> None:
+        node.leases.ends_within_s = 5.0
+        job = await node.grant()
+        while node.store.job(job.id) != node.leases.of(17) or job.state is State.GRANTED:
+            await asyncio.sleep(0)
+            job = node.leases.of(17) or job
+        await node.scheduler.cancel(job.id, "root")
+        await asyncio.sleep(0)
+        await node.leases.end(17)
+        assert node.launcher.stopped == [job.id]
+        ended = node.store.job(job.id)
+        assert ended is not None
+        assert (ended.outcome, ended.detail) == (Outcome.CANCELLED, "cancelled by root")
+
+    run(scenario)
+
+
+def test_a_reboot_does_not_queue_it() -> None:
+    async def scenario(node: Node) -> None:
+        job = await node.grant()
+        assert take_back_grants(node.store, lambda _: False, node.clock) == 0
+        assert node.leases.of(17) is not None
+        assert latest([replace(job, id=JobId(2)), job], 17) == replace(job, id=JobId(2))
+        assert latest([job], 18) is None
+
+    run(scenario)
+
+
+def test_a_lease_of_slurm_is_never_elastic() -> None:
+    async def scenario(node: Node) -> None:
+        watch = OveruseWatch(lambda _: OverusePolicy(elastic=True))
+        job = await node.grant()
+        assert not watch.policy(job).elastic
+        assert watch.policy(replace(job, slurm=None)).elastic
+
+    run(scenario)
