@@ -4,7 +4,7 @@ import shlex
 import subprocess
 from collections.abc import Mapping, Sequence
 
-from gpulease.cli.cluster.output_log import make_output_directory
+from gpulease.cli.cluster.output_log import output_directory
 from gpulease.cli.format import clean
 from gpulease.errors import SlurmFailed
 from gpulease.slurm.commands import DEADLINE_S, no_answer, not_installed
@@ -57,7 +57,7 @@ def _outputs(is_array: bool) -> list[str]:
     """Return where Slurm writes the output: into the home that nodes share, if that can be."""
     job = "%A_%a" if is_array else "%j"
     try:
-        folder = str(make_output_directory()).replace("%", "%%")
+        folder = str(output_directory()).replace("%", "%%")
     except OSError:
         return []
     return [f"--output={folder}/{job}.out", f"--error={folder}/{job}.err"]

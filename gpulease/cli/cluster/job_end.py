@@ -84,7 +84,7 @@ class JobEnd:
                 "cannot start the job now: no GPU of the cluster has room",
                 "gpulease status shows the GPUs; without --no-wait, the job is queued",
             )
-        if self._record.get("JobState", "").startswith("CANCELLED") and not self._said.ended:
+        if self._record.get("JobState", "").startswith("CANCELLED") and not self._errors:
             return _CANCELLED, f"{self.label} was cancelled"
         why = self._errors or f"srun ended with exit code {self._result.status}"
         raise SlurmFailed(f"cannot run the job: {why}", _hint(why))

@@ -10,24 +10,18 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from gpulease.cli.caller import environment
+from gpulease.cli.cluster.output import foreground_log
 
 _KEPT_FOR_S = 30 * 24 * 3600
 
 
 def output_directory() -> Path:
-    """Return the directory of these files, which need not exist."""
-    home = environment().get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
-    return Path(home) / "gpulease" / "slurm"
-
-
-def make_output_directory() -> Path:
-    """Return the directory of these files; files of long ago are removed.
+    """Make the directory of these files, and return it; files of long ago are removed.
 
     Raises:
         OSError: it cannot be made.
     """
-    folder = output_directory()
+    folder = foreground_log("").parent
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     if not os.access(folder, os.W_OK):
         raise PermissionError(13, "Permission denied", str(folder))
@@ -44,7 +38,8 @@ class OutputLog:
 
     def __init__(self, job: int, say: Callable[[str], None]) -> None:
         """Create the file. Raises: OSError."""
-        path = make_output_directory() / f"{job}.log"
+        output_directory()
+        path = foreground_log(str(job))
         self._fd: int | None = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         self._say = say
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from gpulease.cli.cluster.batch import batch_line, batch_script, submit_batch
 from gpulease.cli.cluster.capacity import read_capacity
 from gpulease.cli.cluster.foreground import run_in_foreground
+from gpulease.cli.cluster.jobs import own_jobs
 from gpulease.cli.cluster.size import Size, size_of
 from gpulease.cli.cluster.slurm_options import (
     dependency,
@@ -15,11 +16,11 @@ from gpulease.cli.cluster.slurm_options import (
     slurm_options,
     split_condition,
 )
+from gpulease.cli.job_selection import LAST
 from gpulease.cli.render import print_stderr, print_stdout
 from gpulease.cli.request import RunOptions
 from gpulease.config import SYSTEM_CONFIG, Settings, read_settings
 from gpulease.light_json import encode
-from gpulease.slurm.commands import run_slurm
 from gpulease.wire.requests import SubmitRequest, from_wire
 
 _COMMAND = "GPULEASE_SLURM"
@@ -102,11 +103,10 @@ def _dependencies(after: Sequence[str]) -> list[str]:
 
 def _own_jobs() -> dict[str, str]:
     """Return the ids of the caller's newest jobs by name, and of the newest as "last"."""
-    listed = run_slurm(["squeue", "--me", "--noheader", "--states=all", "--format=%F|%j"])
     found: dict[str, str] = {}
-    for line in sorted(listed.splitlines(), key=lambda line: int(line.split("|")[0])):
-        number, _, name = line.partition("|")
-        found |= {name: number, "last": number}
+    for row in own_jobs(ended=True):
+        number = row.get("arrayjobid", row["jobid"])
+        found |= {row.get("name", ""): number, LAST: number}
     return found
 
 

@@ -9,11 +9,12 @@ from functools import partial
 
 from gpulease.cli.attachment import AGAIN_WITHIN, AttachMode, Console, unwritable
 from gpulease.cli.cluster import job_texts
+from gpulease.cli.cluster.jobs import read_queue
 from gpulease.cli.cluster.output_log import OutputLog
 from gpulease.cli.cluster.srun import Said, Srun
 from gpulease.cli.render import StderrStatus
 from gpulease.cli.signals import DEADLY, ENDING, Killed, Signals, name_of
-from gpulease.errors import GpuleaseError
+from gpulease.errors import GpuleaseError, SlurmFailed
 from gpulease.event_loop import EventLoop
 from gpulease.record import record
 from gpulease.slurm.commands import run_slurm
@@ -201,10 +202,19 @@ class Session:
             self._stderr.print(job_texts.no_log(error))
 
     def _show_wait(self) -> None:
-        if self._said.waits and self._said.job is not None:
-            with_reason = job_texts.waiting(self._said.job)
-            self._stderr.line.show(with_reason, self._stderr.now())
-            self._loop.set_timer_after("ask", _ASK_EVERY_S, self._show_wait)
+        """Show why the job waits, and cancel one that can never start."""
+        if not self._said.waits:
+            return
+        self._loop.set_timer_after("ask", _ASK_EVERY_S, self._show_wait)
+        try:
+            row = read_queue(jobs=[str(self._said.job)])[0]
+        except (SlurmFailed, IndexError):
+            return  # slurmctld is away, or the job starts
+        now = self._stderr.now()
+        self._stderr.line.show(job_texts.waiting(row, now), now)
+        if reason := job_texts.never_starts(row):
+            self._said.errors.append(f"it can never start: {reason}")
+            self._srun.signal(signal.SIGTERM)
 
     def _take_input(self) -> None:
         stdin = self._console.stdin
