@@ -96,8 +96,7 @@ class SlurmPublication:
 
 
 def _fault(gpu: GpuSummary) -> str:
-    why = f": {gpu.detail}" if gpu.detail else ""
-    return f"GPU {gpu.index} {gpu.state}{why}"
+    return f"GPU {gpu.index}: {gpu.detail or gpu.state}"
 
 
 def _comment(shown: Mapping[str, str], faults: str) -> list[str]:

@@ -1,0 +1,227 @@
+"""The daemon of a node and a real Slurm: leases begin and end with jobs, whatever is killed."""
+
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+import gpulease.setup
+from daemon_rig import wait_for
+from gpulease.slurm.node_summary import NodeSummary, decode
+from gpulease.slurm.records import parse_records
+from gpulease.units import GIB
+from gpulease.wire.jobs import JobView
+
+from .cluster import Cluster, running
+from .slurm_files import Hooks, NodeSpec, Settings
+
+_HOOK = (Path(gpulease.setup.__file__).parent / "slurm_hook.pl").read_text()
+_SETTINGS = """
+cluster = "slurm"
+grace = "2s"
+overuse_grace = "1s"
+sample_every = "1s"
+[slurm]
+publish_every = "1s"
+"""
+_HOLD = "h = bytearray({size}); h[::4096] = b'x' * len(h[::4096]); import time; time.sleep(300)"
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    hook = "/etc/slurm/gpulease-hook"
+    hooks = Hooks(hook, hook, hook, prolog_flags=None)
+    specs = [NodeSpec(name, settings=_SETTINGS) for name in ("n1", "n2")]
+    with running(specs, Settings(hooks=hooks), files={"gpulease-hook": _HOOK}) as made:
+        yield made
+
+
+@pytest.fixture
+def idle(cluster: Cluster) -> Iterator[Cluster]:
+    """Return the cluster, and leave it without jobs and leases."""
+    yield cluster
+    cluster.run("scancel", "--user=alice", user="root")
+    cluster.wait_until_idle()
+    for node in cluster.nodes:
+        wait_for("no lease is left", lambda node=node: not leases(cluster, node))
+
+
+def leases(cluster: Cluster, node: str = "n1") -> Sequence[JobView]:
+    """Return the jobs that hold memory on a node."""
+    return [job for job in cluster.nodes[node].client().status().jobs if job.leases]
+
+
+def lease_of(cluster: Cluster, job: int, node: str = "n1") -> JobView:
+    def there() -> JobView | None:
+        return next((each for each in leases(cluster, node) if each.slurm_job == job), None)
+
+    return wait_for(f"job {job} has a lease", there)
+
+
+def has_ended(cluster: Cluster, job: int, node: str = "n1") -> bool:
+    return all(each.slurm_job != job for each in leases(cluster, node))
+
+
+def test_a_job_has_a_lease_while_it_runs(idle: Cluster) -> None:
+    job = idle.sbatch("sleep 300", "--gres=shard:16", "--nodelist=n1")
+    idle.wait_until(job, "RUNNING")
+    lease = lease_of(idle, job)
+    assert (lease.user, lease.leases[0].memory) == ("alice", 4 * GIB)
+    idle.run("scancel", str(job))
+    wait_for("its lease ends", lambda: has_ended(idle, job))
+
+
+def test_memory_of_a_job_counts_as_its_own(idle: Cluster) -> None:
+    size = GIB // 2
+    job = idle.sbatch(f'python -c "{_HOLD.format(size=size)}"', "--gres=shard:16", "--nodelist=n1")
+    idle.wait_until(job, "RUNNING")
+    number = lease_of(idle, job).id
+
+    def counts() -> bool:
+        status = idle.nodes["n1"].client().status()
+        mine = [each for gpu in status.gpus for each in gpu.processes if each.job == number]
+        return any((each.memory or 0) >= size for each in mine)
+
+    wait_for("it counts", counts)
+    assert all(gpu.memory.unmanaged == 0 for gpu in idle.nodes["n1"].client().status().gpus)
+
+
+def test_a_job_over_its_lease_is_notified_and_stopped(idle: Cluster) -> None:
+    script = f'python -c "{_HOLD.format(size=GIB)}"'
+    job = idle.sbatch(script, "--gres=shard:1", "--nodelist=n1", "--output=over")
+    idle.wait_until(job, "CANCELLED")
+    assert "gpulease: n1: " in idle.scontrol("show", "job", str(job))
+    assert "its lease is 256M" in (idle.home / "alice/over").read_text()
+    wait_for("its lease ends", lambda: has_ended(idle, job))
+
+
+def test_processes_that_slurm_leaves_behind_are_killed(idle: Cluster) -> None:
+    script = "setsid sh -c 'trap : TERM; while :; do sleep 1; done' >/dev/null 2>&1 & sleep 0.5"
+    job = idle.sbatch(script, "--gres=shard:16", "--nodelist=n1")
+    idle.wait_until(job, "COMPLETED")
+    wait_for("its lease ends", lambda: has_ended(idle, job))
+    left = idle.run("pgrep", "-u", "alice", "-f", "trap : TERM", node="n1", check=False)
+    assert not left.stdout
+
+
+def test_a_refused_batch_job_runs_on_another_node(idle: Cluster) -> None:
+    strangers = [idle.nodes["n1"].stranger(GIB, gpu) for gpu in (0, 1)]
+    try:
+        job = idle.sbatch("sleep 300", "--gres=shard:96", "--exclude=n2", "--hold")
+        idle.scontrol("update", f"jobid={job}", "excnodelist=")
+        idle.scontrol("update", "nodename=n2", "state=drain", "reason=test")
+        idle.scontrol("release", str(job))
+        wait_for(
+            "it is refused", lambda: "refused 1 time (n1)" in idle.scontrol("show", "job", str(job))
+        )
+        idle.scontrol("update", "nodename=n2", "state=undrain")
+        shown = idle.wait_until(job, "RUNNING")
+        assert shown["NodeList"] == "n2"
+        lease_of(idle, job, "n2")
+    finally:
+        for each in strangers:
+            each.communicate()
+
+
+def test_an_element_of_an_array_is_refused_alone(idle: Cluster) -> None:
+    stranger = idle.nodes["n1"].stranger(GIB, 0)
+    try:
+        job = idle.sbatch("sleep 300", "--array=1-2", "--gres=shard:96", "--nodelist=n1")
+
+        def states() -> list[str]:
+            listed = idle.run("squeue", "-h", "-r", "-j", str(job), "-o", "%T").stdout
+            return sorted(listed.split())
+
+        wait_for("one runs and one waits", lambda: states() == ["PENDING", "RUNNING"])
+    finally:
+        stranger.communicate()
+
+
+def test_a_refused_srun_fails_with_the_reason(idle: Cluster) -> None:
+    strangers = [idle.nodes["n1"].stranger(GIB, gpu) for gpu in (0, 1)]
+    try:
+        done = idle.run("srun", "--gres=shard:96", "--nodelist=n1", "true", check=False)
+    finally:
+        for each in strangers:
+            each.communicate()
+    assert done.returncode == 1
+    assert "GPU" in done.stdout + done.stderr
+
+
+def test_a_job_outlives_the_daemon_and_gets_its_lease_back(idle: Cluster) -> None:
+    node = idle.nodes["n1"]
+    job = idle.sbatch("sleep 300", "--gres=shard:16", "--nodelist=n1")
+    idle.wait_until(job, "RUNNING")
+    before = lease_of(idle, job).id
+    node.kill_daemon()
+    node.start_daemon()
+    assert lease_of(idle, job).id == before
+    node.kill_daemon()
+    idle.run("scancel", str(job))
+    idle.wait_until(job, "CANCELLED")
+    node.start_daemon()
+    wait_for("its lease ends", lambda: has_ended(idle, job))
+
+
+def test_a_job_that_began_without_a_daemon_gets_a_lease(idle: Cluster) -> None:
+    node = idle.nodes["n1"]
+    started = idle.home / "alice/started"
+    job = idle.sbatch("touch started; sleep 300", "--gres=shard:16", "--nodelist=n1")
+    wait_for("it runs", started.exists)
+    node.kill_daemon()
+    for each in node.path("/var/lib/gpulease").glob("gpulease.db*"):
+        each.unlink()
+    node.start_daemon()
+    assert lease_of(idle, job).user == "alice"
+
+
+def test_leases_stay_while_slurmctld_is_away(idle: Cluster) -> None:
+    job = idle.sbatch("sleep 300", "--gres=shard:16", "--nodelist=n1")
+    idle.wait_until(job, "RUNNING")
+    lease_of(idle, job)
+    idle.wait_until_saved(job)
+    idle.kill_controller()
+    try:
+        time.sleep(1)
+        idle.nodes["n1"].kill_daemon()
+        idle.nodes["n1"].start_daemon()
+        time.sleep(20)
+        lease_of(idle, job)
+    finally:
+        idle.start_controller()
+    idle.wait_until(job, "RUNNING")
+
+
+def published(cluster: Cluster, node: str = "n1") -> NodeSummary | None:
+    shown = parse_records(cluster.scontrol("-o", "show", "node", node))[0]
+    return decode(shown.get("Extra"))
+
+
+def test_the_gpus_of_a_node_are_published(idle: Cluster) -> None:
+    job = idle.sbatch("sleep 300", "--gres=shard:16", "--nodelist=n1")
+    idle.wait_until(job, "RUNNING")
+    wait_for("the lease is published", lambda: any(
+        gpu.leased == 4 * GIB for gpu in (published(idle) or NodeSummary(0, 0, ())).gpus
+    ))  # fmt: skip
+
+
+def test_drained_gpus_are_reported_and_all_of_them_drain_the_node(idle: Cluster) -> None:
+    def shown() -> dict[str, str]:
+        return dict(parse_records(idle.scontrol("-o", "show", "node", "n1"))[0])
+
+    def gpulease_(*argv: str) -> None:
+        idle.run("gpulease", *argv, user="root", node="n1")
+
+    gpulease_("drain", "1", "--why", "fan broken")
+    wait_for(
+        "the comment", lambda: "GPU 1: drained by root: fan broken" in shown().get("Comment", "")
+    )
+    assert "DRAIN" not in shown()["State"]
+    gpulease_("drain", "0")
+    wait_for("the node is drained", lambda: "DRAIN" in shown()["State"])
+    assert shown()["Reason"].startswith("gpulease: GPU 0: drained by root")
+    gpulease_("resume", "0")
+    wait_for("it is resumed", lambda: "DRAIN" not in shown()["State"])
+    gpulease_("resume", "1")
+    wait_for("no comment is left", lambda: not shown().get("Comment"))
