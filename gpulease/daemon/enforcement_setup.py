@@ -46,6 +46,9 @@ class EnforcementSetup:
 
     async def lift(self, job: Job) -> None:
         """Remove the driver's limits of a job that has ended."""
+        if job.slurm is not None:
+            await self.limit_removal.of_slurm(job)
+            return
         await self.limit_removal.of(job.id, [lease.gpu for lease in job.leases])
 
     async def recover(self, scheduler: Scheduler) -> None:

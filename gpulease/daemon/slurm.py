@@ -71,7 +71,7 @@ def build_launchers(
         processes.slurm,
         lambda job: marker(base.installation, job, base.secret),
         held.levels,
-        held.lift,
+        enforcement.lift,
         lambda: base.settings().grace,
     )
     return SlurmLaunchers(jobs, held)
@@ -94,8 +94,9 @@ class SlurmNode:
         self._views: MachineViews | None = None
         self._publishing: Timer | None = None
         self.leases = SlurmLeases(
-            scheduler, processes, base.clock, base.writer, self._commands, launchers.jobs.ended
-        )
+            scheduler, processes, base.clock, base.writer, self._commands, launchers.jobs.ended,
+            launchers.enforcement.limit,
+        )  # fmt: skip
         self._publication = SlurmPublication(self._summary, self._name)
         self._reconciliation = SlurmReconciliation(
             base.store.holding,
@@ -143,6 +144,8 @@ class SlurmNode:
         return SlurmSettings(**self._base.settings().slurm).publish_every
 
     async def _compare(self) -> None:
+        if self._name() is not None:
+            await self._launchers.enforcement.ask()
         await self._reconciliation.look()
         for job in self._base.store.holding():
             if job.slurm is not None:

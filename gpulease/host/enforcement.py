@@ -211,6 +211,12 @@ class LimitRemoval:
         if directory is not None:
             await self._remove(job, directory, gpus)
 
+    async def of_slurm(self, job: Job) -> None:
+        """Remove the limits of a job of Slurm that has ended; Slurm removes its cgroup."""
+        directory = await asyncio.to_thread(_directory_of_slurm, job)
+        if self._limiter is not None and directory is not None:
+            await self._remove(job.id, directory, [lease.gpu for lease in job.leases])
+
     async def of_all_but(self, live: Collection[JobId], gpus: Collection[GpuUuid]) -> None:
         """Remove the limits of jobs that ended while no daemon ran."""
         if self._limiter is None:
@@ -229,6 +235,10 @@ class LimitRemoval:
                 if directory.exists():
                     text = f"cannot remove the limit of job {job} on {gpu}: {failure}"
                     self._complaints.say(gpu, text, why=str(failure))
+
+
+def _directory_of_slurm(job: Job) -> Path | None:
+    return None if job.slurm is None else cgroups.slurm_directory_of(job.slurm.id)
 
 
 _SHORT_UUID = len("GPU-12345678")
@@ -261,12 +271,17 @@ class LimitRestore:
             return
         for job in jobs:
             limited = [lease for lease in job.leases if lease.driver_limit is not None]
-            directory = await asyncio.to_thread(cgroups.directory_of, job.id) if limited else None
-            if directory is None or not self._has_scope(job.id):
-                continue
-            # The limits of a job that has just ended are removed at its end.
-            if await asyncio.to_thread(cgroups.members, job.id):
+            directory = await asyncio.to_thread(self._directory_of, job) if limited else None
+            if directory is not None:
                 await self._restore(job, limited, directory, tell)
+
+    def _directory_of(self, job: Job) -> Path | None:
+        """Return the cgroup of a job with processes, or None."""
+        if job.slurm is not None:
+            return _directory_of_slurm(job)
+        # The limits of a job that has just ended are removed at its end.
+        is_ours = self._has_scope(job.id) and cgroups.members(job.id)
+        return cgroups.directory_of(job.id) if is_ours else None
 
     async def _restore(
         self, job: Job, leases: Iterable[Lease], directory: Path, tell: Tell

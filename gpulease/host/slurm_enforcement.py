@@ -8,11 +8,11 @@ import asyncio
 import logging
 import re
 from collections.abc import Awaitable, Callable, Mapping
-from pathlib import Path
 
 from gpulease.domain.enforcement import EnforcementLevel, in_level_order
 from gpulease.domain.gpu import GpuUuid, JobId
 from gpulease.domain.job import Job
+from gpulease.errors import SlurmFailed
 from gpulease.host import cgroups
 from gpulease.host.slurm_commands import RunSlurm, run_slurm
 from gpulease.service.log_once import LogOnce
@@ -28,7 +28,7 @@ Note = Callable[[JobId, Mapping[GpuUuid, int | None], str], Awaitable[object]]
 
 
 class SlurmEnforcement:
-    """Knows the levels of Slurm's jobs, and sets, and removes, their limits."""
+    """Knows the levels of Slurm's jobs, and sets their limits."""
 
     def __init__(
         self,
@@ -52,15 +52,16 @@ class SlurmEnforcement:
         return in_level_order({*self._everywhere(), *devices})
 
     async def ask(self) -> None:
-        """Ask Slurm once whether it lets jobs open only their own GPUs.
-
-        Raises:
-            SlurmFailed: it does not answer.
-        """
-        if self._has_device_rules is None:
+        """Ask Slurm once whether it lets jobs open only their own GPUs."""
+        if self._has_device_rules is not None:
+            return
+        try:
             shown = await self._run("scontrol", "show", "config")
-            found = _TASK_CGROUP.search(shown) and _CONSTRAINED.search(shown)
-            self._has_device_rules = found is not None
+        except SlurmFailed as error:
+            _log.debug("device rules of Slurm are not known yet: %s", error)
+            return
+        found = _TASK_CGROUP.search(shown) and _CONSTRAINED.search(shown)
+        self._has_device_rules = found is not None
 
     async def limit(self, job: Job) -> None:
         """Let the driver limit a job that has a cgroup and no limit yet.
@@ -68,8 +69,11 @@ class SlurmEnforcement:
         Raises:
             RecordUnwritable: the limits cannot be stored now; they are in force.
         """
-        limiter, directory = self._limiter(), _directory_of(job)
-        if limiter is None or directory is None:
+        limiter = self._limiter()
+        if limiter is None or job.slurm is None:
+            return
+        directory = await asyncio.to_thread(cgroups.slurm_directory_of, job.slurm.id)
+        if directory is None:
             return
         limits: dict[GpuUuid, int | None] = {}
         for lease in job.leases:
@@ -85,19 +89,3 @@ class SlurmEnforcement:
                 self._complaints.say(lease.gpu, text, why=str(error))
         if limits:
             await self._note(job.id, limits, "the driver limits it, in Slurm's cgroup")
-
-    async def lift(self, job: Job) -> None:
-        """Remove the limits of a job that has ended, before Slurm removes its cgroup."""
-        limiter, directory = self._limiter(), _directory_of(job)
-        if limiter is None or directory is None:
-            return
-        for lease in job.leases:
-            if lease.driver_limit is not None:
-                try:
-                    await asyncio.to_thread(limiter.remove_limit, lease.gpu, directory)
-                except NotLimited as error:
-                    self._complaints.say(lease.gpu, f"cannot remove a limit: {error}")
-
-
-def _directory_of(job: Job) -> Path | None:
-    return None if job.slurm is None else cgroups.slurm_directory_of(job.slurm.id)

@@ -75,6 +75,7 @@ class SlurmHandlers:
         command = command_in(before)
         if command.argv:
             job = await leases.describe(job, _described(command))
+        job = await leases.limited(job)
         after = context.environment(job, invocation_of_task(command, before), job)
         return Response(task_prolog_lines(before, after), media_type=PLAIN_TEXT)
 

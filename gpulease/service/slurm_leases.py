@@ -77,8 +77,12 @@ class SlurmLeases:
         in_writer: InThread,
         slurm: SlurmController,
         ended: Callable[[Job], Awaitable[None]],
+        limit: Callable[[Job], Awaitable[None]],
     ) -> None:
-        """`ended` tells the launcher that Slurm has ended a job, which may have processes left."""
+        """`ended` tells the launcher that Slurm has ended a job, which may have processes left.
+
+        `limit` has the driver limit a job before its first task, where it can.
+        """
         self.settles_within = timedelta(seconds=3)
         """The driver may report the memory of a job as used for so long after its end."""
         self.ends_within_s = 5.0
@@ -88,6 +92,7 @@ class SlurmLeases:
         self._in_writer = in_writer
         self._slurm = slurm
         self._ended = ended
+        self._limit = limit
         self._refused: dict[int, str] = {}
         """Why jobs were refused, by their ids in Slurm; the latest last."""
 
@@ -191,6 +196,15 @@ class SlurmLeases:
         while self._scheduler.store.live_job(job_id) is not None:
             await change.wait()
             change = self._scheduler.next_change
+
+    async def limited(self, job: Job) -> Job:
+        """Return a job as the driver limits it from now on, if it can.
+
+        Raises:
+            RecordUnwritable: a limit cannot be stored now.
+        """
+        await self._limit(job)
+        return self._scheduler.store.live_job(job.id) or job
 
     async def describe(self, job: Job, command: Command) -> Job:
         """Store what a job runs, as its first task says."""

@@ -75,9 +75,12 @@ class Node:
             in_writer=at_once, settle_exit=as_it_is,
         )  # fmt: skip
         self.leases = SlurmLeases(
-            self.scheduler, self.finder, self.clock, at_once, self.slurm, self.ended
+            self.scheduler, self.finder, self.clock, at_once, self.slurm, self.ended, self.limit
         )
         self.leases.ends_within_s = 0.0
+
+    async def limit(self, job: Job) -> None:
+        """Set no limit: no driver."""
 
     async def ended(self, job: Job) -> None:
         self.epilogs.append(job.id)
