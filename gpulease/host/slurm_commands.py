@@ -17,6 +17,7 @@ from gpulease.slurm.commands import (
 
 RunSlurm = Callable[..., Awaitable[str]]
 """Like `run_slurm` below."""
+_UNKNOWN = "Slurm does not know job"
 
 
 async def run_slurm(*argv: str, deadline: float = DEADLINE_S) -> str:
@@ -60,7 +61,7 @@ async def list_job(run: RunSlurm, job: int, *format_: str) -> str:
     for line in listed.splitlines():
         if line.startswith(start):
             return line.removeprefix(start)
-    raise SlurmFailed(f"Slurm does not know job {job}")
+    raise SlurmFailed(f"{_UNKNOWN} {job}")
 
 
 async def label_of(run: RunSlurm, job: int) -> str:
@@ -73,3 +74,8 @@ async def label_of(run: RunSlurm, job: int) -> str:
         SlurmFailed: Slurm does not answer, or does not know the job.
     """
     return await list_job(run, job, "--format=%A|%i")
+
+
+def is_unknown_job(error: SlurmFailed) -> bool:
+    """Return whether Slurm has answered that there is no such job."""
+    return any(each in error.message for each in ("Invalid job id", _UNKNOWN))
