@@ -110,6 +110,14 @@ NiceOption = Annotated[
     int,
     _waiting("--nice", metavar="N", help="0 to 19: start later within the class; admins: -20."),
 ]
+SlurmOption = Annotated[
+    list[str] | None,
+    _waiting(
+        "--slurm",
+        metavar="OPTIONS",
+        help="On a cluster: options for srun and sbatch, as '--partition=gpu'.",
+    ),
+]
 SnapshotOption = Annotated[
     bool,
     _waiting("--snapshot", help="Run the script as it is now, even if it is edited meanwhile."),

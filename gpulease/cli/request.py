@@ -82,6 +82,7 @@ class RunOptions:
     preemptible: bool = False
     priority: Literal["low", "normal", "high"] = "normal"
     nice: int = 0
+    slurm: Sequence[str] = ()
     snapshot: bool = False
     verbose: bool = False
     summary: bool = False

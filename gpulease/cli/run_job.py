@@ -9,6 +9,7 @@ The everyday case imports next to nothing; what is rare is imported where it is 
 from __future__ import annotations
 
 from gpulease.cli.caller import this_process
+from gpulease.cli.cluster import acts_on_slurm
 from gpulease.cli.program import resolve, shell_of
 from gpulease.cli.render import print_stderr, print_stdout, stderr_status
 from gpulease.cli.request import RunOptions, build
@@ -47,17 +48,22 @@ def run_job(
         socket: the socket of --socket.
         must_copy: whether --snapshot was typed, so that a command without a script is an error.
     """
-    if not command and not options.shell:
-        raise BadUsage(
-            "cannot run: no COMMAND is given", "gpulease run --mem 4G train.py, or --shell"
-        )
+    _refuse_missing(options, command)
     if options.array is not None:
         options = replace(options, detach=True)  # nobody can attach to many jobs
     _refuse_contradictions(options)
     if options.detach_keys or "GPULEASE_DETACH_KEYS" in environment():
         _keys(options)  # raises before anything has happened, if they cannot be read
+    on_slurm = acts_on_slurm(socket, new_lease=options.new_lease)
     request = _request(options, command)
-    daemon = _reach(socket)
+    if on_slurm or options.slurm:
+        return _run_on_slurm(request, options, must_copy=must_copy, on_slurm=on_slurm)
+    return _run_here(_reach(socket), request, options, must_copy=must_copy)
+
+
+def _run_here(
+    daemon: Transport, request: SubmitRequest, options: RunOptions, *, must_copy: bool
+) -> int:
     if options.new_lease or not _asks_first(options):
         request.refuse_nested = not options.new_lease
         try:
@@ -70,6 +76,21 @@ def run_job(
     if outer is not None:
         _become(outer, request, options)
     return _run_as_job(daemon, request, options, must_copy=must_copy)
+
+
+def _run_on_slurm(
+    request: SubmitRequest, options: RunOptions, *, must_copy: bool, on_slurm: bool
+) -> int:
+    if not on_slurm:
+        raise BadUsage(
+            "cannot use --slurm: this machine is not part of a cluster",
+            'its admins set cluster = "slurm" in /etc/gpulease/config.toml; see docs/cluster.md',
+        )
+    from gpulease.cli.cluster.run import run_on_cluster
+
+    if options.snapshot and not options.dry:
+        _run_a_copy(request, must=must_copy)
+    return run_on_cluster(request, options)
 
 
 def _run_as_job(
@@ -139,6 +160,13 @@ def _complete(daemon: Transport, request: SubmitRequest, options: RunOptions) ->
 
         if (text := preset_devices(environment())) is not None:
             print_stderr(text)
+
+
+def _refuse_missing(options: RunOptions, command: Sequence[str]) -> None:
+    if not command and not options.shell:
+        raise BadUsage(
+            "cannot run: no COMMAND is given", "gpulease run --mem 4G train.py, or --shell"
+        )
 
 
 def _refuse_contradictions(options: RunOptions) -> None:

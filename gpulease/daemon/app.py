@@ -128,11 +128,10 @@ def build(settings: Settings, *, confined: bool = False) -> DaemonApp:
     Raises:
         GpuleaseError: the daemon cannot run.
     """
-    base = open_foundation(settings, SystemClock())
+    base, user_policy = open_foundation(settings, SystemClock()), UserPolicy(settings)
     table, process_ends = ProcessTable(base.secret), ProcessWatch()
     processes = _process_finder(base, table)
     observer = GpuObserver(base.store, base.probe, processes, base.clock, base.observation_thread)
-    user_policy = UserPolicy(settings)
     overuse, idleness = OveruseWatch(user_policy.overuse), IdleWatch(user_policy.idleness)
     enforcement = build_enforcement(base, user_policy, observer, confined=confined)
     records = _usage_records(base)
@@ -140,29 +139,25 @@ def build(settings: Settings, *, confined: bool = False) -> DaemonApp:
     launch_context = _launch_context(base, observer, enforcement, records.usage)
     runner = JobRunner(launcher, table, base.state, launch_context, base.clock)
     holds = HoldLauncher(base.clock, process_ends, launch_context.levels)
-    launchers = build_launchers(base, table, processes, enforcement)
-    scheduler = _scheduler(
-        base, observer, enforcement, _launcher_of(runner, holds, launchers), overuse, records,
-        user_policy,
-    )  # fmt: skip
-    slurm = SlurmNode(base, scheduler, processes, launchers)
-    waiting_clients = WaitingClients(scheduler, process_ends)
-    health = _health_watch(base, scheduler)
+    of_slurm = build_launchers(base, table, processes, enforcement)
+    launcher_of = _launcher_of(runner, holds, of_slurm)
+    scheduler = _scheduler(base, observer, enforcement, launcher_of, overuse, records, user_policy)
+    slurm = SlurmNode(base, scheduler, processes, of_slurm)
+    health, clients = _health_watch(base, scheduler), WaitingClients(scheduler, process_ends)
     coverage = _hook_coverage(base, enforcement, scheduler, records.hooks)
     sources = _view_sources(base, enforcement, coverage, records, overuse, idleness)
     sampler = _sampler(base, scheduler, overuse, idleness, records, health, enforcement, coverage)
+    doctor = _doctor(base, scheduler, health, sources, slurm)
     context = _request_context(
-        base, scheduler, processes, sources, records,
-        _doctor(base, scheduler, health, sources, slurm),
-        runner=runner, watch_client=waiting_clients.watch, look=sampler.look,
+        base, scheduler, processes, sources, records, doctor, slurm,
+        runner=runner, watch_client=clients.watch, look=sampler.look,
     )  # fmt: skip
-    context.slurm = slurm.leases if os.geteuid() == 0 else None
     return DaemonApp(
         base=base,
         launcher=launcher,
         runner=runner,
         scheduler=scheduler,
-        waiting_clients=waiting_clients,
+        waiting_clients=clients,
         sampler=sampler,
         health=health,
         user_policy=user_policy,
@@ -347,18 +342,11 @@ def _view_sources(
     )
 
 
-def _request_context(
-    base: Foundation,
-    scheduler: Scheduler,
-    processes: Finder,
-    sources: ViewSources,
-    records: _UsageRecords,
-    doctor: Doctor,
-    *,
-    runner: JobRunner,
-    watch_client: Callable[[Job], None],
-    look: Callable[[], Awaitable[None]],
-) -> RequestContext:
+def _request_context(  # noqa: PLR0913  requests reach every part
+    base: Foundation, scheduler: Scheduler, processes: Finder, sources: ViewSources,
+    records: _UsageRecords, doctor: Doctor, slurm: SlurmNode, *, runner: JobRunner,
+    watch_client: Callable[[Job], None], look: Callable[[], Awaitable[None]],
+) -> RequestContext:  # fmt: skip
     settings, explainer = base.settings(), scheduler.explainer
     accounts, job_views = records.accounts, _job_views(scheduler, sources)
     windows = _windows(base)
@@ -383,7 +371,7 @@ def _request_context(
         environment=runner.environment,
         command=runner.command,
         watch_holder=watch_client,
-        slurm=None,
+        slurm=slurm.leases if os.geteuid() == 0 else None,
         look=look,
         usage=records.usage,
         hooks=records.hooks,

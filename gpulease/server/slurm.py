@@ -47,12 +47,11 @@ class SlurmHandlers:
         # It may wait for memory that the epilog of another job frees.
         slot_of_request(request).become_stream(None)
         asked = request_of(read_body(SlurmLeaseRequest, await request.body()))
-        number, node = asked.job.id, asked.job.node
         try:
             job = await leases.grant(asked)
         except SlurmRefusal as refusal:
             await leases.refuse(asked, str(refusal))
-            raise _no_lease(number, f"{node}: {refusal}") from refusal
+            raise _no_lease(asked.job.id, str(refusal)) from refusal
         return json_response(self._context.job_views.job(job), 201)
 
     async def end(self, request: Request, number: int) -> Response:
@@ -71,7 +70,7 @@ class SlurmHandlers:
         before = environment_of(body.environment)
         job = leases.of(number)
         if job is None:
-            raise _no_lease(number, leases.why_refused(number) or "it has no lease on this node")
+            raise _no_lease(number, leases.why_refused(number) or "it has no lease")
         self._refuse_others(caller, job)
         command = command_in(before)
         if command.argv:
@@ -100,8 +99,8 @@ class SlurmHandlers:
 
 def _no_lease(number: int, why: str) -> NoRoomNow:
     return NoRoomNow(
-        f"cannot start job {number} of Slurm: {why}",
-        "batch jobs are queued again; submit other jobs again, or exclude this node",
+        f"cannot start job {number} of Slurm on this node: {why}",
+        "submit it again; --exclude=NODE keeps it away from a node",
     )
 
 

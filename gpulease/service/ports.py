@@ -548,7 +548,7 @@ class SlurmRefusal(Exception):
     """A job of Slurm gets no lease on this node now; the text says why, for its owner."""
 
     def __init__(self, why: str, *, may_pass: bool = False) -> None:
-        """`may_pass`: a job that has just ended may still hold the memory."""
+        """`may_pass`: memory is in use that a job may have freed a moment ago."""
         super().__init__(why)
         self.may_pass = may_pass
 

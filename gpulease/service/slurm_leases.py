@@ -83,8 +83,8 @@ class SlurmLeases:
 
         `limit` has the driver limit a job before its first task, where it can.
         """
-        self.settles_within_s = 3.0
-        """Memory of a job that has just ended may be in use, or leased, for so long."""
+        self.settles_within = timedelta(seconds=3)
+        """The driver may report the memory of a job as used for so long after its end."""
         self.ends_within_s = 5.0
         self._scheduler = scheduler
         self._processes = processes
@@ -124,14 +124,18 @@ class SlurmLeases:
         return job
 
     async def _grant(self, request: SlurmRequest, allocation: SlurmAllocation) -> Job:
-        until = self._clock.steady() + timedelta(seconds=self.settles_within_s)
         while True:
             try:
                 return await self._grant_now(request, allocation)
             except SlurmRefusal as refusal:
-                if not refusal.may_pass or self._clock.steady() >= until:
+                if not (refusal.may_pass and self._is_settling()):
                     raise
             await asyncio.sleep(_LOOK_AGAIN_S)
+
+    def _is_settling(self) -> bool:
+        """Return whether memory was freed a moment ago, so that a reading may still show it."""
+        freed_at = self._scheduler.supervisor.freed_at
+        return freed_at is not None and self._clock.now() - freed_at < self.settles_within
 
     async def _grant_now(self, request: SlurmRequest, allocation: SlurmAllocation) -> Job:
         seen = await self._scheduler.observer.observe()
@@ -272,8 +276,8 @@ def grant_at_once(
 def _size(claim: Claim, gpu: GpuMemory) -> int:
     """Return the bytes to lease on a GPU. Raises: SlurmRefusal."""
     if (obstacle := find_obstacle(claim, gpu)) is not None:
-        size = "" if claim.exclusive else f"no {format_size(claim.memory_on(0))} on "
-        may_pass = obstacle.kind in (ObstacleKind.UNMANAGED, ObstacleKind.LEASED)
+        size = "" if claim.exclusive else f"{format_size(claim.memory_on(0))} does not fit on "
+        may_pass = obstacle.kind is ObstacleKind.UNMANAGED
         raise SlurmRefusal(f"{size}GPU {obstacle.label}: {obstacle.why}", may_pass=may_pass)
     return claim.memory_on(gpu.allocatable or 0)
 

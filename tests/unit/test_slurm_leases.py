@@ -77,7 +77,7 @@ class Node:
         self.leases = SlurmLeases(
             self.scheduler, self.finder, self.clock, at_once, self.slurm, self.ended, self.limit
         )
-        self.leases.settles_within_s = self.leases.ends_within_s = 0.0
+        self.leases.ends_within_s = 0.0
 
     async def limit(self, job: Job) -> None:
         """Set no limit: no driver."""
@@ -192,7 +192,7 @@ def test_a_job_that_slurm_starts_again_gets_another_lease() -> None:
 def test_memory_of_strangers_refuses_a_job() -> None:
     async def scenario(node: Node) -> None:
         node.gpus.unmanaged["GPU-a"] = 3 * G
-        assert await node.refusal(24) == "no 6G on GPU 0: 3G is used outside any lease"
+        assert await node.refusal(24) == "6G does not fit on GPU 0: 3G is used outside any lease"
         assert (await node.grant(20)).state is State.GRANTED
 
     run(scenario)
@@ -200,20 +200,24 @@ def test_memory_of_strangers_refuses_a_job() -> None:
 
 def test_the_memory_of_a_job_that_has_just_ended_is_waited_for() -> None:
     async def scenario(node: Node) -> None:
-        node.leases.settles_within_s = 5.0
         node.gpus.unmanaged["GPU-a"] = 8 * G
+        node.scheduler.supervisor.freed_at = NOON
         waiting = asyncio.create_task(node.grant())
         await asyncio.sleep(0.01)
         assert not waiting.done()
         node.gpus.unmanaged.clear()
         assert (await waiting).state is State.GRANTED
+        node.gpus.unmanaged["GPU-b"] = 8 * G
+        node.clock.forward(seconds=3)
+        with pytest.raises(SlurmRefusal):
+            await node.grant(number=18, gpu=1)
 
     run(scenario)
 
 
 def test_a_gpu_out_of_service_refuses_a_job_at_once() -> None:
     async def scenario(node: Node) -> None:
-        node.leases.settles_within_s = 3600.0
+        node.scheduler.supervisor.freed_at = NOON
         node.store.standing[GpuUuid("GPU-a")] = GpuAvailability(drain="maintenance")
         assert "maintenance" in await node.refusal()
         node.store.standing.clear()

@@ -1,0 +1,138 @@
+"""`gpulease run` on a cluster: what is asked of Slurm, and how it is submitted."""
+
+import json
+import shlex
+from collections.abc import Sequence
+
+from gpulease.cli.cluster.batch import batch_line, batch_script, submit_batch
+from gpulease.cli.cluster.capacity import read_capacity
+from gpulease.cli.cluster.foreground import run_in_foreground
+from gpulease.cli.cluster.jobs import own_jobs
+from gpulease.cli.cluster.size import Size, size_of
+from gpulease.cli.cluster.slurm_options import (
+    dependency,
+    is_number,
+    passed_options,
+    slurm_options,
+    split_condition,
+)
+from gpulease.cli.job_selection import LAST
+from gpulease.cli.render import print_stderr, print_stdout
+from gpulease.cli.request import RunOptions
+from gpulease.config import SYSTEM_CONFIG, Settings, read_settings
+from gpulease.light_json import encode
+from gpulease.wire.requests import SubmitRequest, from_wire
+
+_COMMAND = "GPULEASE_SLURM"
+"""What the daemon of the node reads: the command, and options for the frameworks."""
+_LARGEST_COMMAND = 64 * 1024
+"""Bytes: of a longer command, only the options are passed."""
+_OUTER_JOB = "SLURM_JOB_ID"
+_KEPT = frozenset({"SLURM_CONF"})
+
+
+def run_on_cluster(request: SubmitRequest, options: RunOptions) -> int:
+    """Run a command as a job of Slurm, and return its exit code.
+
+    Raises:
+        GpuleaseError: an option has no counterpart, or Slurm does not accept the job.
+    """
+    settings = _settings()
+    capacity = read_capacity(settings.slurm.get("shard"))
+    size = size_of(options, request, capacity, settings.default_memory)
+    words = slurm_options(options, request, size.gres)
+    words += _dependencies(options.after)
+    if options.no_wait:
+        words.append("--immediate")
+    words += passed_options(options.slurm)
+    argv = [from_wire(word) for word in request.argv]
+    variables = _variables(request)
+    if options.dry:
+        _show(request, options, words, argv, size)
+        return 0
+    _say_size(size, argv)
+    if options.detach:
+        line = batch_line(words, is_array=options.array is not None)
+        print_stdout(submit_batch(line, batch_script(argv, from_wire(request.cwd)), variables))
+        return 0
+    return run_in_foreground(request, words, _there(argv, request), variables)
+
+
+def _settings() -> Settings:
+    """Return the settings of the machine; those that its admins keep to themselves are unknown."""
+    try:
+        SYSTEM_CONFIG.open("rb").close()
+    except OSError:
+        return Settings()
+    return read_settings(SYSTEM_CONFIG, Settings(), {})
+
+
+def _there(argv: Sequence[str], request: SubmitRequest) -> list[str]:
+    """Return a command that fails where the working directory does not exist.
+
+    Slurm would run it in /tmp.
+    """
+    if "=" in argv[0]:
+        return list(argv)  # env(1) would take it for a variable
+    return ["env", f"--chdir={from_wire(request.cwd)}", "--", *argv]
+
+
+def _variables(request: SubmitRequest) -> dict[str, str]:
+    """Return the environment of the job; one of Slurm around this command is left."""
+    variables = {from_wire(key): from_wire(value) for key, value in request.environment.items()}
+    if _OUTER_JOB in variables:
+        variables = {
+            key: value
+            for key, value in variables.items()
+            if key in _KEPT or not key.startswith("SLURM_")
+        }
+    command = {"argv": request.argv, "cwd": request.cwd, "options": request.options}
+    if len(text := encode(command).decode()) > _LARGEST_COMMAND:
+        text = encode({**command, "argv": []}).decode()
+    return variables | {_COMMAND: text}
+
+
+def _dependencies(after: Sequence[str]) -> list[str]:
+    asked = [word for each in after for word in each.split(",")]
+    if not asked:
+        return []
+    jobs = [split_condition(word)[0] for word in asked]
+    numbers = {} if all(map(is_number, jobs)) else _own_jobs()
+    return ["--dependency=" + ",".join(dependency(word, numbers) for word in asked)]
+
+
+def _own_jobs() -> dict[str, str]:
+    """Return the ids of the caller's newest jobs by name, and of the newest as "last"."""
+    found: dict[str, str] = {}
+    for row in own_jobs(ended=True):
+        number = row.get("arrayjobid", row["jobid"])
+        found |= {row.get("name", ""): number, LAST: number}
+    return found
+
+
+def _show(
+    request: SubmitRequest,
+    options: RunOptions,
+    words: Sequence[str],
+    argv: Sequence[str],
+    size: Size,
+) -> None:
+    if options.detach:
+        line = [*batch_line(words, is_array=options.array is not None), "--wrap", shlex.join(argv)]
+    else:
+        terminal = ["--pty"] if request.terminal else []
+        line = ["srun", *terminal, *words, *_there(argv, request)]
+    if options.json:
+        print_stdout(json.dumps({"command": line, "size": size.text, "sized": size.reason}))
+        return
+    print_stdout(shlex.join(line))
+    if size.reason:
+        print_stderr(f"gpulease: {size.text}, {size.reason}")
+
+
+def _say_size(size: Size, argv: Sequence[str]) -> None:
+    if size.reason is None:
+        return
+    print_stderr(f"gpulease: the job leases {size.text}, {size.reason}; see --mem")
+    if "--mem" in argv:
+        print_stderr("gpulease: --mem after the command was passed to the command")

@@ -1,0 +1,157 @@
+"""Jobs of plain Slurm users have leases: nothing but Slurm's own commands is used here."""
+
+import json
+from collections.abc import Iterator
+
+import pytest
+
+from daemon_rig import wait_for
+
+from .cluster import Cluster
+from .leased_cluster import leases, leasing, run_hook, where
+
+GIB = 1024**3
+_SHOW = "import json, os; print(json.dumps(dict(os.environ)))"
+_OLD_SCRIPT = """
+#SBATCH --gres=shard:16
+#SBATCH --output=old.out
+python -c '{show}'
+srun python -c '{show}'
+"""
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    with leasing() as made:
+        yield made
+
+
+@pytest.fixture
+def idle(cluster: Cluster) -> Iterator[Cluster]:
+    """Return the cluster, and leave it without jobs and leases."""
+    yield cluster
+    cluster.run("scancel", "--user=alice", user="root")
+    wait_for("no lease is left", lambda: not any(map(leases, cluster.nodes.values())))
+    cluster.wait_until_idle()
+
+
+def test_srun_has_the_environment_of_a_lease(idle: Cluster) -> None:
+    words = ("srun", "--nodelist=n2", "--gres=shard:16", "python", "-c", _SHOW)
+    found = json.loads(idle.run(*words, env={"PYTHONPATH": "/mine"}).stdout)
+    hooks, *others = found["PYTHONPATH"].split(":")
+    assert hooks.endswith("/hooks")
+    assert others == ["/mine"]
+    assert found["GPULEASE_MEMORY"] == str(4 * GIB)
+    uuids = {gpu.uuid for gpu in idle.nodes["n2"].client().status().gpus}
+    assert found["CUDA_VISIBLE_DEVICES"] in uuids
+
+
+def test_an_old_batch_file_has_it_in_each_step(idle: Cluster) -> None:
+    job = idle.sbatch(_OLD_SCRIPT.format(show=_SHOW))
+    idle.wait_until(job, "COMPLETED")
+    batch, step = map(json.loads, (idle.home / "alice/old.out").read_text().splitlines())
+    for found in (batch, step):
+        assert found["GPULEASE_MEMORY"] == str(4 * GIB)
+        assert found["CUDA_VISIBLE_DEVICES"].startswith("GPU-")
+        assert found["PYTHONPATH"].endswith("/hooks")
+
+
+def test_a_whole_gpu_is_exclusive(idle: Cluster) -> None:
+    job = idle.sbatch("sleep 300", "--gres=gpu:2", "--nodelist=n1")
+    idle.wait_until(job, "RUNNING")
+    held = wait_for("it has a lease", lambda: leases(idle.nodes["n1"]).get(job))
+    assert held.claim.exclusive
+    assert [lease.memory for lease in held.leases] == [24 * GIB, 24 * GIB]
+
+
+def test_a_lease_ends_with_its_job(idle: Cluster) -> None:
+    job = idle.sbatch("sleep 300", "--gres=shard:16", "--nodelist=n3")
+    wait_for("it has a lease", lambda: where(idle, job) == ["n3"])
+    idle.run("scancel", str(job))
+    wait_for("the lease has ended", lambda: not where(idle, job))
+
+
+def test_a_job_without_gpus_is_not_changed(idle: Cluster) -> None:
+    found = json.loads(idle.run("srun", "--nodelist=n1", "python", "-c", _SHOW).stdout)
+    assert not [name for name in found if name.startswith("GPULEASE") or name == "PYTHONPATH"]
+    job = idle.sbatch("sleep 300", "--nodelist=n1")
+    idle.wait_until(job, "RUNNING")
+    assert not where(idle, job)
+
+
+def test_srun_over_its_lease_is_stopped(idle: Cluster) -> None:
+    words = ("python", "/etc/slurm/work.py", "800", "300")
+    done = idle.run("srun", "--nodelist=n1", "--gres=shard:2", *words, check=False)
+    assert done.returncode != 0
+    assert "its lease is 512M" in done.stderr
+
+
+def test_other_users_cannot_read_or_end_a_lease(idle: Cluster) -> None:
+    job = idle.sbatch("sleep 300", "--gres=shard:16", "--nodelist=n1")
+    wait_for("it has a lease", lambda: where(idle, job) == ["n1"])
+    about = {"SLURM_JOB_ID": str(job), "SLURM_JOB_GPUS": "0"}
+    read = run_hook(idle, "n1", "bob", "prolog_task", about)
+    assert read.returncode == 1
+    assert "export" not in read.stdout
+    ended = run_hook(idle, "n1", "bob", "epilog_slurmd", about)
+    assert "gpulease: cannot" in ended.stderr
+    number = str(leases(idle.nodes["n1"])[job].id)
+    local = {"GPULEASE_CLUSTER": "none"}
+    cancelled = idle.run(
+        "gpulease", "cancel", number, user="bob", node="n1", env=local, check=False
+    )
+    assert cancelled.returncode != 0
+    assert where(idle, job) == ["n1"]
+    assert idle.job(job)["JobState"] == "RUNNING"
+
+
+@pytest.mark.parametrize("user", ["alice", "bob"])
+def test_users_cannot_ask_for_a_lease(idle: Cluster, user: str) -> None:
+    about = {"SLURM_JOB_ID": "4000", "SLURM_JOB_GPUS": "0", "SLURM_JOB_UID": "47202"}
+    asked = run_hook(idle, "n1", user, "prolog_slurmd", about)
+    assert asked.returncode == 1
+    assert not leases(idle.nodes["n1"])
+
+
+def test_jobs_avoid_a_drained_gpu(idle: Cluster) -> None:
+    idle.run("gpulease", "drain", "0", "--why", "dust", user="root", node="n1")
+    jobs = [idle.sbatch("sleep 300", "--gres=shard:96") for _ in range(4)]
+    for job in jobs:
+        wait_for(f"job {job} has a lease", lambda job=job: where(idle, job))
+    gpus = idle.nodes["n1"].client().status().gpus
+    assert gpus[0].memory.leased == 0
+    done = idle.run("srun", "--nodelist=n1", "--gres=gpu:2", "true", check=False)
+    assert done.returncode != 0
+    assert "dust" in done.stdout + done.stderr
+    idle.run("gpulease", "resume", "0", user="root", node="n1")
+
+
+def test_slurm_drains_a_node_without_a_gpu_in_service(idle: Cluster) -> None:
+    for gpu in ("0", "1"):
+        idle.run("gpulease", "drain", gpu, "--why", "dust", user="root", node="n1")
+    wait_for("Slurm drains it", lambda: idle.states()["n1"].startswith("drain"))
+    assert "Reason=gpulease: " in idle.scontrol("show", "node", "n1")
+    job = idle.sbatch("sleep 300", "--gres=shard:16")
+    idle.wait_until(job, "RUNNING")
+    assert where(idle, job) != ["n1"]
+    for gpu in ("0", "1"):
+        idle.run("gpulease", "resume", gpu, user="root", node="n1")
+    wait_for("it is back", lambda: idle.states()["n1"] == "idle")
+
+
+def test_the_prolog_waits_for_a_daemon_that_restarts(idle: Cluster) -> None:
+    node = idle.nodes["n2"]
+    node.kill_daemon()
+    job = idle.sbatch("sleep 300", "--gres=shard:16", "--nodelist=n2")
+    idle.wait_until(job, "RUNNING")
+    node.start_daemon()
+    wait_for("it has a lease", lambda: where(idle, job) == ["n2"])
+    assert idle.job(job)["JobState"] == "RUNNING"
+
+
+def test_without_a_daemon_jobs_go_elsewhere() -> None:
+    with leasing(["n1", "n2"], wait_s=1) as made:
+        made.nodes["n1"].kill_daemon()
+        job = made.sbatch("sleep 300", "--gres=shard:16")
+        wait_for("the lease is on n2", lambda: job in leases(made.nodes["n2"]))
+        assert made.states()["n1"].startswith("drain")

@@ -1,0 +1,241 @@
+"""The options of `gpulease run` as those of Slurm: pure, without Slurm."""
+
+import os
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from gpulease.cli.caller import Caller
+from gpulease.cli.cluster.batch import batch_script
+from gpulease.cli.cluster.capacity import Capacity, capacity_of
+from gpulease.cli.cluster.size import Size, size_of
+from gpulease.cli.cluster.slurm_options import (
+    dependency,
+    minutes,
+    passed_options,
+    slurm_options,
+    split_condition,
+)
+from gpulease.cli.cluster.srun import Said
+from gpulease.cli.request import RunOptions, build
+from gpulease.errors import BadUsage, BadValue, CannotLease
+from gpulease.fingerprint import fingerprint_of
+from gpulease.slurm.learnt import learnt_keys
+from gpulease.slurm.node_summary import GpuSummary, NodeSummary, encode
+from gpulease.units import GIB, MIB, Share
+
+ARGV = ("python3", "train.py", "--batch", "32")
+TWO_OF_24G = Capacity(256 * MIB, frozenset({96}), 2)
+MIXED = Capacity(256 * MIB, frozenset({96, 192}), 2)
+
+
+@dataclass
+class Order:
+    """A command line."""
+
+    capacity: Capacity = TWO_OF_24G
+    argv: tuple[str, ...] = ARGV
+    options: dict[str, Any] = field(default_factory=dict)
+
+    def with_(self, **options: Any) -> "Order":
+        return Order(self.capacity, self.argv, options)
+
+    @property
+    def parts(self) -> tuple[RunOptions, Any]:
+        typed = RunOptions(**self.options)
+        return typed, build(typed, self.argv, Caller("/home/alice", {}, 0o22, {}, 0))
+
+    def size(self) -> Size:
+        return size_of(*self.parts, self.capacity, 4 * GIB)
+
+    def words(self) -> list[str]:
+        return slurm_options(*self.parts, "shard:16")
+
+
+def order(capacity: Capacity = TWO_OF_24G, **options: Any) -> Order:
+    return Order(capacity, options=options)
+
+
+def test_memory_is_rounded_up_to_shards() -> None:
+    assert order(mem="4G").size().gres == "shard:16"
+    assert order(mem="4097M").size().gres == "shard:17"
+    assert order(mem="1M").size() == Size("shard:1", "256M")
+
+
+def test_a_share_needs_gpus_of_one_size() -> None:
+    assert order(mem="50%").size().gres == "shard:48"
+    with pytest.raises(BadValue, match="24G and 48G"):
+        order(MIXED, mem="50%").size()
+
+
+def test_whole_gpus_are_counted_as_gpus() -> None:
+    assert order(exclusive=True).size().gres == "gpu:1"
+    assert order(exclusive=True, gpus=2, mem="20G").size().gres == "gpu:2"
+
+
+def test_parts_of_several_gpus_are_refused() -> None:
+    with pytest.raises(BadValue, match="a part of each of 2 GPUs") as error:
+        order(mem="4G", gpus=2).size()
+    assert "--gpus 2 --exclusive" in (error.value.hint or "")
+
+
+def test_more_than_any_gpu_has_is_refused() -> None:
+    assert order(mem="24G").size().gres == "shard:96"
+    with pytest.raises(CannotLease, match="the largest GPU of the cluster offers 24G"):
+        order(mem="24577M").size()
+    with pytest.raises(CannotLease, match="no node of the cluster has more than 2"):
+        order(gpus=3, exclusive=True).size()
+
+
+def test_a_whole_gpu_of_a_certain_size_is_refused_where_sizes_differ() -> None:
+    with pytest.raises(BadValue, match="Slurm may choose a GPU with 24G"):
+        order(MIXED, mem="40G", exclusive=True).size()
+
+
+def test_a_cluster_without_shards_is_refused_before_submission() -> None:
+    with pytest.raises(CannotLease, match="no shards"):
+        order(Capacity(), mem="4G").size()
+
+
+def test_without_a_size_the_default_is_leased() -> None:
+    assert order().size() == Size("shard:16", "4G", "the default")
+    typed, request = order().parts
+    assert size_of(typed, request, TWO_OF_24G, Share(percent=25)).gres == "shard:24"  # type: ignore[arg-type]
+
+
+def test_what_a_node_has_learnt_is_the_size_without_one() -> None:
+    fingerprint = fingerprint_of(ARGV, "/home/alice")
+    assert fingerprint is not None
+    exact, similar = learnt_keys(os.geteuid(), fingerprint)
+    nodes = [{similar: 9 * GIB}, {exact: 2 * GIB}, {exact: 3 * GIB}]
+    capacity = Capacity(256 * MIB, frozenset({96}), 2, nodes)
+    assert order(capacity).size() == Size("shard:12", "3G", "since train.py needed that before")
+    assert order(capacity, mem="1G").size().gres == "shard:4"
+
+
+def test_options_become_those_of_slurm() -> None:
+    words = order(
+        time="90s", name="a b", array="0-9%2", held=True, nice=5, detach=True, requeue=True
+    ).words()
+    assert words[:5] == [
+        "--nodes=1", "--ntasks=1", "--gres=shard:16", "--job-name=a b", "--chdir=/home/alice",
+    ]  # fmt: skip
+    assert set(words[5:]) == {
+        "--export=ALL", "--time=2", "--array=0-9%2", "--hold", "--nice=5", "--requeue",
+    }  # fmt: skip
+
+
+def test_a_job_without_a_name_has_that_of_its_command() -> None:
+    assert "--job-name=train.py" in order().words()
+
+
+def test_only_the_main_process_of_a_batch_job_gets_the_early_signal() -> None:
+    assert "--signal=10@120" in order(time="1h", early_signal="USR1@2m").words()
+    assert "--signal=B:10@120" in order(time="1h", early_signal="USR1@2m", detach=True).words()
+
+
+def test_a_time_limit_is_rounded_up_to_minutes() -> None:
+    assert [minutes(each) for each in ("1s", "60s", "61s", "4h")] == [1, 1, 2, 240]
+
+
+WITHOUT_COUNTERPART = [
+    {"gpu": ("1",)}, {"gpu_model": "A100"}, {"min_vram": "40G"}, {"same_model": True},
+    {"preemptible": True}, {"priority": "high"}, {"retry_oom": "1.5x"}, {"grace": "5s"},
+    {"verbose": True}, {"summary": True}, {"detach_keys": "ctrl-p"}, {"requeue": True},
+    {"array": "0-9"}, {"detach": True, "no_wait": True}, {"detach": True, "wait": "5m"},
+    {"detach": True, "pty": True},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("options", WITHOUT_COUNTERPART, ids=str)
+def test_what_slurm_lacks_is_refused_with_a_hint(options: dict[str, Any]) -> None:
+    with pytest.raises(BadValue, match="cannot use --") as error:
+        order(**options).words()
+    assert error.value.hint
+
+
+def test_dependencies_are_those_of_slurm() -> None:
+    numbers = {"sweep": "17", "last": "20"}
+    words = ["17", "18:any", "17_3:fail", "sweep", "last:ok"]
+    assert [dependency(word, numbers) for word in words] == [
+        "afterok:17", "afterany:18", "afternotok:17_3", "afterok:17", "afterok:20",
+    ]  # fmt: skip
+    assert split_condition("a:b:any") == ("a:b", "any")
+    with pytest.raises(BadValue, match="no job of yours"):
+        dependency("nosuch", numbers)
+
+
+def test_options_of_slurm_are_passed_on() -> None:
+    assert passed_options(["--partition=a -n 2", "--comment='x y'"]) == [
+        "--partition=a", "-n", "2", "--comment=x y",
+    ]  # fmt: skip
+    for wrong in ("partition=a", "--comment='x"):
+        with pytest.raises(BadUsage):
+            passed_options([wrong])
+
+
+def test_a_batch_script_quotes_every_word() -> None:
+    script = batch_script(["echo", "$HOME", "it's", "a b\n"], "/data/my dir")
+    assert script.startswith("#!/bin/bash\ncd -- '/data/my dir' || ")
+    assert script.endswith("""exec -- echo '$HOME' 'it'"'"'s' 'a b\n'\n""")
+
+
+def summary(*sizes: int, **fields: Any) -> str:
+    gpus = [
+        GpuSummary(i, f"GPU-{i}", "A100", "available", each, each) for i, each in enumerate(sizes)
+    ]
+    return encode(NodeSummary(0.0, 256 * MIB, tuple(gpus), **fields))
+
+
+@pytest.mark.parametrize(
+    ("gres", "extra", "sizes", "gpus"),
+    [
+        ("gpu:2,shard:192", "", {96}, 2),
+        ("gpu:a100:2(S:0-1),shard:a100:192(S:0-1)", "", {96}, 2),
+        ("gpu:24g:1,gpu:48g:1,shard:288", "", {288}, 2),
+        ("gpu:24g:1,gpu:48g:1,shard:288", summary(24 * GIB, 48 * GIB), {96, 192}, 2),
+        ("gpu:4", "", set(), 4),
+        ("", "", set(), 0),
+    ],
+)
+def test_the_sizes_of_gpus_are_those_that_slurm_counts(
+    gres: str, extra: str, sizes: set[int], gpus: int
+) -> None:
+    found = capacity_of([{"Gres": gres, "Extra": extra}], None)
+    assert (found.sizes, found.gpus) == (sizes, gpus)
+
+
+def test_the_shard_is_that_of_the_settings_or_else_of_the_nodes() -> None:
+    nodes = [{"Gres": "gpu:1,shard:8", "Extra": summary(8 * GIB, learnt={"a": 1})}]
+    assert capacity_of(nodes, None).shard == 256 * MIB
+    assert capacity_of(nodes, GIB).shard == GIB
+    assert capacity_of(nodes, None).learnt == [{"a": 1}]
+
+
+def said(*lines: str) -> Said:
+    heard = Said()
+    for line in lines:
+        heard.hear(f"{line}\n".encode())
+    return heard
+
+
+def test_what_srun_says_tells_where_the_job_is() -> None:
+    heard = said("srun: job 9 queued and waiting for resources")
+    assert (heard.job, heard.waits, heard.started) == (9, True, False)
+    heard.hear(
+        b"srun: job 9 has been allocated resources\nsrun: jobid 9: nodes(1):`n1', cpu counts"
+    )
+    assert heard.node is None, "the line is incomplete"
+    heard.hear(b": 1(x1)\n")
+    assert (heard.node, heard.waits) == ("n1", False)
+    heard.hear(b"srun: launch/slurm: _task_start: Node n1, 1 tasks started\r\n")
+    assert heard.started and not heard.ended
+    heard.hear(b"srun: error: n1: task 0: Exited with exit code 3\n")
+    assert heard.ended and not heard.errors
+
+
+def test_errors_of_srun_are_kept_and_notices_of_the_daemon_passed_on() -> None:
+    heard = said("srun: error: Unable to allocate resources: Requested nodes are busy")
+    assert heard.busy
+    assert heard.hear(b"srun: gpulease: over the lease\n") == ["gpulease: over the lease"]
