@@ -2,7 +2,7 @@
 
 import asyncio
 import os
-from asyncio.subprocess import DEVNULL, PIPE
+from asyncio.subprocess import DEVNULL, PIPE, Process
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
@@ -36,12 +36,18 @@ async def run_slurm(*argv: str, deadline: float = DEADLINE_S) -> str:
         async with asyncio.timeout(deadline):
             output, errors = await process.communicate()
     except TimeoutError:
+        _kill(process)
+        await process.communicate()
         raise no_answer(argv, deadline) from None
     finally:
-        if process.returncode is None:
-            with suppress(ProcessLookupError):
-                process.kill()
+        _kill(process)
     return checked_output(argv, process.returncode, _text(output), _text(errors))
+
+
+def _kill(process: Process) -> None:
+    if process.returncode is None:
+        with suppress(ProcessLookupError):
+            process.kill()
 
 
 def _text(output: bytes) -> str:
