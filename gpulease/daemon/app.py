@@ -343,18 +343,10 @@ def _view_sources(
 
 
 def _request_context(  # noqa: PLR0913  requests reach every part
-    base: Foundation,
-    scheduler: Scheduler,
-    processes: Finder,
-    sources: ViewSources,
-    records: _UsageRecords,
-    doctor: Doctor,
-    slurm: SlurmNode,
-    *,
-    runner: JobRunner,
-    watch_client: Callable[[Job], None],
-    look: Callable[[], Awaitable[None]],
-) -> RequestContext:
+    base: Foundation, scheduler: Scheduler, processes: Finder, sources: ViewSources,
+    records: _UsageRecords, doctor: Doctor, slurm: SlurmNode, *, runner: JobRunner,
+    watch_client: Callable[[Job], None], look: Callable[[], Awaitable[None]],
+) -> RequestContext:  # fmt: skip
     settings, explainer = base.settings(), scheduler.explainer
     accounts, job_views = records.accounts, _job_views(scheduler, sources)
     windows = _windows(base)

@@ -6,7 +6,8 @@
 # no programs: that would take longer than all the rest, and it runs as root.
 
 my $SOCKET = '/run/gpulease/gpuleased.sock';
-my $WAIT_S = 20;    # for the daemon, which may be restarting
+my $WAIT_S = 20;          # for the daemon, which may be restarting
+my $EPILOG_WAIT_S = 5;
 
 my %hooks = (prolog_slurmd => \&prolog, epilog_slurmd => \&epilog, prolog_task => \&task_prolog);
 my $context = $ENV{SLURM_SCRIPT_CONTEXT} // '';
@@ -32,7 +33,7 @@ sub prolog {
 
 # As root, after the job. Never fails: the daemon finds a lease without a job.
 sub epilog {
-    my ($status, $reply) = ($ENV{SLURM_JOB_GPUS} // '') eq '' ? 204 : post("leases/$job/end", '');
+    my ($status, $reply) = ($ENV{SLURM_JOB_GPUS} // '') eq '' ? 204 : post("leases/$job/end", '', $EPILOG_WAIT_S);
     print STDERR "gpulease: $reply\n" if $status >= 300;
     return 0;
 }
@@ -59,14 +60,14 @@ sub json {
 
 # Returns the status and the body of the daemon's answer; 0 and the reason if there is none in time.
 sub post {
-    my ($path, $body) = @_;
+    my ($path, $body, $wait_s) = (@_, $WAIT_S);
     my $request = "POST /v1/slurm/$path HTTP/1.0\r\nHost: gpulease\r\n"
         . "Content-Type: application/json\r\nContent-Length: " . length($body) . "\r\n\r\n$body";
     my $why = 'it does not answer';
     local $SIG{PIPE} = 'IGNORE';
     local $SIG{ALRM} = sub { die "late\n" };
     my @answer = eval {
-        alarm $WAIT_S;
+        alarm $wait_s;
         for (my $pause = 0.05 ;; $pause *= $pause < 1 ? 1.5 : 1) {
             my ($status, $reply) = try($request);
             # 429 and 503: too busy.
@@ -76,7 +77,7 @@ sub post {
         }
     };
     alarm 0;
-    return @answer ? @answer : (0, "no answer from gpuleased in $WAIT_S s ($SOCKET): $why");
+    return @answer ? @answer : (0, "no answer from gpuleased in $wait_s s ($SOCKET): $why");
 }
 
 # Makes one attempt. Status 0 is no answer, or half of one, with the reason.
