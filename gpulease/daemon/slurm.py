@@ -11,6 +11,7 @@ from gpulease.config import Settings, SlurmSettings
 from gpulease.daemon.enforcement_setup import EnforcementSetup
 from gpulease.daemon.foundation import Foundation
 from gpulease.domain.gpu import GpuUuid, JobId
+from gpulease.domain.job import Job
 from gpulease.host.process_finder import Finder
 from gpulease.host.processes import ProcessTable, marker
 from gpulease.host.slurm_controller import SlurmCommands
@@ -20,8 +21,9 @@ from gpulease.host.slurm_publication import SlurmPublication
 from gpulease.host.slurm_reconciliation import RunningJob, SlurmReconciliation
 from gpulease.server.auth import Caller
 from gpulease.server.machine_views import MachineViews
+from gpulease.service.job_supervisor import LauncherOf
 from gpulease.service.jobs import note_limits
-from gpulease.service.ports import SlurmRefusal
+from gpulease.service.ports import JobLauncher, SlurmPolicy, SlurmRefusal
 from gpulease.service.scheduler import Scheduler
 from gpulease.service.slurm_gpus import gpus_of_slurm
 from gpulease.service.slurm_leases import SlurmLeases, SlurmRequest
@@ -39,6 +41,12 @@ def slurm_settings(settings: Settings) -> SlurmSettings | None:
     return SlurmSettings(**settings.slurm) if settings.cluster == "slurm" else None
 
 
+def slurm_policy(settings: Settings) -> SlurmPolicy | None:
+    """Return what Slurm assigns of this machine; None where the daemon's queue has all GPUs."""
+    slurm = slurm_settings(settings)
+    return None if slurm is None else SlurmPolicy(slurm.shard, slurm.local_gpus)
+
+
 def node_name(settings: Settings) -> str | None:
     """Return the name of this machine in Slurm; None without Slurm."""
     slurm = slurm_settings(settings)
@@ -53,6 +61,16 @@ class SlurmLaunchers:
 
     jobs: SlurmJobs
     enforcement: SlurmEnforcement
+
+    def besides(self, runner: JobLauncher, holds: JobLauncher) -> LauncherOf:
+        """Return what tells the launcher of a job."""
+
+        def launcher_of(job: Job) -> JobLauncher:
+            if job.slurm is not None:
+                return self.jobs
+            return runner if job.holder is None else holds
+
+        return launcher_of
 
 
 def build_launchers(

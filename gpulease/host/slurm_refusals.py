@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from gpulease.domain.job import SlurmJob, one_line
 from gpulease.errors import SlurmFailed
-from gpulease.host.slurm_commands import RunSlurm, list_job
+from gpulease.host.slurm_commands import RunSlurm, is_unknown_job, list_job
 
 _log = logging.getLogger(__name__)
 
@@ -74,7 +74,12 @@ class SlurmRefusals:
         Raises:
             SlurmFailed: Slurm does not answer.
         """
-        asked = await self._ask(job.id)
+        try:
+            asked = await self._ask(job.id)
+        except SlurmFailed as error:
+            if is_unknown_job(error):
+                return
+            raise
         count, nodes = asked.refused_by
         count, nodes = count + 1, list(dict.fromkeys([*nodes, job.node]))
         comment = (
