@@ -106,7 +106,7 @@ def is_slurmstepd(pid: int) -> bool:
         program = Path(f"/proc/{pid}/exe").readlink()
     except OSError:
         return False
-    return program.name.removesuffix(" (deleted)") == _PROGRAM
+    return program.name.startswith(_PROGRAM)  # Debian's is slurmstepd-wlm
 
 
 def _upwards(pid: int) -> Iterator[Entry]:

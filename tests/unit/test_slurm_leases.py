@@ -171,8 +171,9 @@ def test_a_request_that_is_repeated_gets_the_same_lease() -> None:
         found = {job.id for job in await asyncio.gather(*several)}
         assert len(found) == 1
         assert len(node.store.live()) == 1
+        asked = node.slurm.asked
         again = await node.leases.grant(request())
-        assert {again.id} == found
+        assert ({again.id}, node.slurm.asked) == (found, asked)
 
     run(scenario)
 
