@@ -10,6 +10,7 @@ from gpulease.cli.cluster.views import ArrayWaitingView, ClaimView, JobView, Lea
 from gpulease.cli.exit_codes import SIGNALED
 from gpulease.errors import EXIT_TIME_LIMIT
 from gpulease.slurm.commands import run_slurm
+from gpulease.slurm.hostlist import includes
 from gpulease.slurm.records import fixed_format, parse_fixed, placements
 from gpulease.slurm.shards import Requested, requested
 
@@ -128,7 +129,7 @@ def view(job: Mapping[str, str], shard: int, where: Mapping[str, str] | None = N
         array_index=int(index) if index.isdecimal() else None,
         array_waiting=_array_waiting(job),
         dependency=job.get("dependency"),
-        comment=job.get("admin_comment"),
+        comment=reasons.note_of(job),
         requeued=int(job.get("restartcnt", 0)),
         batch=job.get("batchflag") == "1",
         partition=job.get("partition", ""),
@@ -172,7 +173,7 @@ def _leases(
     job: Mapping[str, str], claim: ClaimView, where: Mapping[str, str]
 ) -> Iterator[LeaseView]:
     nodes = job.get("nodelist", "")
-    known = {node: text for node, text in where.items() if node in nodes}
+    known = {node: text for node, text in where.items() if node == nodes or includes(nodes, node)}
     if not known and nodes:
         yield LeaseView(nodes, None, claim.memory)
     for node, text in known.items():
