@@ -212,8 +212,12 @@ def test_the_owner_shortens_a_limit_and_admins_raise_it(idle: Cluster) -> None:
 def test_attach_shows_what_srun_started_and_no_batch_job(idle: Cluster) -> None:
     words = ("srun", "--gres=shard:8", "--job-name=fg", "sh", "-c", "sleep 3; echo said; exit 4")
     process = idle.open(*words)
-    name = ("squeue", "--noheader", "--name=fg", "--states=R", "--format=%i")
-    job = wait_for("it runs", lambda: (idle.run(*name).stdout or "").strip())
+
+    def running_job() -> str:
+        named = ("squeue", "--noheader", "--name=fg", "--states=R", "--format=%i")
+        return idle.run(*named).stdout.strip()
+
+    job = wait_for("it runs", running_job)
     slurm = {"GPULEASE_CLUSTER": "slurm"}
     done = idle.run("gpulease", "attach", "fg", env=slurm, check=False)
     assert (done.stdout, done.returncode) == ("said\n", 4)

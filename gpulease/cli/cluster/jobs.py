@@ -95,7 +95,9 @@ def _count(first: str, last: str, step: str) -> int:
 
 def order_of(job: JobView) -> tuple[int, int]:
     """Return what sorts jobs by age, and elements of an array by index."""
-    return (job.array or job.id, job.id if job.array_index is None else job.array_index)
+    indices = job.array_waiting.indices if job.array_waiting else str(job.array_index or 0)
+    first = _RANGE.search(indices)
+    return job.array or job.id, int(first[1]) if first else 0
 
 
 def view(job: Mapping[str, str], shard: int, where: Mapping[str, str] | None = None) -> JobView:
