@@ -199,6 +199,26 @@ def test_leases_stay_while_slurmctld_is_away(idle: Cluster) -> None:
     idle.wait_until(job, "RUNNING")
 
 
+def test_leases_and_jobs_agree_after_everything_was_killed(idle: Cluster) -> None:
+    node = idle.nodes["n1"]
+    stays = idle.sbatch("sleep 300", "--gres=shard:16", "--nodelist=n1")
+    ends = idle.sbatch("sleep 3", "--gres=shard:16", "--nodelist=n1")
+    for job in (stays, ends):
+        idle.wait_until(job, "RUNNING")
+        lease_of(idle, job)
+        idle.wait_until_saved(job)
+    node.kill_daemon()
+    node.kill_slurmd()
+    idle.kill_controller()
+    time.sleep(4)
+    node.start_daemon()
+    idle.start_controller()
+    node.start_slurmd()
+    wait_for("the job that has ended has no lease", lambda: has_ended(idle, ends))
+    assert lease_of(idle, stays)
+    assert idle.job(stays)["JobState"] == "RUNNING"
+
+
 def published(cluster: Cluster, node: str = "n1") -> NodeSummary | None:
     shown = parse_records(cluster.scontrol("-o", "show", "node", node))[0]
     return decode(shown.get("Extra"))
