@@ -109,7 +109,7 @@ class Session:
         )  # fmt: skip
 
     def _run(self) -> None:
-        self._srun.put(bytes(self._streams.passed))
+        self._repeat_input()
         self._loop.on_readable(self._signals.fileno(), self._take_signals)
         if self._give_up_at is not None:
             self._loop.set_timer("give up", self._give_up_at, self._give_up)
@@ -228,6 +228,12 @@ class Session:
             self._streams.keep(piece)
             self._srun.put(piece)
         elif stdin.ended:
+            self._end_input()
+
+    def _repeat_input(self) -> None:
+        """Pass on what earlier attempts got."""
+        self._srun.put(bytes(self._streams.passed))
+        if self._console.stdin.ended:
             self._end_input()
 
     def _end_input(self) -> None:
