@@ -31,7 +31,7 @@ class NodeSpec:
 
     @property
     def types(self) -> list[str]:
-        """The type of each GPU. Slurm 22.05 assigns GPUs without one twice: whole, and as shards."""
+        """The type of each GPU; Slurm 22.05 assigns GPUs without one twice, whole and as shards."""
         return [format_size(it).lower() for it in self.sizes]
 
     @property
