@@ -92,8 +92,10 @@ def running() -> JobView:
 
 
 def whole() -> JobView:
-    return shown(18, {"n2": "gpu:2(IDX:0-1)"}, username="bob", name="a very long name of a job",
-                 nodelist="n2", timelimit="UNLIMITED", **{"tres-per-node": "gres/gpu:2"})  # fmt: skip
+    return shown(
+        18, {"n2": "gpu:2(IDX:0-1)"}, username="bob", name="a very long name of a job",
+        nodelist="n2", timelimit="UNLIMITED", **{"tres-per-node": "gres/gpu:2"},
+    )  # fmt: skip
 
 
 def waiting() -> list[JobView]:

@@ -16,7 +16,10 @@ WIDTHS = {"jobid": 6, "name": 12, "state": 10}
 def printed(*jobs: tuple[str, str, str]) -> str:
     """Return what squeue prints, which cuts and pads in bytes."""
     rows = [
-        b"".join(text.encode()[:width].ljust(width) for text, width in zip(job, WIDTHS.values()))
+        b"".join(
+            text.encode()[:width].ljust(width)
+            for text, width in zip(job, WIDTHS.values(), strict=True)
+        )
         for job in jobs
     ]
     return b"".join(row + b"\n" for row in rows).decode("utf-8", "surrogateescape")

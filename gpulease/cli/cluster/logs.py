@@ -47,11 +47,17 @@ def print_logs(
 
 
 def _print_forgotten(wanted: Selection, tail: int | None) -> bool:
-    """Print the copy of a job in the foreground that Slurm has forgotten, if there is one."""
+    """Print what `gpulease run` kept of a job that Slurm has forgotten, if there is anything."""
     if len(wanted.words) != 1 or not is_number(wanted.words[0]):
         return False
     word = wanted.words[0]
-    return _Stream(FrameKind.STDOUT, foreground_log(word), word, tail).copy()
+    log = foreground_log(word)
+    kinds = {".log": FrameKind.STDOUT, ".out": FrameKind.STDOUT, ".err": FrameKind.STDERR}
+    streams = [
+        _Stream(kind, log.with_name(f"{word}{ending}"), word, tail)
+        for ending, kind in kinds.items()
+    ]
+    return any([stream.copy() for stream in streams])
 
 
 class _Stream:
