@@ -57,7 +57,8 @@ def _print_forgotten(wanted: Selection, tail: int | None) -> bool:
         _Stream(kind, log.with_name(f"{word}{ending}"), word, tail)
         for ending, kind in kinds.items()
     ]
-    return any([stream.copy() for stream in streams])
+    printed = [stream.copy() for stream in streams]
+    return any(printed)
 
 
 class _Stream:
