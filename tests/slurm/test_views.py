@@ -75,6 +75,7 @@ def test_status_shows_the_gpus_of_all_nodes_and_the_jobs_on_them(idle: Cluster) 
         return bool(nodes_of(idle)[1]["gpus"][0]["memory"]["leased"] == 16 * GIB)
 
     wait_for("the lease is published", leased)
+    wait_for("it is considered", lambda: idle.job(waits)["Reason"] == "Resources")
     shown = read(idle, "status")
     first, second, third = shown["nodes"]
     assert [gpu["memory"]["total"] for gpu in first["gpus"]] == [24 * GIB, 24 * GIB]

@@ -136,7 +136,7 @@ def view(job: Mapping[str, str], shard: int, where: Mapping[str, str] | None = N
         batch=job.get("batchflag") == "1",
         partition=job.get("partition", ""),
         slurm_state=job.get("state", ""),
-        slurm_reason=job.get("reason"),
+        slurm_reason=job["reason"] if job.get("reason", "None") != "None" else None,
     )
 
 
