@@ -237,6 +237,11 @@ def test_the_last_job_and_names_mean_own_jobs_that_use_gpus(idle: Cluster) -> No
     assert "Slurm knows no such job" in ask(idle, "show", "999999", status=125)
 
 
+def test_a_tab_completes_the_numbers_of_jobs(idle: Cluster) -> None:
+    job = idle.sbatch("true", "--gres=shard:8", "--hold", "--job-name=sweep")
+    assert f"{job}\tsweep, queued, alice" in ask(idle, "__complete", "cancel", "")
+
+
 def test_within_a_lease_the_verbs_ask_the_daemon_of_the_node(idle: Cluster) -> None:
     script = "gpulease status --json"
     job = idle.sbatch(
