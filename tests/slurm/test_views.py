@@ -156,6 +156,28 @@ def test_cancel_ends_only_jobs_that_use_gpus(idle: Cluster) -> None:
     assert idle.job(other)["JobState"] == "RUNNING"
 
 
+def test_an_admin_cancels_many_jobs_of_a_user_in_one_step(idle: Cluster) -> None:
+    for _ in range(21):
+        idle.sbatch("true", "--gres=shard:8", "--hold", "--job-name=sweep", user="bob")
+    kept = idle.sbatch("true", "--gres=shard:8", "--hold", "--job-name=other", user="bob")
+    words = ("cancel", "--user", "bob", "--name", "swe*")
+    assert ask(idle, *words, user="root") == "21 jobs are cancelled\n"
+    assert idle.job(kept)["JobState"] == "PENDING"
+    assert "KillWait" in ask(idle, "cancel", "--all", "--grace", "5s", status=2)
+
+
+@pytest.mark.parametrize("way", ["on", "off"])
+def test_both_ways_of_reading_a_line_ask_slurm_and_start_no_daemon(idle: Cluster, way: str) -> None:
+    job = idle.sbatch("true", "--gres=shard:8", "--hold")
+    slurm = {"GPULEASE_CLUSTER": "slurm", "GPULEASE_QUICK_PARSER": way}
+    for words in (["status"], ["list"], ["show", f"{job}"]):
+        shown = idle.run("gpulease", *words, "--json", env=slurm).stdout
+        assert f'"id": {job}' in shown
+    idle.run("gpulease", "cancel", f"{job}", env=slurm)
+    assert idle.job(job)["JobState"] == "CANCELLED"
+    assert not list(idle.home.glob("alice/.local/state/gpulease/**/gpulease.db"))
+
+
 def test_jobs_of_others_are_refused(idle: Cluster) -> None:
     job = started(idle, "sleep 300", "--gres=shard:8", "--nodelist=n1", "--time=60", user="bob")
     for words in (["cancel", f"{job}"], ["extend", f"{job}", "-30m"]):

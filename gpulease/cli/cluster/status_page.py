@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Iterator, Sequence
-from datetime import datetime
+from datetime import UTC, datetime
 
 from gpulease.cli.cluster.job_lines import (
     expected,
@@ -49,7 +49,7 @@ def read_status(first: int | None, now: datetime) -> StatusView:
     waiting = [job for job in found if state_of(job) == "queued"]
     running = [job for job in found if state_of(job) != "queued"]
     return StatusView(
-        at=now.isoformat(timespec="seconds"),
+        at=f"{now.astimezone(UTC):%Y-%m-%dT%H:%M:%SZ}",
         nodes=nodes,
         jobs=with_gpus([*running, *waiting[:first]], shard_size(nodes)),
         waiting=sum(map(elements, waiting)),
