@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from gpulease.domain.job import SlurmJob, one_line
 from gpulease.errors import SlurmFailed
-from gpulease.host.slurm_commands import RunSlurm, is_unknown_job, list_job
+from gpulease.host.slurm_commands import RunSlurm, is_unknown_job, list_job, with_note
 
 _log = logging.getLogger(__name__)
 
@@ -24,7 +24,6 @@ _MOST = 3
 _REFUSED = re.compile(r"gpulease: refused ([0-9]{1,3}) times? \(([^()]*)\): ")
 _FIELDS = "--Format=JobID:|,State:|,ReqNodes:|,Partition:|,BatchFlag:|,admin_comment:"
 """Without what the user chooses."""
-_NOTE = "gpulease: "
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,11 +82,10 @@ class SlurmRefusals:
         count, nodes = asked.refused_by
         count, nodes = count + 1, list(dict.fromkeys([*nodes, job.node]))
         comment = (
-            f"{_NOTE}refused {count} time{'s' if count > 1 else ''} ({' '.join(nodes)}): "
+            f"refused {count} time{'s' if count > 1 else ''} ({' '.join(nodes)}): "
             f"{job.node}: {one_line(why)}"
         )
-        kept = asked.comment.partition(_NOTE)[0]
-        await self._update(asked.label, f"admincomment={kept}{comment}")
+        await self._update(asked.label, f"admincomment={with_note(asked.comment, comment)}")
         if not asked.is_batch:
             return
         how = "requeue" if count < _MOST else "requeuehold"

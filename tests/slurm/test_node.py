@@ -102,6 +102,15 @@ def test_a_job_over_its_lease_is_notified_and_stopped(idle: Cluster) -> None:
     wait_for("its lease ends", lambda: has_ended(idle, job))
 
 
+def test_srun_shows_why_its_job_is_stopped(idle: Cluster) -> None:
+    done = idle.run(
+        "srun", "--gres=shard:1", "--nodelist=n1", "python", "-c", _HOLD.format(size=GIB),
+        check=False,
+    )  # fmt: skip
+    assert done.returncode
+    assert "its lease is 256M" in done.stderr
+
+
 def test_processes_that_slurm_leaves_behind_are_killed(idle: Cluster) -> None:
     script = "setsid sh -c 'trap : TERM; while :; do sleep 1; done' >/dev/null 2>&1 & sleep 0.5"
     job = idle.sbatch(script, "--gres=shard:16", "--nodelist=n1")
