@@ -79,8 +79,10 @@ def test_a_job_has_a_lease_while_it_runs(idle: Cluster) -> None:
 
 
 def test_memory_of_a_job_counts_as_its_own(idle: Cluster) -> None:
+    """Also without the marker in its environment: its slurmstepd says whose it is."""
     size = GIB // 2
-    job = idle.sbatch(f'python -c "{_HOLD.format(size=size)}"', "--gres=shard:16", "--nodelist=n1")
+    script = f'exec env -i $(which python) -c "{_HOLD.format(size=size)}"'
+    job = idle.sbatch(script, "--gres=shard:16", "--nodelist=n1")
     idle.wait_until(job, "RUNNING")
     number = lease_of(idle, job).id
 
