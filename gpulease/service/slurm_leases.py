@@ -164,19 +164,19 @@ class SlurmLeases:
         assert slurm is not None, "the caller has checked that Slurm assigns the GPUs"
         return slurm
 
-    async def refuse(self, request: SlurmRequest, why: str) -> None:
+    async def refuse(self, request: SlurmRequest, refusal: SlurmRefusal) -> None:
         """Have Slurm queue a refused job again, and keep the reason for its task prolog.
 
         Raises:
             SlurmFailed: Slurm does not answer; the job is to be refused again.
         """
-        number = request.job.id
+        number, why = request.job.id, str(refusal)
         self._refused.pop(number, None)
         self._refused[number] = why
         while len(self._refused) > _MOST_REFUSED:
             del self._refused[next(iter(self._refused))]
         _log.info("job %d of Slurm gets no lease: %s", number, why)
-        await self._slurm.refuse(request.job, why)
+        await self._slurm.refuse(request.job, why, counts=not refusal.by_leases)
 
     async def end(self, number: int, exit_: Exit | None = None) -> None:
         """End the leases of a job of Slurm; return when its memory is free, or after a while.
@@ -283,8 +283,11 @@ def _size(claim: Claim, gpu: GpuMemory) -> int:
     """Return the bytes to lease on a GPU. Raises: SlurmRefusal."""
     if (obstacle := find_obstacle(claim, gpu)) is not None:
         size = "" if claim.exclusive else f"{format_size(claim.memory_on(0))} does not fit on "
-        may_pass = obstacle.kind is ObstacleKind.UNMANAGED
-        raise SlurmRefusal(f"{size}GPU {obstacle.label}: {obstacle.why}", may_pass=may_pass)
+        raise SlurmRefusal(
+            f"{size}GPU {obstacle.label}: {obstacle.why}",
+            may_pass=obstacle.kind is ObstacleKind.UNMANAGED,
+            by_leases=obstacle.kind is ObstacleKind.LEASED,
+        )
     return claim.memory_on(gpu.allocatable or 0)
 
 

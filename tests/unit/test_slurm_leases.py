@@ -238,7 +238,7 @@ def test_a_gpu_out_of_service_refuses_a_job_at_once() -> None:
 def test_a_refused_job_is_sent_elsewhere_and_its_task_prolog_finds_out_why() -> None:
     async def scenario(node: Node) -> None:
         node.slurm.give(17, 8)
-        await node.leases.refuse(request(), "no room")
+        await node.leases.refuse(request(), SlurmRefusal("no room"))
         assert node.slurm.refused == [(SlurmJob(17, "n1"), "no room")]
         assert node.leases.why_refused(17) == "no room"
         await node.leases.grant(request(restarts=1))
