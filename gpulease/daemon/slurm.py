@@ -1,6 +1,7 @@
 """Sets up what the daemon does on a node of a Slurm cluster. Without Slurm, all of it rests."""
 
 import logging
+import os
 import socket
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
@@ -38,8 +39,13 @@ _COMPARE_EVERY = timedelta(seconds=5)
 
 
 def slurm_settings(settings: Settings) -> SlurmSettings | None:
-    """Return the settings about Slurm; None if this is no node of a cluster."""
-    return SlurmSettings(**settings.slurm) if settings.cluster == "slurm" else None
+    """Return the settings about Slurm; None if this is no node of a cluster.
+
+    A personal daemon is none: there, the setting is for the command of its user.
+    """
+    if settings.cluster != "slurm" or os.geteuid() != 0:
+        return None
+    return SlurmSettings(**settings.slurm)
 
 
 def slurm_policy(settings: Settings) -> SlurmPolicy | None:

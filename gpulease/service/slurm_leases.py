@@ -114,7 +114,7 @@ class SlurmLeases:
         """
         number = request.job.id
         known = self._scheduler.store.holding()
-        if (before := _this(known, request.job)) is not None:
+        if (before := _this(known, request.job, request.owner)) is not None:
             return before
         await self._end_all(each for each in known if each.slurm and each.slurm.id == number)
         job = await self._grant(request)
@@ -234,10 +234,13 @@ def latest(jobs: Sequence[Job], number: int) -> Job | None:
     return max(found, key=lambda job: job.id, default=None)
 
 
-def _this(jobs: Sequence[Job], wanted: SlurmJob) -> Job | None:
-    """Return the lease of this very run of a job of Slurm; None if it holds none."""
+def _this(jobs: Sequence[Job], wanted: SlurmJob, owner: Owner) -> Job | None:
+    """Return the lease of this very run of a job of Slurm; None if it holds none.
+
+    A Slurm that has lost its state gives ids again.
+    """
     found = latest([job for job in jobs if job.holds_memory], wanted.id)
-    run = None if found is None else found.slurm
+    run = None if found is None or found.owner.uid != owner.uid else found.slurm
     return found if run is not None and run.restarts == wanted.restarts else None
 
 
@@ -264,7 +267,7 @@ def grant_at_once(
     """
     live = tx.live()
     assert order.slurm is not None, "it is for a job of Slurm"
-    if (before := _this(live, order.slurm)) is not None:
+    if (before := _this(live, order.slurm, order.owner)) is not None:
         return before
     # Not those of the plan: the queue has other GPUs.
     gpus = {gpu.uuid: gpu for gpu in ledgers(snapshot(live, seen, policy, tx.drained(), at))}

@@ -21,13 +21,14 @@ from gpulease.errors import SlurmFailed
 from gpulease.host import cgroups
 from gpulease.host.processes import MARKER, ProcessTable
 from gpulease.host.slurm_commands import run_slurm
+from gpulease.host.slurm_controller import SlurmCommands
 from gpulease.host.slurm_enforcement import SlurmEnforcement
 from gpulease.host.slurm_jobs import SlurmJobs
 from gpulease.host.slurm_processes import SlurmProcesses
 from gpulease.host.slurm_publication import SlurmPublication
 from gpulease.host.slurm_reconciliation import RunningJob, SlurmReconciliation
 from gpulease.host.slurm_refusals import SlurmRefusals
-from gpulease.service.ports import WorkerExited, WorkerStarted
+from gpulease.service.ports import SlurmAllocation, SlurmRefusal, WorkerExited, WorkerStarted
 from gpulease.shim.process_tree import Entry
 from gpulease.slurm.node_summary import GpuSummary, NodeSummary, decode
 from process_rig import run, wait_until
@@ -54,6 +55,31 @@ def test_a_command_that_hangs_is_killed(tmp_path: Path) -> None:
         run(run_slurm("sh", "-c", f"echo $$ >{tmp_path}/pid; exec sleep 100", deadline=0.2))
     pid = int((tmp_path / "pid").read_text())
     wait_until(lambda: not Path(f"/proc/{pid}/cmdline").exists())
+
+
+SHOWN = """JobId=17 JobName=train
+   Requeue=1 Restarts=0 BatchFlag=1 Reboot=0 ExitCode=0:0
+     Nodes=n1 CPU_IDs=0 Mem=0 GRES={gres}
+"""
+
+
+def test_slurm_is_asked_once_what_a_job_has() -> None:
+    slurm = FakeSlurm()
+    slurm.config = SHOWN.format(gres="shard:16(IDX:1)")
+    found = run(SlurmCommands(slurm).allocation(JOB))
+    assert found == SlurmAllocation("train", True, (1,), 16)
+    assert slurm.commands == [("scontrol", "show", "job", "-d", "17")]
+
+
+@pytest.mark.parametrize("shown", ["", SHOWN.format(gres="x") * 2])
+def test_a_job_that_slurm_does_not_describe_is_refused(shown: str) -> None:
+    slurm = FakeSlurm()
+    slurm.config = shown
+    with pytest.raises(SlurmRefusal):
+        run(SlurmCommands(slurm).allocation(JOB))
+    slurm.is_away = True
+    with pytest.raises(SlurmFailed):
+        run(SlurmCommands(slurm).allocation(JOB))
 
 
 # Refusals.

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from daemon_stand_in import views
 from fakes import (
     ALICE,
+    BOB,
     HOLDER,
     NOON,
     FakeClock,
@@ -191,6 +192,17 @@ def test_a_job_that_slurm_starts_again_gets_another_lease() -> None:
         second = await node.leases.grant(request(restarts=1))
         assert first.id != second.id
         assert node.epilogs == [first.id]
+        assert [job.id for job in node.store.holding()] == [second.id]
+
+    run(scenario)
+
+
+def test_a_lease_is_not_handed_to_another_user_whose_job_has_the_same_id() -> None:
+    async def scenario(node: Node) -> None:
+        node.leases.ends_within_s = 5.0
+        first = await node.grant(32)
+        second = await node.leases.grant(replace(request(), owner=BOB))
+        assert (first.owner, second.owner) == (ALICE, BOB)
         assert [job.id for job in node.store.holding()] == [second.id]
 
     run(scenario)
