@@ -23,10 +23,13 @@ from gpulease.server.auth import Caller
 from gpulease.server.machine_views import MachineViews
 from gpulease.service.job_supervisor import LauncherOf
 from gpulease.service.jobs import note_limits
+from gpulease.service.learnt_sizes import LearntSizes
 from gpulease.service.ports import JobLauncher, SlurmPolicy, SlurmRefusal
 from gpulease.service.scheduler import Scheduler
 from gpulease.service.slurm_gpus import gpus_of_slurm
 from gpulease.service.slurm_leases import SlurmLeases, SlurmRequest
+from gpulease.slurm.learnt import MOST as MOST_LEARNT
+from gpulease.slurm.learnt import learnt_key
 from gpulease.slurm.node_summary import GpuSummary, NodeSummary
 from gpulease.timers import Timer, Timers
 from gpulease.wire.machine import CheckView, GpuView
@@ -115,6 +118,7 @@ class SlurmNode:
             scheduler, processes, base.clock, base.writer, self._commands, launchers.jobs.ended,
             launchers.enforcement.limit,
         )  # fmt: skip
+        self._learnt = LearntSizes(base.store, base.writer, MOST_LEARNT)
         self._publication = SlurmPublication(self._summary, self._name)
         self._reconciliation = SlurmReconciliation(
             base.store.holding,
@@ -128,7 +132,7 @@ class SlurmNode:
         """Compare leases with jobs, and publish what `views` show, every few seconds."""
         self._views = views
         timers.every(_COMPARE_EVERY, self._compare)
-        self._publishing = timers.every(self._publish_every(), self._publication.publish)
+        self._publishing = timers.every(self._publish_every(), self._publish)
 
     def adopt(self) -> None:
         """Use the settings after a reload."""
@@ -160,6 +164,11 @@ class SlurmNode:
 
     def _publish_every(self) -> timedelta:
         return SlurmSettings(**self._base.settings().slurm).publish_every
+
+    async def _publish(self) -> None:
+        if self._name() is not None:
+            await self._learnt.refresh()
+        await self._publication.publish()
 
     async def _compare(self) -> None:
         if self._name() is not None:
@@ -197,6 +206,7 @@ class SlurmNode:
             gpus=tuple(_gpu(view, of_slurm) for view in views if view.parent is None),
             version=__version__,
             publish_every=slurm.publish_every.total_seconds(),
+            learnt={learnt_key(*of): size for of, size in self._learnt.sizes.items()},
         )
 
 

@@ -6,7 +6,7 @@ Their errors are plain text: the script that asks has no JSON parser, and shows 
 import os
 from collections.abc import Mapping
 
-from gpulease.domain.job import Invocation, Job, SlurmJob
+from gpulease.domain.job import Exit, Invocation, Job, SlurmJob
 from gpulease.domain.lease import State
 from gpulease.errors import BadValue, NoRoomNow, NotAllowed, WrongState
 from gpulease.fingerprint import fingerprint_of
@@ -25,6 +25,7 @@ from gpulease.service.ports import SlurmRefusal
 from gpulease.service.slurm_leases import Command, SlurmLeases, SlurmRequest
 from gpulease.wire.requests import (
     SlurmCommandRequest,
+    SlurmEndRequest,
     SlurmEnvironmentRequest,
     SlurmLeaseRequest,
 )
@@ -33,6 +34,8 @@ COMMAND_VARIABLE = "GPULEASE_SLURM"
 _TASKS = "SLURM_STEP_TASKS_PER_NODE"
 _LARGEST_NUMBER = (1 << 32) - 1
 _MOST_GPUS = 1024
+_WAIT_STATUS = 0xFF7F
+"""Exit code and signal, without the bit for a core dump."""
 
 
 class SlurmHandlers:
@@ -57,7 +60,10 @@ class SlurmHandlers:
     async def end(self, request: Request, number: int) -> Response:
         """End the lease of a job of Slurm, after its last process has ended."""
         slot_of_request(request).become_stream(None)
-        await self._leases().end(within("job", number, 0, _LARGEST_NUMBER, "end a lease"))
+        body = await request.body()
+        asked = read_body(SlurmEndRequest, body) if body else SlurmEndRequest()
+        within("job", number, 0, _LARGEST_NUMBER, "end a lease")
+        await self._leases().end(number, _exit_of(asked.job_exit_code))
         return Response(status=204)
 
     async def environment(self, request: Request, number: int) -> Response:
@@ -95,6 +101,14 @@ class SlurmHandlers:
             )
         if job.state is State.RELEASING:
             raise WrongState(f"cannot start a task of job {job.label}: {job.detail}")
+
+
+def _exit_of(status: int | None) -> Exit | None:
+    """Return how a job ended, by the status of wait(2)."""
+    if status is None:
+        return None
+    code = os.waitstatus_to_exitcode(status & _WAIT_STATUS)
+    return Exit(code) if code >= 0 else Exit(signal=-code)
 
 
 def _no_lease(number: int, why: str) -> NoRoomNow:

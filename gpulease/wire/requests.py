@@ -170,6 +170,14 @@ class SlurmLeaseRequest:
 
 
 @dataclass(slots=True)
+class SlurmEndRequest:
+    """How a job of Slurm ended: what its epilog knows."""
+
+    job_exit_code: int | None = None
+    """The status of wait(2) of its batch script or of srun's task."""
+
+
+@dataclass(slots=True)
 class SlurmEnvironmentRequest:
     """The variables of a task of Slurm before its lease is applied, one character per byte."""
 

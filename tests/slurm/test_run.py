@@ -257,3 +257,20 @@ def test_a_dependency_that_can_never_be_met_is_an_error(idle: Cluster) -> None:
     done = run(idle, "--mem", "1G", "--after", "fails", "echo", "after")
     assert (done.returncode, done.stdout) == (125, "")
     assert "never" in done.stderr.lower()
+
+
+def test_without_a_size_a_job_gets_what_its_command_needed_before(idle: Cluster) -> None:
+    (idle.home / "alice/train.py").write_text((idle.directory / "slurm/work.py").read_text())
+    first = run(idle, "train.py", "600", "1.5")
+    assert "the job leases 4G, the default" in first.stderr
+    assert first.returncode == 0
+
+    def sized() -> dict[str, str]:
+        view: dict[str, str] = json.loads(
+            run(idle, "--dry-run", "--json", "train.py", "700").stdout
+        )
+        return view if view["sized"] != "the default" else {}
+
+    found = wait_for("the node publishes it", sized)
+    assert found["sized"] == "since train.py needed that before"
+    assert found["size"] in ("768M", "1G")
