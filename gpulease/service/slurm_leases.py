@@ -117,28 +117,33 @@ class SlurmLeases:
         if (before := _this(known, request.job)) is not None:
             return before
         await self._end_all(each for each in known if each.slurm and each.slurm.id == number)
-        allocation = await self._slurm.allocation(request.job)
-        job = await self._grant(request, allocation)
+        job = await self._grant(request)
         self._refused.pop(number, None)
         self._scheduler.follow(job)
         return job
 
-    async def _grant(self, request: SlurmRequest, allocation: SlurmAllocation) -> Job:
+    async def _grant(self, request: SlurmRequest) -> Job:
+        # At once: the job waits for both.
+        allocation, seen = await asyncio.gather(
+            self._slurm.allocation(request.job), self._scheduler.observer.observe()
+        )
         while True:
             try:
-                return await self._grant_now(request, allocation)
+                return await self._grant_now(request, allocation, seen)
             except SlurmRefusal as refusal:
                 if not (refusal.may_pass and self._is_settling()):
                     raise
             await asyncio.sleep(_LOOK_AGAIN_S)
+            seen = await self._scheduler.observer.observe()
 
     def _is_settling(self) -> bool:
         """Return whether memory was freed a moment ago, so that a reading may still show it."""
         freed_at = self._scheduler.supervisor.freed_at
         return freed_at is not None and self._clock.now() - freed_at < self.settles_within
 
-    async def _grant_now(self, request: SlurmRequest, allocation: SlurmAllocation) -> Job:
-        seen = await self._scheduler.observer.observe()
+    async def _grant_now(
+        self, request: SlurmRequest, allocation: SlurmAllocation, seen: Observation
+    ) -> Job:
         order = _submission(request, allocation, seen, self._policy())
         uses = await self._uses(order, seen) if request.is_running else {}
         return await self._in_writer(lambda: self._store(order, seen, uses))

@@ -55,7 +55,8 @@ def lines(node: SlurmNode, settings: Settings) -> Iterator[str]:
     hook = DIRECTORY / NAME
     yield f"\n# {DIRECTORY}/slurm.conf, the same on all machines"
     yield from ("GresTypes=gpu,shard", "SelectType=select/cons_tres")
-    yield from ("ProctrackType=proctrack/cgroup", "TaskPlugin=task/cgroup,task/affinity")
+    yield from ("ProctrackType=proctrack/cgroup", "TaskPlugin=task/cgroup")
+    yield "SchedulerParameters=nohold_on_prolog_fail"
     yield f"Prolog={hook}\nEpilog={hook}\nTaskProlog={hook}"
     yield f"{_hardware(node)} Gres={node.gres}"
     yield f"\n# {DIRECTORY}/cgroup.conf on this node"

@@ -80,6 +80,7 @@ def checks(found: Found) -> Iterator[CheckView]:
     yield from _hooks(found)
     yield from _daemon(found)
     yield from _devices(found)
+    yield from _requeueing(found)
     yield from _times(found)
 
 
@@ -292,7 +293,7 @@ def _devices(found: Found) -> Iterator[CheckView]:
         yield CheckView(
             "devices", "warning",
             "only CUDA_VISIBLE_DEVICES keeps a job on its own GPUs",
-            "slurm.conf: TaskPlugin=task/cgroup,task/affinity; cgroup.conf: ConstrainDevices=yes",
+            "slurm.conf: TaskPlugin=task/cgroup; cgroup.conf: ConstrainDevices=yes",
         )  # fmt: skip
 
 
@@ -309,6 +310,16 @@ def _times(found: Found) -> Iterator[CheckView]:
             "PrologEpilogTimeout", "warning",
             f"after {limit[0]} s Slurm kills a prolog, which may wait 20 s for gpuleased",
             f"slurm.conf: PrologEpilogTimeout={_OUR_WAIT_S}",
+        )  # fmt: skip
+
+
+def _requeueing(found: Found) -> Iterator[CheckView]:
+    """Warn where jobs that a node cannot start do not run on another one."""
+    if "nohold_on_prolog_fail" not in _first(found, "SchedulerParameters"):
+        yield CheckView(
+            "SchedulerParameters", "warning",
+            "a batch job whose node has no gpuleased is held until an admin releases it",
+            "slurm.conf: SchedulerParameters=nohold_on_prolog_fail",
         )  # fmt: skip
     if _first(found, "JobRequeue") == "0":
         yield CheckView(

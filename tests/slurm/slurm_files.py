@@ -155,7 +155,9 @@ def _common(ports: Ports) -> dict[str, str]:
         "SelectTypeParameters": "CR_Core",
         "SlurmdParameters": "config_overrides",
         "SchedulerType": "sched/backfill",
-        "SchedulerParameters": "batch_sched_delay=0,sched_interval=1,bf_interval=1",
+        "SchedulerParameters": (
+            "nohold_on_prolog_fail,batch_sched_delay=0,sched_interval=1,bf_interval=1"
+        ),
         "ReturnToService": "2",
         "JobRequeue": "1",
         "KillWait": "2",

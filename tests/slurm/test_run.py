@@ -227,9 +227,11 @@ def test_a_directory_that_the_node_lacks_is_an_error(idle: Cluster) -> None:
 def test_a_closed_pipe_ends_the_job(idle: Cluster) -> None:
     process = start(idle, "--mem", "1G", "yes")
     assert process.stdout is not None
+    assert process.stderr is not None
     process.stdout.read(10)
     process.stdout.close()
     process.wait(30)
+    process.stderr.close()
     process.stdout = process.stderr = None  # the cluster reads what is left open
     assert process.returncode == 128 + signal.SIGPIPE
 

@@ -94,9 +94,12 @@ def test_slurm_counts_the_shards_of_each_size(idle: Cluster) -> None:
         shards: idle.sbatch("sleep 300", "--nodelist=n2", f"--gres=shard:{shards}")
         for shards in (192, 96, 95)
     }
-    for job in jobs.values():
-        idle.wait_until(job, "RUNNING")
-    held = {it.slurm_job: it.leases[0].gpu for it in node.client().status().jobs}
+
+    def leases() -> dict[int | None, str] | None:
+        shown = {it.slurm_job: it.leases[0].gpu for it in node.client().status().jobs}
+        return shown if set(jobs.values()) <= set(shown) else None
+
+    held = wait_for("each job has its lease", leases)
     assert held[jobs[192]] == node.uuid(1)
     assert {held[jobs[shards]] for shards in (96, 95)} == {node.uuid(0), node.uuid(2)}
 

@@ -10,8 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from daemon_stand_in import views
 from fakes import (
     ALICE,
+    HOLDER,
     NOON,
     FakeClock,
     FakeFinder,
@@ -23,19 +25,23 @@ from fakes import (
     order,
     reading,
 )
-from gpulease.domain.gpu import Fault, GpuUuid, JobId
+from gpulease.cli.format import named
+from gpulease.domain.gpu import Fault, GpuUuid, JobId, ProcessReading
 from gpulease.domain.health import GpuAvailability
-from gpulease.domain.job import CommandFingerprint, Exit, Job, Outcome, SlurmJob
+from gpulease.domain.idle import IdlePolicy, Release
+from gpulease.domain.job import CommandFingerprint, Exit, Holder, Job, Outcome, SlurmJob
 from gpulease.domain.lease import State
 from gpulease.domain.overuse import OverusePolicy
-from gpulease.errors import NotAllowed, SlurmFailed, WrongState
+from gpulease.errors import NoRoomNow, NotAllowed, SlurmFailed, WrongState
+from gpulease.service.adoption import Adoption, adopt, find_uses
 from gpulease.service.editing import refuse_unless_queued
+from gpulease.service.idleness import IdleWatch
 from gpulease.service.jobs import Settle, extend, requeue, take_back_grants
 from gpulease.service.observation import GpuObserver, Observation
 from gpulease.service.overuse import OveruseWatch
 from gpulease.service.ports import Policy, SlurmPolicy, SlurmRefusal, WorkerExited
 from gpulease.service.queue_state import QueueState
-from gpulease.service.scheduler import Scheduler, reconcile
+from gpulease.service.scheduler import Scheduler, planned, reconcile
 from gpulease.service.slurm_gpus import gpus_of_slurm, local_gpus, refuse_closed_queue
 from gpulease.service.slurm_leases import Command, SlurmLeases, SlurmRequest, latest
 from gpulease.units import MIB
@@ -396,3 +402,32 @@ def test_a_lease_of_slurm_is_never_elastic() -> None:
         assert watch.policy(replace(job, slurm=None)).elastic
 
     run(scenario)
+
+
+def test_an_idle_lease_of_slurm_is_not_released() -> None:
+    async def scenario(node: Node) -> None:
+        watch = IdleWatch(lambda _: IdlePolicy(Release.RELEASE))
+        job = await node.grant()
+        assert watch.policy(job).release is Release.WARN
+        assert watch.policy(replace(job, slurm=None)).release is Release.RELEASE
+
+    run(scenario)
+
+
+def test_a_process_on_a_gpu_of_slurm_is_not_adopted() -> None:
+    used = ProcessReading(HOLDER.pid, G)
+    seen = Observation(
+        (reading("GPU-a", 0, used=G, processes=(used,)), reading("GPU-b", 1)), {}, NOON
+    )
+    store, finder = MemoryStore(), FakeFinder({HOLDER.pid: JobId(0)})
+    policy = Policy(slurm=SlurmPolicy(SHARD, ("1",)))
+    wanted = replace(order(G), holder=Holder(HOLDER, None, adopted=True))
+    adoption = Adoption(wanted, find_uses(wanted, seen, finder), "alice", True, finder)
+    with pytest.raises(NoRoomNow, match="Slurm assigns it"), store.write() as tx:
+        decided = planned(tx, seen, policy, NOON, None, QueueState(store))
+        adopt(tx, adoption, decided, seen, policy, NOON)
+
+
+def test_listings_name_the_job_of_slurm() -> None:
+    shown = views.running(3, kind="slurm", slurm_job=17, name="train.py")
+    assert named(shown) == "train.py (Slurm 17)"

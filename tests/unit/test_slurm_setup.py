@@ -99,6 +99,7 @@ ProctrackType           = proctrack/cgroup
 Prolog                  = {hook}
 PrologEpilogTimeout     = 65534
 PrologFlags             = (null)
+SchedulerParameters     = bf_interval=30,nohold_on_prolog_fail
 SelectType              = select/cons_tres
 SLURM_CONF              = /etc/slurm/slurm.conf
 SLURM_VERSION           = 22.05.8
@@ -154,6 +155,7 @@ def test_a_node_as_it_should_be_passes(hook: Path) -> None:
         ("PrologFlags", "Alloc", "PrologFlags", "warning"),
         ("PrologEpilogTimeout", "10 sec", "PrologEpilogTimeout", "warning"),
         ("JobRequeue", "0", "JobRequeue", "warning"),
+        ("SchedulerParameters", "bf_interval=30", "SchedulerParameters", "warning"),
     ],
 )
 def test_each_wrong_setting_of_slurm_is_found(

@@ -10,6 +10,7 @@ from gpulease.cli.cluster.views import ArrayWaitingView, ClaimView, JobView, Lea
 from gpulease.cli.exit_codes import SIGNALED
 from gpulease.errors import EXIT_TIME_LIMIT
 from gpulease.slurm.commands import run_slurm
+from gpulease.slurm.hostlist import includes
 from gpulease.slurm.records import fixed_format, parse_fixed, placements
 from gpulease.slurm.shards import Requested, requested
 
@@ -94,7 +95,9 @@ def _count(first: str, last: str, step: str) -> int:
 
 def order_of(job: JobView) -> tuple[int, int]:
     """Return what sorts jobs by age, and elements of an array by index."""
-    return (job.array or job.id, job.id if job.array_index is None else job.array_index)
+    indices = job.array_waiting.indices if job.array_waiting else str(job.array_index or 0)
+    first = _RANGE.search(indices)
+    return job.array or job.id, int(first[1]) if first else 0
 
 
 def view(job: Mapping[str, str], shard: int, where: Mapping[str, str] | None = None) -> JobView:
@@ -128,7 +131,7 @@ def view(job: Mapping[str, str], shard: int, where: Mapping[str, str] | None = N
         array_index=int(index) if index.isdecimal() else None,
         array_waiting=_array_waiting(job),
         dependency=job.get("dependency"),
-        comment=job.get("admin_comment"),
+        comment=reasons.note_of(job),
         requeued=int(job.get("restartcnt", 0)),
         batch=job.get("batchflag") == "1",
         partition=job.get("partition", ""),
@@ -172,7 +175,7 @@ def _leases(
     job: Mapping[str, str], claim: ClaimView, where: Mapping[str, str]
 ) -> Iterator[LeaseView]:
     nodes = job.get("nodelist", "")
-    known = {node: text for node, text in where.items() if node in nodes}
+    known = {node: text for node, text in where.items() if node == nodes or includes(nodes, node)}
     if not known and nodes:
         yield LeaseView(nodes, None, claim.memory)
     for node, text in known.items():
