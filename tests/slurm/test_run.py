@@ -213,6 +213,21 @@ def test_a_job_over_its_lease_is_stopped_with_the_reason(idle: Cluster) -> None:
     assert "under a lease of 512M" in done.stderr
 
 
+def test_a_notice_of_the_daemon_is_shown(idle: Cluster) -> None:
+    process = start(idle, "--mem", "1G", "sleep", "2")
+    job = the_job(idle)
+    idle.scontrol("notify", str(job), "gpulease: over the lease")
+    _, errors = process.communicate()
+    assert "gpulease: over the lease" in errors.splitlines()
+
+
+def test_within_a_job_the_command_uses_its_lease(idle: Cluster) -> None:
+    inner = ("gpulease", "run", "--mem", "512M", "sh", "-c", "echo $GPULEASE_MEMORY")
+    done = run(idle, "--mem", "1G", *inner)
+    assert done.stdout == f"{512 * MIB}\n"
+    assert "runs within the lease of job" in done.stderr
+
+
 def test_a_directory_that_the_node_lacks_is_an_error(idle: Cluster) -> None:
     idle.login.path("/tmp/only-here").mkdir(exist_ok=True)
     idle.login.path("/tmp/only-here").chmod(0o777)

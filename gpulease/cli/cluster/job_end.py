@@ -96,7 +96,7 @@ class JobEnd:
         if self._record.get("JobState") == "NODE_FAIL":
             return EXIT_OWN_FAILURE, f"{self.label} was lost: its node failed"
         if self._comment.startswith(_OURS):
-            why = clean(self._comment.removeprefix(_OURS))
+            why = clean(self._comment.removeprefix(_OURS)).replace(" hint: ", "; hint: ")
             status = _CANCELLED if "cancel" in why else EXIT_TIME_LIMIT
             return status, f"{self.label} was stopped: {why}"
         return None
