@@ -1,7 +1,10 @@
 """`gpulease run` in the foreground on a cluster: srun, and again if the node refuses the job."""
 
+from __future__ import annotations
+
 import time
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from gpulease.cli.cluster.job_end import JobEnd
 from gpulease.cli.cluster.srun import Srun
@@ -10,7 +13,9 @@ from gpulease.cli.render import print_stderr, stderr_status
 from gpulease.cli.signals import EndedByInterrupt, Killed, Signals
 from gpulease.errors import EXIT_OWN_FAILURE, NoRoomNow
 from gpulease.wire.frames import FrameKind
-from gpulease.wire.requests import SubmitRequest
+
+if TYPE_CHECKING:
+    from gpulease.wire.requests import SubmitRequest
 
 _MOST_ATTEMPTS = 4
 

@@ -9,7 +9,6 @@ from functools import partial
 
 from gpulease.cli.attachment import AGAIN_WITHIN, AttachMode, Console, unwritable
 from gpulease.cli.cluster import job_texts
-from gpulease.cli.cluster.jobs import read_queue
 from gpulease.cli.cluster.output_log import OutputLog
 from gpulease.cli.cluster.srun import Said, Srun
 from gpulease.cli.render import StderrStatus
@@ -203,6 +202,8 @@ class Session:
 
     def _show_wait(self) -> None:
         """Show why the job waits, and cancel one that can never start."""
+        from gpulease.cli.cluster.jobs import read_queue
+
         if not self._said.waits:
             return
         self._loop.set_timer_after("ask", _ASK_EVERY_S, self._show_wait)
