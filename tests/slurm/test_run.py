@@ -192,6 +192,7 @@ def test_a_node_that_refuses_the_job_is_avoided(idle: Cluster) -> None:
             each.communicate()
     assert (done.returncode, done.stdout) == (0, "in\ndone\n")
     assert "gpulease: n1 refused the job: " in done.stderr
+    assert "TaskProlog" not in done.stderr
     assert "started on n2" in done.stderr
 
 
@@ -267,6 +268,13 @@ def test_a_dependency_can_name_a_job(idle: Cluster) -> None:
     done = run(idle, "--mem", "1G", "--after", "first:fail", "echo", "after")
     assert done.stdout == "after\n"
     assert idle.job(int(first))["JobState"] == "FAILED"
+
+
+def test_a_batch_job_whose_dependency_can_never_be_met_is_cancelled(idle: Cluster) -> None:
+    first = run(idle, "-d", "--mem", "1G", "false").stdout.strip()
+    idle.wait_until(int(first), "FAILED")
+    job = int(run(idle, "-d", "--mem", "1G", "--after", first, "true").stdout)
+    idle.wait_until(job, "CANCELLED")
 
 
 def test_a_dependency_that_can_never_be_met_is_an_error(idle: Cluster) -> None:

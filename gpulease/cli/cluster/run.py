@@ -45,7 +45,7 @@ def run_on_cluster(request: SubmitRequest, options: RunOptions) -> int:
     capacity = read_capacity(settings.slurm.get("shard"))
     size = size_of(options, request, capacity, settings.default_memory)
     words = slurm_options(options, request, size.gres)
-    words += _dependencies(options.after)
+    words += _dependencies(options)
     if options.no_wait:
         words.append("--immediate")
     words += passed_options(options.slurm)
@@ -96,13 +96,15 @@ def _variables(request: SubmitRequest) -> dict[str, str]:
     return variables | {_COMMAND: text}
 
 
-def _dependencies(after: Sequence[str]) -> list[str]:
-    asked = [word for each in after for word in each.split(",")]
+def _dependencies(options: RunOptions) -> list[str]:
+    asked = [word for each in options.after for word in each.split(",")]
     if not asked:
         return []
     jobs = [split_condition(word)[0] for word in asked]
     numbers = {} if all(map(is_number, jobs)) else _own_jobs()
-    return ["--dependency=" + ",".join(dependency(word, numbers) for word in asked)]
+    words = ["--dependency=" + ",".join(dependency(word, numbers) for word in asked)]
+    # srun has no such option: the wait finds out.
+    return [*words, "--kill-on-invalid-dep=yes"] if options.detach else words
 
 
 def _own_jobs() -> dict[str, str]:
