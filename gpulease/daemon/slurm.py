@@ -17,19 +17,17 @@ from gpulease.host.processes import ProcessTable, marker
 from gpulease.host.slurm_controller import SlurmCommands
 from gpulease.host.slurm_enforcement import SlurmEnforcement
 from gpulease.host.slurm_jobs import SlurmJobs
+from gpulease.host.slurm_learnt import LearntSizes
 from gpulease.host.slurm_publication import SlurmPublication
 from gpulease.host.slurm_reconciliation import RunningJob, SlurmReconciliation
 from gpulease.server.auth import Caller
 from gpulease.server.machine_views import MachineViews
 from gpulease.service.job_supervisor import LauncherOf
 from gpulease.service.jobs import note_limits
-from gpulease.service.learnt_sizes import LearntSizes
 from gpulease.service.ports import JobLauncher, SlurmPolicy, SlurmRefusal
 from gpulease.service.scheduler import Scheduler
 from gpulease.service.slurm_gpus import gpus_of_slurm
 from gpulease.service.slurm_leases import SlurmLeases, SlurmRequest
-from gpulease.slurm.learnt import MOST as MOST_LEARNT
-from gpulease.slurm.learnt import learnt_key
 from gpulease.slurm.node_summary import GpuSummary, NodeSummary
 from gpulease.timers import Timer, Timers
 from gpulease.wire.machine import CheckView, GpuView
@@ -118,7 +116,7 @@ class SlurmNode:
             scheduler, processes, base.clock, base.writer, self._commands, launchers.jobs.ended,
             launchers.enforcement.limit,
         )  # fmt: skip
-        self._learnt = LearntSizes(base.store, base.writer, MOST_LEARNT)
+        self._learnt = LearntSizes(base.store, base.writer, base.clock)
         self._publication = SlurmPublication(self._summary, self._name)
         self._reconciliation = SlurmReconciliation(
             base.store.holding,
@@ -167,7 +165,7 @@ class SlurmNode:
 
     async def _publish(self) -> None:
         if self._name() is not None:
-            await self._learnt.refresh()
+            await self._learnt.update()
         await self._publication.publish()
 
     async def _compare(self) -> None:
@@ -206,7 +204,7 @@ class SlurmNode:
             gpus=tuple(_gpu(view, of_slurm) for view in views if view.parent is None),
             version=__version__,
             publish_every=slurm.publish_every.total_seconds(),
-            learnt={learnt_key(*of): size for of, size in self._learnt.sizes.items()},
+            learnt=self._learnt.sizes,
         )
 
 

@@ -86,18 +86,16 @@ class SlurmJobs:
             if self._followed.get(job.id) is followed:
                 del self._followed[job.id]
 
-    async def ended(self, job: Job, exit_: Exit | None = None) -> None:
+    async def ended(self, job: Job, exit_: Exit | None) -> None:
         """Note that Slurm has ended a job; its lease ends when no process is left."""
-        by_signal = exit_ is not None and exit_.signal is not None
-        self._end(job, Outcome.SIGNALED if by_signal else Outcome.EXITED, None, exit_)
+        signaled = exit_ is not None and exit_.signal is not None
+        self._end(job, Outcome.SIGNALED if signaled else Outcome.EXITED, None, exit_)
 
     async def lost(self, job: Job) -> None:
         """Note that a job is gone, and that nobody knows how it ended."""
-        self._end(job, Outcome.LOST, LOST)
+        self._end(job, Outcome.LOST, LOST, None)
 
-    def _end(
-        self, job: Job, outcome: Outcome, detail: str | None, exit_: Exit | None = None
-    ) -> None:
+    def _end(self, job: Job, outcome: Outcome, detail: str | None, exit_: Exit | None) -> None:
         # A lease that is not followed now ends later: Slurm does not know its job any more.
         followed = self._followed.get(job.id)
         if followed is not None and not followed.ended.is_set():

@@ -33,9 +33,8 @@ from gpulease.wire.requests import (
 COMMAND_VARIABLE = "GPULEASE_SLURM"
 _TASKS = "SLURM_STEP_TASKS_PER_NODE"
 _LARGEST_NUMBER = (1 << 32) - 1
+_STATUSES = 1 << 16
 _MOST_GPUS = 1024
-_WAIT_STATUS = 0xFF7F
-"""Exit code and signal, without the bit for a core dump."""
 
 
 class SlurmHandlers:
@@ -60,10 +59,9 @@ class SlurmHandlers:
     async def end(self, request: Request, number: int) -> Response:
         """End the lease of a job of Slurm, after its last process has ended."""
         slot_of_request(request).become_stream(None)
-        body = await request.body()
-        asked = read_body(SlurmEndRequest, body) if body else SlurmEndRequest()
-        within("job", number, 0, _LARGEST_NUMBER, "end a lease")
-        await self._leases().end(number, _exit_of(asked.job_exit_code))
+        body = read_body(SlurmEndRequest, await request.body() or b"{}")
+        job = within("job", number, 0, _LARGEST_NUMBER, "end a lease")
+        await self._leases().end(job, exit_of(body.job_exit_code))
         return Response(status=204)
 
     async def environment(self, request: Request, number: int) -> Response:
@@ -103,19 +101,19 @@ class SlurmHandlers:
             raise WrongState(f"cannot start a task of job {job.label}: {job.detail}")
 
 
-def _exit_of(status: int | None) -> Exit | None:
-    """Return how a job ended, by the status of wait(2)."""
-    if status is None:
-        return None
-    code = os.waitstatus_to_exitcode(status & _WAIT_STATUS)
-    return Exit(code) if code >= 0 else Exit(signal=-code)
-
-
 def _no_lease(number: int, why: str) -> NoRoomNow:
     return NoRoomNow(
         f"cannot start job {number} of Slurm on this node: {why}",
         "submit it again; --exclude=NODE keeps it away from a node",
     )
+
+
+def exit_of(status: int | None) -> Exit | None:
+    """Return how a job ended, from its status as wait(2) has it; None if that is unknown."""
+    if status is None or not 0 <= status < _STATUSES:
+        return None
+    code = os.waitstatus_to_exitcode(status)
+    return Exit(signal=-code) if code < 0 else Exit(code)
 
 
 def request_of(asked: SlurmLeaseRequest) -> SlurmRequest:

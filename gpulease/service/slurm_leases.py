@@ -185,8 +185,8 @@ class SlurmLeases:
         """
         self._refused.pop(number, None)
         jobs = self._scheduler.store.holding()
-        own = (each for each in jobs if each.slurm and each.slurm.id == number)
-        await self._end_all(own, exit_)
+        mine = (each for each in jobs if each.slurm and each.slurm.id == number)
+        await self._end_all(mine, exit_)
 
     async def _end_all(self, jobs: Iterable[Job], exit_: Exit | None = None) -> None:
         for job in jobs:

@@ -35,8 +35,8 @@ sub prolog {
 sub epilog {
     return 0 if ($ENV{SLURM_JOB_GPUS} // '') eq '';
     my ($code) = ($ENV{SLURM_JOB_EXIT_CODE} // '') =~ /^(\d+)$/;
-    my $end = '{"job_exit_code":' . ($code // 'null') . '}';
-    my ($status, $reply) = post("leases/$job/end", $end, $EPILOG_WAIT_S);
+    my $body = defined $code ? qq({"job_exit_code":$code}) : '{}';
+    my ($status, $reply) = post("leases/$job/end", $body, $EPILOG_WAIT_S);
     print STDERR "gpulease: $reply\n" if $status >= 300;
     return 0;
 }

@@ -171,10 +171,10 @@ class SlurmLeaseRequest:
 
 @dataclass(slots=True)
 class SlurmEndRequest:
-    """How a job of Slurm ended: what its epilog knows."""
+    """How a job of Slurm ended on this node: what its epilog knows."""
 
     job_exit_code: int | None = None
-    """The status of wait(2) of its batch script or of srun's task."""
+    """As wait(2) has it."""
 
 
 @dataclass(slots=True)

@@ -75,6 +75,7 @@ def test_status_shows_the_gpus_of_all_nodes_and_the_jobs_on_them(idle: Cluster) 
         return bool(nodes_of(idle)[1]["gpus"][0]["memory"]["leased"] == 16 * GIB)
 
     wait_for("the lease is published", leased)
+    wait_for("it is considered", lambda: idle.job(waits)["Reason"] == "Resources")
     shown = read(idle, "status")
     first, second, third = shown["nodes"]
     assert [gpu["memory"]["total"] for gpu in first["gpus"]] == [24 * GIB, 24 * GIB]
@@ -153,6 +154,28 @@ def test_cancel_ends_only_jobs_that_use_gpus(idle: Cluster) -> None:
     waits = idle.sbatch("sleep 300", "--gres=shard:8", "--hold")
     assert ask(idle, "cancel", "--all") == f"job {waits} is cancelled\n"
     assert idle.job(other)["JobState"] == "RUNNING"
+
+
+def test_an_admin_cancels_many_jobs_of_a_user_in_one_step(idle: Cluster) -> None:
+    for _ in range(21):
+        idle.sbatch("true", "--gres=shard:8", "--hold", "--job-name=sweep", user="bob")
+    kept = idle.sbatch("true", "--gres=shard:8", "--hold", "--job-name=other", user="bob")
+    words = ("cancel", "--user", "bob", "--name", "swe*")
+    assert ask(idle, *words, user="root") == "21 jobs are cancelled\n"
+    assert idle.job(kept)["JobState"] == "PENDING"
+    assert "KillWait" in ask(idle, "cancel", "--all", "--grace", "5s", status=2)
+
+
+@pytest.mark.parametrize("way", ["on", "off"])
+def test_both_ways_of_reading_a_line_ask_slurm_and_start_no_daemon(idle: Cluster, way: str) -> None:
+    job = idle.sbatch("true", "--gres=shard:8", "--hold")
+    slurm = {"GPULEASE_CLUSTER": "slurm", "GPULEASE_QUICK_PARSER": way}
+    for words in (["status"], ["list"], ["show", f"{job}"]):
+        shown = idle.run("gpulease", *words, "--json", env=slurm).stdout
+        assert f'"id": {job}' in shown
+    idle.run("gpulease", "cancel", f"{job}", env=slurm)
+    assert idle.job(job)["JobState"] == "CANCELLED"
+    assert not list(idle.home.glob("alice/.local/state/gpulease/**/gpulease.db"))
 
 
 def test_jobs_of_others_are_refused(idle: Cluster) -> None:
@@ -234,6 +257,11 @@ def test_the_last_job_and_names_mean_own_jobs_that_use_gpus(idle: Cluster) -> No
     assert read(idle, "show", "sweep-1")["id"] == job
     assert read(idle, "show", "--name", "sweep*")["jobs"][0]["id"] == job
     assert "Slurm knows no such job" in ask(idle, "show", "999999", status=125)
+
+
+def test_a_tab_completes_the_numbers_of_jobs(idle: Cluster) -> None:
+    job = idle.sbatch("true", "--gres=shard:8", "--hold", "--job-name=sweep")
+    assert f"{job}\tsweep, queued, alice" in ask(idle, "__complete", "cancel", "")
 
 
 def test_within_a_lease_the_verbs_ask_the_daemon_of_the_node(idle: Cluster) -> None:

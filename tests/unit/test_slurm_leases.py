@@ -73,7 +73,7 @@ class Node:
         self.launcher, self.slurm = FakeLauncher(), FakeSlurm()
         self.clock, self.finder = FakeClock(), FakeFinder()
         self.policy = Policy(slurm=slurm)
-        self.epilogs: list[tuple[int, Exit | None]] = []
+        self.epilogs: list[int] = []
         self.leaves_processes = False
         observer = GpuObserver(self.store, self.gpus, self.finder, self.clock, at_once)
         self.scheduler = Scheduler(
@@ -89,7 +89,7 @@ class Node:
         """Set no limit: no driver."""
 
     async def ended(self, job: Job, exit_: Exit | None) -> None:
-        self.epilogs.append((job.id, exit_))
+        self.epilogs.append(job.id)
         if not self.leaves_processes:
             self.launcher.exits(job.id)
 
@@ -147,13 +147,13 @@ def test_the_lease_is_followed_and_the_epilog_ends_it() -> None:
     async def scenario(node: Node) -> None:
         job = await node.grant()
         node.leases.ends_within_s = 5.0
-        await node.leases.end(17, Exit(3))
+        await node.leases.end(17)
         ended = node.store.job(job.id)
         assert ended is not None
         assert (ended.state, ended.outcome) == (State.ENDED, Outcome.EXITED)
         assert node.leases.of(17) is None
         await node.leases.end(17)
-        assert node.epilogs == [(job.id, Exit(3))]
+        assert node.epilogs == [job.id]
 
     run(scenario)
 
@@ -190,7 +190,7 @@ def test_a_job_that_slurm_starts_again_gets_another_lease() -> None:
         first = await node.grant(32)
         second = await node.leases.grant(request(restarts=1))
         assert first.id != second.id
-        assert node.epilogs == [(first.id, None)]
+        assert node.epilogs == [first.id]
         assert [job.id for job in node.store.holding()] == [second.id]
 
     run(scenario)

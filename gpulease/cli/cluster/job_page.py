@@ -113,5 +113,5 @@ def fields(job: JobView, now: datetime) -> Iterator[tuple[str, str | None]]:
     end = job.expires_at
     yield "time left", f"{until(end, now)} (until {clock(end, now)})" if end else None
     yield "exit status", None if job.exit_status is None else str(job.exit_status)
-    why = "" if job.slurm_reason in (None, "None") else f", {clean(job.slurm_reason or '')}"
+    why = f", {clean(job.slurm_reason)}" if job.slurm_reason else ""
     yield "in Slurm", f"{clean(job.slurm_state)}{why}"

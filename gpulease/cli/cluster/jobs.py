@@ -9,7 +9,7 @@ from gpulease.cli.cluster import reasons
 from gpulease.cli.cluster.views import ArrayWaitingView, ClaimView, JobView, LeaseView
 from gpulease.cli.exit_codes import SIGNALED
 from gpulease.errors import EXIT_TIME_LIMIT
-from gpulease.slurm.commands import run_slurm
+from gpulease.slurm.commands import DEADLINE_S, run_slurm
 from gpulease.slurm.hostlist import includes
 from gpulease.slurm.records import fixed_format, parse_fixed, placements
 from gpulease.slurm.shards import Requested, requested
@@ -42,7 +42,11 @@ _DAY_S = 24 * 3600
 
 
 def read_queue(
-    *, ended: bool = False, user: str | None = None, jobs: Sequence[str] = ()
+    *,
+    ended: bool = False,
+    user: str | None = None,
+    jobs: Sequence[str] = (),
+    deadline: float = DEADLINE_S,
 ) -> list[Mapping[str, str]]:
     """Return the fields of jobs as squeue prints them, those that wait in the order of the queue.
 
@@ -56,7 +60,7 @@ def read_queue(
         line.append(f"--user={user}")
     if jobs:
         line.append(f"--jobs={','.join(jobs)}")
-    return list(parse_fixed(run_slurm(line), WIDTHS))
+    return list(parse_fixed(run_slurm(line, deadline=deadline), WIDTHS))
 
 
 def own_jobs(*, ended: bool) -> list[Mapping[str, str]]:
@@ -136,7 +140,7 @@ def view(job: Mapping[str, str], shard: int, where: Mapping[str, str] | None = N
         batch=job.get("batchflag") == "1",
         partition=job.get("partition", ""),
         slurm_state=job.get("state", ""),
-        slurm_reason=job.get("reason"),
+        slurm_reason=job["reason"] if job.get("reason", "None") != "None" else None,
     )
 
 

@@ -97,7 +97,7 @@ def _gpu(gpu: GpuSummary, *, is_old: bool) -> GpuView:
             _headroom(gpu, committed),
         )  # fmt: skip
     state = "unknown" if is_old else gpu.state
-    return GpuView(gpu.index, gpu.uuid, gpu.name, state, gpu.local, memory)
+    return GpuView(gpu.index, gpu.uuid, gpu.name, state, gpu.detail, gpu.local, memory)
 
 
 def _committed(gpu: GpuSummary) -> int | None:
