@@ -355,7 +355,7 @@ def test_a_job_is_stopped_without_slurmctld() -> None:
 def test_a_notice_reaches_the_element_of_an_array() -> None:
     jobs = Jobs()
     run(jobs.launcher.notify(leased(), "over\nit"))
-    assert jobs.slurm.commands[-1] == ("scontrol", "notify", "17_3", "over it")
+    assert jobs.slurm.commands[-1] == ("scontrol", "notify", "17_3", "gpulease: over it")
 
 
 # Publishing.
