@@ -17,6 +17,7 @@ from gpulease.host.processes import ProcessTable, marker
 from gpulease.host.slurm_controller import SlurmCommands
 from gpulease.host.slurm_enforcement import SlurmEnforcement
 from gpulease.host.slurm_jobs import SlurmJobs
+from gpulease.host.slurm_learnt import LearntSizes
 from gpulease.host.slurm_publication import SlurmPublication
 from gpulease.host.slurm_reconciliation import RunningJob, SlurmReconciliation
 from gpulease.server.auth import Caller
@@ -115,6 +116,7 @@ class SlurmNode:
             scheduler, processes, base.clock, base.writer, self._commands, launchers.jobs.ended,
             launchers.enforcement.limit,
         )  # fmt: skip
+        self._learnt = LearntSizes(base.store, base.writer, base.clock)
         self._publication = SlurmPublication(self._summary, self._name)
         self._reconciliation = SlurmReconciliation(
             base.store.holding,
@@ -128,7 +130,7 @@ class SlurmNode:
         """Compare leases with jobs, and publish what `views` show, every few seconds."""
         self._views = views
         timers.every(_COMPARE_EVERY, self._compare)
-        self._publishing = timers.every(self._publish_every(), self._publication.publish)
+        self._publishing = timers.every(self._publish_every(), self._publish)
 
     def adopt(self) -> None:
         """Use the settings after a reload."""
@@ -160,6 +162,11 @@ class SlurmNode:
 
     def _publish_every(self) -> timedelta:
         return SlurmSettings(**self._base.settings().slurm).publish_every
+
+    async def _publish(self) -> None:
+        if self._name() is not None:
+            await self._learnt.update()
+        await self._publication.publish()
 
     async def _compare(self) -> None:
         if self._name() is not None:
@@ -197,6 +204,7 @@ class SlurmNode:
             gpus=tuple(_gpu(view, of_slurm) for view in views if view.parent is None),
             version=__version__,
             publish_every=slurm.publish_every.total_seconds(),
+            learnt=self._learnt.sizes,
         )
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 
 from gpulease.domain.gpu import JobId
-from gpulease.domain.job import Invocation, Job, Outcome, one_line
+from gpulease.domain.job import Exit, Invocation, Job, Outcome, one_line
 from gpulease.errors import SlurmFailed
 from gpulease.host.processes import ProcessTable
 from gpulease.host.slurm_commands import RunSlurm, label_of, run_slurm
@@ -32,6 +32,7 @@ class _Followed:
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     outcome: Outcome = Outcome.EXITED
     detail: str | None = None
+    exit: Exit | None = None
 
 
 class SlurmJobs:
@@ -80,24 +81,25 @@ class SlurmJobs:
             await followed.ended.wait()
             await self._table.end(lambda: self._left(job), timedelta())
             await self._remove_limits(job)
-            yield WorkerExited(followed.outcome, None, self._clock.now(), followed.detail)
+            yield WorkerExited(followed.outcome, followed.exit, self._clock.now(), followed.detail)
         finally:
             if self._followed.get(job.id) is followed:
                 del self._followed[job.id]
 
-    async def ended(self, job: Job) -> None:
+    async def ended(self, job: Job, exit_: Exit | None) -> None:
         """Note that Slurm has ended a job; its lease ends when no process is left."""
-        self._end(job, Outcome.EXITED, None)
+        signaled = exit_ is not None and exit_.signal is not None
+        self._end(job, Outcome.SIGNALED if signaled else Outcome.EXITED, None, exit_)
 
     async def lost(self, job: Job) -> None:
         """Note that a job is gone, and that nobody knows how it ended."""
-        self._end(job, Outcome.LOST, LOST)
+        self._end(job, Outcome.LOST, LOST, None)
 
-    def _end(self, job: Job, outcome: Outcome, detail: str | None) -> None:
+    def _end(self, job: Job, outcome: Outcome, detail: str | None, exit_: Exit | None) -> None:
         # A lease that is not followed now ends later: Slurm does not know its job any more.
         followed = self._followed.get(job.id)
         if followed is not None and not followed.ended.is_set():
-            followed.outcome, followed.detail = outcome, detail
+            followed.outcome, followed.detail, followed.exit = outcome, detail, exit_
             followed.ended.set()
 
     async def stop(self, job: Job, reason: str, grace: timedelta | None = None) -> None:

@@ -13,7 +13,7 @@ from fractions import Fraction
 from typing import Final
 
 from gpulease.domain.gpu import GpuMemory, GpuReading, GpuUuid, JobId
-from gpulease.domain.job import CommandFingerprint, Invocation, Job, Owner, SlurmJob, grant
+from gpulease.domain.job import CommandFingerprint, Exit, Invocation, Job, Owner, SlurmJob, grant
 from gpulease.domain.lease import Claim, Trigger
 from gpulease.domain.placement import ObstacleKind, Placement, find_obstacle
 from gpulease.domain.snapshot import ledgers
@@ -76,7 +76,7 @@ class SlurmLeases:
         clock: Clock,
         in_writer: InThread,
         slurm: SlurmController,
-        ended: Callable[[Job], Awaitable[None]],
+        ended: Callable[[Job, Exit | None], Awaitable[None]],
         limit: Callable[[Job], Awaitable[None]],
     ) -> None:
         """`ended` tells the launcher that Slurm has ended a job, which may have processes left.
@@ -178,18 +178,19 @@ class SlurmLeases:
         _log.info("job %d of Slurm gets no lease: %s", number, why)
         await self._slurm.refuse(request.job, why)
 
-    async def end(self, number: int) -> None:
+    async def end(self, number: int, exit_: Exit | None = None) -> None:
         """End the leases of a job of Slurm; return when its memory is free, or after a while.
 
         While processes of it are left, its memory counts, and Slurm need not wait for that.
         """
         self._refused.pop(number, None)
         jobs = self._scheduler.store.holding()
-        await self._end_all(each for each in jobs if each.slurm and each.slurm.id == number)
+        mine = (each for each in jobs if each.slurm and each.slurm.id == number)
+        await self._end_all(mine, exit_)
 
-    async def _end_all(self, jobs: Iterable[Job]) -> None:
+    async def _end_all(self, jobs: Iterable[Job], exit_: Exit | None = None) -> None:
         for job in jobs:
-            await self._ended(job)
+            await self._ended(job, exit_)
             try:
                 async with asyncio.timeout(self.ends_within_s):
                     await self._until_ended(job.id)

@@ -15,7 +15,7 @@ from fake_slurm import FakeJob, FakeSlurm
 from fakes import NOON, FakeClock, order
 from gpulease.domain.enforcement import EnforcementLevel
 from gpulease.domain.gpu import GpuUuid, JobId
-from gpulease.domain.job import Job, Outcome, SlurmJob
+from gpulease.domain.job import Exit, Job, Outcome, SlurmJob
 from gpulease.domain.lease import Lease
 from gpulease.errors import SlurmFailed
 from gpulease.host import cgroups
@@ -247,7 +247,7 @@ def test_a_lease_ends_when_slurm_says_so() -> None:
     async def scenario() -> None:
         following = asyncio.create_task(jobs.follow(leased()))
         await asyncio.sleep(0)
-        await jobs.launcher.ended(leased())
+        await jobs.launcher.ended(leased(), Exit(3))
         await jobs.launcher.lost(leased())
         await following
 
@@ -255,7 +255,8 @@ def test_a_lease_ends_when_slurm_says_so() -> None:
     started, exited = jobs.news
     assert isinstance(started, WorkerStarted)
     assert isinstance(exited, WorkerExited)
-    assert (started.levels, exited.outcome) == (("watch",), Outcome.EXITED)
+    assert started.levels == ("watch",)
+    assert (exited.outcome, exited.exit) == (Outcome.EXITED, Exit(3))
     assert jobs.lifted == [1]
 
 
@@ -278,7 +279,7 @@ def test_processes_that_are_left_end_before_the_lease() -> None:
         async def scenario() -> None:
             following = asyncio.create_task(jobs.follow(mine))
             await asyncio.sleep(0)
-            await jobs.launcher.ended(mine)
+            await jobs.launcher.ended(mine, None)
             await asyncio.to_thread(left.wait)
             await following
 

@@ -226,6 +226,7 @@ def test_local_jobs_have_the_local_gpus_alone(made: Any) -> None:
     first, second = (node.daemon.submit("--mem", "6G", "sleep", "600") for _ in range(2))
     shown = node.daemon.wait_until(first, "active")
     gpus = node.daemon.client.status().gpus
+    assert [gpu.slurm for gpu in gpus] == [False, True]
     assert [lease["gpu"] for lease in shown["leases"]] == [gpus[0].uuid]
     waits = wait_for("it is refused", lambda: node.daemon.job(second)["refusals"])
     assert [each["why"] for each in waits if each["index"] == 1] == ["Slurm assigns it"]

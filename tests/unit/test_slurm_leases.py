@@ -29,7 +29,7 @@ from gpulease.cli.format import named
 from gpulease.domain.gpu import Fault, GpuUuid, JobId, ProcessReading
 from gpulease.domain.health import GpuAvailability
 from gpulease.domain.idle import IdlePolicy, Release
-from gpulease.domain.job import CommandFingerprint, Holder, Job, Outcome, SlurmJob
+from gpulease.domain.job import CommandFingerprint, Exit, Holder, Job, Outcome, SlurmJob
 from gpulease.domain.lease import State
 from gpulease.domain.overuse import OverusePolicy
 from gpulease.errors import NoRoomNow, NotAllowed, SlurmFailed, WrongState
@@ -88,7 +88,7 @@ class Node:
     async def limit(self, job: Job) -> None:
         """Set no limit: no driver."""
 
-    async def ended(self, job: Job) -> None:
+    async def ended(self, job: Job, exit_: Exit | None) -> None:
         self.epilogs.append(job.id)
         if not self.leaves_processes:
             self.launcher.exits(job.id)
