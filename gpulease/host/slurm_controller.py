@@ -39,13 +39,13 @@ class SlurmCommands:
     async def _show(self, job: str) -> str:
         return await self._run("scontrol", "show", "job", "-d", job)
 
-    async def refuse(self, job: SlurmJob, why: str) -> None:
+    async def refuse(self, job: SlurmJob, why: str, *, counts: bool = True) -> None:
         """Have Slurm queue a batch job again, for another node; it is held after three times.
 
         Raises:
             SlurmFailed: Slurm does not answer.
         """
-        await self._refusals.refuse(job, why)
+        await self._refusals.refuse(job, why, counts=counts)
 
     async def close(self) -> None:
         """Stop waiting for what Slurm carries out."""

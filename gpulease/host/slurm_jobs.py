@@ -160,7 +160,7 @@ class SlurmJobs:
         assert job.slurm is not None, "it is a job of Slurm"
         try:
             label = await label_of(self._run, job.slurm.id)
-            await self._run("scontrol", "notify", label, one_line(text))
+            await self._run("scontrol", "notify", label, f"gpulease: {one_line(text)}")
         except SlurmFailed as error:
             text = f"cannot notify job {job.slurm.id} of Slurm: {error}"
             self._complaints.say("notify", text, why=str(error))

@@ -52,7 +52,7 @@ class SlurmHandlers:
         try:
             job = await leases.grant(asked)
         except SlurmRefusal as refusal:
-            await leases.refuse(asked, str(refusal))
+            await leases.refuse(asked, refusal)
             raise _no_lease(asked.job.id, str(refusal)) from refusal
         return json_response(self._context.job_views.job(job), 201)
 

@@ -114,7 +114,7 @@ class SlurmLeases:
         """
         number = request.job.id
         known = self._scheduler.store.holding()
-        if (before := _this(known, request.job)) is not None:
+        if (before := _this(known, request.job, request.owner)) is not None:
             return before
         await self._end_all(each for each in known if each.slurm and each.slurm.id == number)
         job = await self._grant(request)
@@ -164,19 +164,19 @@ class SlurmLeases:
         assert slurm is not None, "the caller has checked that Slurm assigns the GPUs"
         return slurm
 
-    async def refuse(self, request: SlurmRequest, why: str) -> None:
+    async def refuse(self, request: SlurmRequest, refusal: SlurmRefusal) -> None:
         """Have Slurm queue a refused job again, and keep the reason for its task prolog.
 
         Raises:
             SlurmFailed: Slurm does not answer; the job is to be refused again.
         """
-        number = request.job.id
+        number, why = request.job.id, str(refusal)
         self._refused.pop(number, None)
         self._refused[number] = why
         while len(self._refused) > _MOST_REFUSED:
             del self._refused[next(iter(self._refused))]
         _log.info("job %d of Slurm gets no lease: %s", number, why)
-        await self._slurm.refuse(request.job, why)
+        await self._slurm.refuse(request.job, why, counts=not refusal.by_leases)
 
     async def end(self, number: int, exit_: Exit | None = None) -> None:
         """End the leases of a job of Slurm; return when its memory is free, or after a while.
@@ -234,10 +234,13 @@ def latest(jobs: Sequence[Job], number: int) -> Job | None:
     return max(found, key=lambda job: job.id, default=None)
 
 
-def _this(jobs: Sequence[Job], wanted: SlurmJob) -> Job | None:
-    """Return the lease of this very run of a job of Slurm; None if it holds none."""
+def _this(jobs: Sequence[Job], wanted: SlurmJob, owner: Owner) -> Job | None:
+    """Return the lease of this very run of a job of Slurm; None if it holds none.
+
+    A Slurm that has lost its state gives ids again.
+    """
     found = latest([job for job in jobs if job.holds_memory], wanted.id)
-    run = None if found is None else found.slurm
+    run = None if found is None or found.owner.uid != owner.uid else found.slurm
     return found if run is not None and run.restarts == wanted.restarts else None
 
 
@@ -264,7 +267,7 @@ def grant_at_once(
     """
     live = tx.live()
     assert order.slurm is not None, "it is for a job of Slurm"
-    if (before := _this(live, order.slurm)) is not None:
+    if (before := _this(live, order.slurm, order.owner)) is not None:
         return before
     # Not those of the plan: the queue has other GPUs.
     gpus = {gpu.uuid: gpu for gpu in ledgers(snapshot(live, seen, policy, tx.drained(), at))}
@@ -283,8 +286,11 @@ def _size(claim: Claim, gpu: GpuMemory) -> int:
     """Return the bytes to lease on a GPU. Raises: SlurmRefusal."""
     if (obstacle := find_obstacle(claim, gpu)) is not None:
         size = "" if claim.exclusive else f"{format_size(claim.memory_on(0))} does not fit on "
-        may_pass = obstacle.kind is ObstacleKind.UNMANAGED
-        raise SlurmRefusal(f"{size}GPU {obstacle.label}: {obstacle.why}", may_pass=may_pass)
+        raise SlurmRefusal(
+            f"{size}GPU {obstacle.label}: {obstacle.why}",
+            may_pass=obstacle.kind is ObstacleKind.UNMANAGED,
+            by_leases=obstacle.kind is ObstacleKind.LEASED,
+        )
     return claim.memory_on(gpu.allocatable or 0)
 
 

@@ -25,8 +25,8 @@ OLDEST = (22, 5)
 _HOOKS = ("Prolog", "Epilog", "TaskProlog")
 _SETTING = re.compile(r"^(\w+)(?:\[\d+\])? *= (.*)$", re.MULTILINE)
 _GRES = re.compile(r"(gpu|shard):(?:([^:,()]+):)?(\d+)")
-_OUR_WAIT_S = 30
-"""The hook may wait for a daemon that restarts."""
+_LONGEST_HOOK_S = 18
+"""It waits 15 s for a daemon that restarts, and has its own work."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,13 +267,13 @@ def _try_hook(file: Path) -> str:
     job = {"SLURM_SCRIPT_CONTEXT": "epilog_slurmd", "SLURM_JOB_ID": "0", "SLURM_JOB_GPUS": "0"}
     try:
         done = subprocess.run(
-            [file], env=job, capture_output=True, check=False, timeout=_OUR_WAIT_S, text=True,
+            [file], env=job, capture_output=True, check=False, timeout=_LONGEST_HOOK_S, text=True,
             errors="replace",
         )  # fmt: skip
     except OSError as error:
         return f"{file} does not run ({error.strerror}); is /usr/bin/perl there?"
     except subprocess.TimeoutExpired:
-        return f"{file} does not end within {_OUR_WAIT_S} s"
+        return f"{file} does not end within {_LONGEST_HOOK_S} s"
     return " ".join(done.stderr.split())
 
 
@@ -304,13 +304,26 @@ def _times(found: Found) -> Iterator[CheckView]:
             "PrologFlags", "warning", "with Alloc, each srun starts about 0.1 s later",
             "gpulease does not need it: remove it from slurm.conf if nothing else does",
         )  # fmt: skip
-    limit = re.match(r"\d+", _first(found, "PrologEpilogTimeout"))
-    if limit and int(limit[0]) < _OUR_WAIT_S:
+    limit = _seconds(found, "PrologEpilogTimeout")
+    if limit is not None and limit < _LONGEST_HOOK_S:
         yield CheckView(
             "PrologEpilogTimeout", "warning",
-            f"after {limit[0]} s Slurm kills a prolog, which may wait 20 s for gpuleased",
-            f"slurm.conf: PrologEpilogTimeout={_OUR_WAIT_S}",
+            f"after {limit} s Slurm kills a prolog, which may wait 15 s for gpuleased",
+            f"slurm.conf: PrologEpilogTimeout={_LONGEST_HOOK_S} or more",
         )  # fmt: skip
+    patience = [_seconds(found, key) for key in ("MessageTimeout", "BatchStartTimeout")]
+    if sum(each or 0 for each in patience) < _LONGEST_HOOK_S and None not in patience:
+        yield CheckView(
+            "MessageTimeout", "warning",
+            "srun gives up after MessageTimeout + BatchStartTimeout; a prolog may wait 15 s for "
+            "gpuleased",
+            "slurm.conf: MessageTimeout=10 or more",
+        )  # fmt: skip
+
+
+def _seconds(found: Found, key: str) -> int | None:
+    number = re.match(r"\d+", _first(found, key))
+    return int(number[0]) if number else None
 
 
 def _requeueing(found: Found) -> Iterator[CheckView]:

@@ -6,7 +6,9 @@
 # no programs: that would take longer than all the rest, and it runs as root.
 
 my $SOCKET = '/run/gpulease/gpuleased.sock';
-my $WAIT_S = 20;          # for the daemon, which may be restarting
+# For the daemon, which may be restarting. srun gives up after MessageTimeout + BatchStartTimeout,
+# which are 20 s by default.
+my $WAIT_S = 15;
 my $EPILOG_WAIT_S = 5;
 
 my %hooks = (prolog_slurmd => \&prolog, epilog_slurmd => \&epilog, prolog_task => \&task_prolog);

@@ -85,12 +85,14 @@ def test_a_job_that_slurm_does_not_describe_is_refused(shown: str) -> None:
 # Refusals.
 
 
-def refuse(slurm: FakeSlurm, why: str = "GPU 1 is drained", **settings: float) -> FakeJob:
+def refuse(
+    slurm: FakeSlurm, why: str = "GPU 1 is drained", *, counts: bool = True, **settings: float
+) -> FakeJob:
     """Refuse job 17 and wait until everything about it was done."""
 
     async def scenario() -> None:
         refusals = SlurmRefusals(slurm, look_again_s=0, **{"wait_here_s": 0, **settings})  # type: ignore[arg-type]
-        await refusals.refuse(JOB, why)
+        await refusals.refuse(JOB, why, counts=counts)
         await asyncio.gather(*refusals._tasks)
 
     run(scenario())
@@ -126,6 +128,15 @@ def test_the_third_refusal_holds_a_job_whichever_nodes_refused_it() -> None:
     job = refuse(slurm)
     assert job.comment == "gpulease: refused 3 times (n2 n3 n1): n1: GPU 1 is drained"
     assert (job.actions, job.excluded, job.start) == (["requeuehold"], "n9", "")
+
+
+@pytest.mark.parametrize("before", ["waits: ", "refused 2 times (n2 n3): "])
+def test_refusals_that_do_not_count_never_hold_a_job(before: str) -> None:
+    slurm = FakeSlurm("n2", "n3")
+    slurm.jobs[17] = FakeJob("17", comment=f"gpulease: {before}n3: GPU 0 is drained")
+    job = refuse(slurm, counts=False)
+    assert job.comment == f"gpulease: {before}n1: GPU 1 is drained"
+    assert (job.actions, job.start) == (["requeue"], "now")
 
 
 def test_only_batch_jobs_are_queued_again() -> None:
@@ -345,7 +356,7 @@ def test_a_job_is_stopped_without_slurmctld() -> None:
 def test_a_notice_reaches_the_element_of_an_array() -> None:
     jobs = Jobs()
     run(jobs.launcher.notify(leased(), "over\nit"))
-    assert jobs.slurm.commands[-1] == ("scontrol", "notify", "17_3", "over it")
+    assert jobs.slurm.commands[-1] == ("scontrol", "notify", "17_3", "gpulease: over it")
 
 
 # Publishing.

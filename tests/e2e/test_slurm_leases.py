@@ -136,8 +136,9 @@ def test_the_prolog_leases_and_the_epilog_releases(node: Node) -> None:
     assert json.loads(node.prolog(17)[1])["id"] == job["id"]
     shown = node.daemon.wait_until(job["id"], "active")
     assert shown["directory"] is None
-    assert node.post("leases/17/end") == (204, "")
-    assert node.daemon.job(job["id"])["outcome"] == "exited"
+    assert node.post("leases/17/end", {"job_exit_code": 768}) == (204, "")
+    ended = node.daemon.job(job["id"])
+    assert (ended["outcome"], ended["exit_status"]) == ("exited", 3)
     assert node.post("leases/17/end")[0] == 204
 
 

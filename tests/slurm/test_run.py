@@ -192,6 +192,7 @@ def test_a_node_that_refuses_the_job_is_avoided(idle: Cluster) -> None:
             each.communicate()
     assert (done.returncode, done.stdout) == (0, "in\ndone\n")
     assert "gpulease: n1 refused the job: " in done.stderr
+    assert "TaskProlog" not in done.stderr
     assert "started on n2" in done.stderr
 
 
@@ -213,6 +214,21 @@ def test_a_job_over_its_lease_is_stopped_with_the_reason(idle: Cluster) -> None:
     assert "under a lease of 512M" in done.stderr
 
 
+def test_a_notice_of_the_daemon_is_shown(idle: Cluster) -> None:
+    process = start(idle, "--mem", "1G", "sleep", "2")
+    job = the_job(idle)
+    idle.scontrol("notify", str(job), "gpulease: over the lease")
+    _, errors = process.communicate()
+    assert "gpulease: over the lease" in errors.splitlines()
+
+
+def test_within_a_job_the_command_uses_its_lease(idle: Cluster) -> None:
+    inner = ("gpulease", "run", "--mem", "512M", "sh", "-c", "echo $GPULEASE_MEMORY")
+    done = run(idle, "--mem", "1G", *inner)
+    assert done.stdout == f"{512 * MIB}\n"
+    assert "runs within the lease of job" in done.stderr
+
+
 def test_a_directory_that_the_node_lacks_is_an_error(idle: Cluster) -> None:
     idle.login.path("/tmp/only-here").mkdir(exist_ok=True)
     idle.login.path("/tmp/only-here").chmod(0o777)
@@ -227,9 +243,11 @@ def test_a_directory_that_the_node_lacks_is_an_error(idle: Cluster) -> None:
 def test_a_closed_pipe_ends_the_job(idle: Cluster) -> None:
     process = start(idle, "--mem", "1G", "yes")
     assert process.stdout is not None
+    assert process.stderr is not None
     process.stdout.read(10)
     process.stdout.close()
     process.wait(30)
+    process.stderr.close()
     process.stdout = process.stderr = None  # the cluster reads what is left open
     assert process.returncode == 128 + signal.SIGPIPE
 
@@ -252,8 +270,32 @@ def test_a_dependency_can_name_a_job(idle: Cluster) -> None:
     assert idle.job(int(first))["JobState"] == "FAILED"
 
 
+def test_a_batch_job_whose_dependency_can_never_be_met_is_cancelled(idle: Cluster) -> None:
+    first = run(idle, "-d", "--mem", "1G", "false").stdout.strip()
+    idle.wait_until(int(first), "FAILED")
+    job = int(run(idle, "-d", "--mem", "1G", "--after", first, "true").stdout)
+    idle.wait_until(job, "CANCELLED")
+
+
 def test_a_dependency_that_can_never_be_met_is_an_error(idle: Cluster) -> None:
     run(idle, "-d", "--mem", "1G", "--name", "fails", "sh", "-c", "sleep 2; exit 1")
     done = run(idle, "--mem", "1G", "--after", "fails", "echo", "after")
     assert (done.returncode, done.stdout) == (125, "")
     assert "never" in done.stderr.lower()
+
+
+def test_without_a_size_a_job_gets_what_its_command_needed_before(idle: Cluster) -> None:
+    (idle.home / "alice/train.py").write_text((idle.directory / "slurm/work.py").read_text())
+    first = run(idle, "train.py", "600", "1.5")
+    assert "the job leases 4G, the default" in first.stderr
+    assert first.returncode == 0
+
+    def sized() -> dict[str, str]:
+        view: dict[str, str] = json.loads(
+            run(idle, "--dry-run", "--json", "train.py", "700").stdout
+        )
+        return view if view["sized"] != "the default" else {}
+
+    found = wait_for("the node publishes it", sized)
+    assert found["sized"] == "since train.py needed that before"
+    assert found["size"] in ("768M", "1G")

@@ -1,5 +1,7 @@
 """`gpulease-setup slurm` on nodes of a cluster, and its hook under slurmd."""
 
+import os
+import signal
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -21,7 +23,7 @@ from .slurm_files import Settings as SlurmSettings
 
 _HOOK = f"/etc/slurm/{NAME}"
 _SETTINGS = 'cluster = "slurm"\n'
-_WAIT_S = 20
+_WAIT_S = 15
 """For the daemon, in the hook."""
 
 
@@ -52,7 +54,7 @@ def cluster() -> Iterator[Cluster]:
     lines = [line for node in NODES for line in described(node.gpus, node.name).gres_conf()]
     settings = SlurmSettings(
         hooks=Hooks(_HOOK, _HOOK, _HOOK), gres_lines="\n".join(dict.fromkeys(lines)) + "\n",
-        cgroup=has_cgroups(),
+        cgroup=has_cgroups(), slurm_lines="MessageTimeout=10",
     )  # fmt: skip
     with running(NODES, settings, {NAME: hook_text(SYSTEM_SOCKET)}) as made:
         yield made
@@ -112,6 +114,16 @@ def test_a_job_waits_for_a_daemon_that_restarts(idle: Cluster) -> None:
     node.start_daemon()
     assert process.wait(_WAIT_S) == 0
     assert idle.states()["n1"] in ("idle", "mixed")
+
+
+def test_a_daemon_that_hangs_fails_srun_with_a_word_about_the_prolog(idle: Cluster) -> None:
+    node = idle.nodes["n1"]
+    os.kill(node.machine.daemon("gpuleased").pid, signal.SIGSTOP)
+    done = idle.run("srun", "--nodelist=n1", "--gres=shard:16", "true", check=False)
+    assert "prolog failed" in done.stderr
+    assert "no answer from gpuleased" in node.machine.log("slurmd")
+    node.kill_daemon()
+    idle.scontrol("update", "nodename=n1", "state=resume")
 
 
 def test_a_node_without_a_daemon_is_drained_and_its_job_queued_again(idle: Cluster) -> None:

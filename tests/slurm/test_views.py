@@ -195,6 +195,8 @@ def test_wait_exits_as_the_worst_job_did(idle: Cluster) -> None:
     ask(idle, "wait", f"{held}", "--timeout", "1s", status=75)
     ask(idle, "cancel", f"{held}")
     ask(idle, "wait", f"{held}", status=143)
+    array = idle.sbatch("true", *words, "--array=0-9", "--hold")
+    ask(idle, "wait", f"{array}_5", f"{array}_6", "--timeout", "1s", status=75)
 
 
 def test_logs_follow_a_batch_job_to_its_end(idle: Cluster) -> None:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from daemon_stand_in import views
 from fakes import (
     ALICE,
+    BOB,
     HOLDER,
     NOON,
     FakeClock,
@@ -196,6 +197,17 @@ def test_a_job_that_slurm_starts_again_gets_another_lease() -> None:
     run(scenario)
 
 
+def test_a_lease_is_not_handed_to_another_user_whose_job_has_the_same_id() -> None:
+    async def scenario(node: Node) -> None:
+        node.leases.ends_within_s = 5.0
+        first = await node.grant(32)
+        second = await node.leases.grant(replace(request(), owner=BOB))
+        assert (first.owner, second.owner) == (ALICE, BOB)
+        assert [job.id for job in node.store.holding()] == [second.id]
+
+    run(scenario)
+
+
 def test_memory_of_strangers_refuses_a_job() -> None:
     async def scenario(node: Node) -> None:
         node.gpus.unmanaged["GPU-a"] = 3 * G
@@ -238,7 +250,7 @@ def test_a_gpu_out_of_service_refuses_a_job_at_once() -> None:
 def test_a_refused_job_is_sent_elsewhere_and_its_task_prolog_finds_out_why() -> None:
     async def scenario(node: Node) -> None:
         node.slurm.give(17, 8)
-        await node.leases.refuse(request(), "no room")
+        await node.leases.refuse(request(), SlurmRefusal("no room"))
         assert node.slurm.refused == [(SlurmJob(17, "n1"), "no room")]
         assert node.leases.why_refused(17) == "no room"
         await node.leases.grant(request(restarts=1))

@@ -92,9 +92,11 @@ def test_a_gpu_that_slurm_cannot_have_is_named_with_the_way_out(wrong: GpuReadin
 
 CONFIG = """Configuration data as of 2026-11-23T02:25:17
 ClusterName             = test
+BatchStartTimeout       = 10 sec
 Epilog                  = {hook}
 GresTypes               = gpu,shard
 JobRequeue              = 1
+MessageTimeout          = 10 sec
 ProctrackType           = proctrack/cgroup
 Prolog                  = {hook}
 PrologEpilogTimeout     = 65534
@@ -154,6 +156,7 @@ def test_a_node_as_it_should_be_passes(hook: Path) -> None:
         ("TaskPlugin", "task/affinity", "devices", "warning"),
         ("PrologFlags", "Alloc", "PrologFlags", "warning"),
         ("PrologEpilogTimeout", "10 sec", "PrologEpilogTimeout", "warning"),
+        ("MessageTimeout", "5 sec", "MessageTimeout", "warning"),
         ("JobRequeue", "0", "JobRequeue", "warning"),
         ("SchedulerParameters", "bf_interval=30", "SchedulerParameters", "warning"),
     ],

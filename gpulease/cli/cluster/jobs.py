@@ -46,9 +46,12 @@ def read_queue(
     ended: bool = False,
     user: str | None = None,
     jobs: Sequence[str] = (),
+    each_element: bool = False,
     deadline: float = DEADLINE_S,
 ) -> list[Mapping[str, str]]:
     """Return the fields of jobs as squeue prints them, those that wait in the order of the queue.
+
+    The waiting elements of an array are one entry, unless `each_element` is asked for.
 
     Raises:
         SlurmFailed: Slurm does not answer, or knows none of the `jobs`.
@@ -60,6 +63,8 @@ def read_queue(
         line.append(f"--user={user}")
     if jobs:
         line.append(f"--jobs={','.join(jobs)}")
+    if each_element:
+        line.append("--array")
     return list(parse_fixed(run_slurm(line, deadline=deadline), WIDTHS))
 
 

@@ -116,7 +116,7 @@ def _started(job: str, row: Row, *, follow: bool) -> Row | None:
         if not follow:
             return None
         time.sleep(_ASK_EVERY_S)
-        row = watch.look_again(job, [row])[0]
+        row = watch.look_at(job, row)
     return row
 
 
@@ -150,4 +150,4 @@ def _print(job: str, row: Row, streams: Sequence[_Stream], *, follow: bool) -> N
         is_last = state_of(row) == "ended"
         time.sleep(_READ_EVERY_S)
         if not is_last and time.monotonic() - asked > _ASK_EVERY_S:
-            row, asked = watch.look_again(job, [row])[0], time.monotonic()
+            row, asked = watch.look_at(job, row), time.monotonic()

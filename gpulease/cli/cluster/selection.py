@@ -142,6 +142,12 @@ def candidates(states: Container[str], user: str | None, deadline: float) -> dic
     }
 
 
+def is_of(word: str, row: Row) -> bool:
+    """Return whether an entry is of the job, the element or the array with this number."""
+    array = row.get("arrayjobid")
+    return word in (row["jobid"], array, f"{array}_{row.get('arraytaskid')}")
+
+
 def is_array(word: str, rows: Sequence[Row]) -> bool:
     """Return whether a number means an array, not one job."""
     return (

@@ -1,10 +1,10 @@
 """`gpulease wait` on a cluster: ask squeue until jobs have ended."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from gpulease.cli.cluster.jobs import read_queue, state_of, view
-from gpulease.cli.cluster.selection import Row, select
+from gpulease.cli.cluster.selection import Row, is_of, select
 from gpulease.cli.exit_codes import SIGNALED
 from gpulease.cli.job_selection import Selection
 from gpulease.cli.render import print_stderr
@@ -32,7 +32,7 @@ def worst_of(wanted: Selection, deadline: float | None, *, first: bool) -> int:
             return EXIT_GAVE_UP
         time.sleep(remaining)
         pause = min(2 * pause, _LONGEST_S)
-        left = {job: watch.look_again(job, rows) for job, rows in left.items()}
+        left = watch.look_again(left)
 
 
 def has_ended(rows: Sequence[Row]) -> bool:
@@ -56,22 +56,32 @@ class Watch:
     def __init__(self) -> None:
         self._is_away = False
 
-    def look_again(self, job: str, rows: list[Row]) -> list[Row]:
-        """Return what Slurm knows of a job now, or what was known if it does not answer.
+    def look_again(self, jobs: Mapping[str, list[Row]]) -> dict[str, list[Row]]:
+        """Return what Slurm knows of jobs now, or what was known if it does not answer.
 
         A job that Slurm has forgotten has ended, and how is unknown.
         """
         try:
-            found = read_queue(jobs=[job])
+            rows = read_queue(jobs=list(jobs), each_element=True)
         except SlurmFailed as error:
-            if "nvalid job id" in error.message:
-                return [_forgotten(rows[0])]
-            if not self._is_away:
-                print_stderr(f"gpulease: {error.message}; waiting until it does")
-            self._is_away = True
-            return rows
+            if "nvalid job id" not in error.message:
+                self._say(error)
+                return dict(jobs)
+            rows = []
         self._is_away = False
-        return found or [_forgotten(rows[0])]
+        return {
+            job: [row for row in rows if is_of(job, row)] or [_forgotten(known[0])]
+            for job, known in jobs.items()
+        }
+
+    def look_at(self, job: str, row: Row) -> Row:
+        """Return what is known of one job now."""
+        return self.look_again({job: [row]})[job][0]
+
+    def _say(self, error: SlurmFailed) -> None:
+        if not self._is_away:
+            print_stderr(f"gpulease: {error.message}; waiting until it does")
+        self._is_away = True
 
 
 def _forgotten(row: Row) -> Row:
