@@ -472,7 +472,7 @@ class FakeSlurm:
             raise SlurmFailed("slurmctld does not answer")
         return self.allocations[job.id]
 
-    async def refuse(self, job: SlurmJob, why: str) -> None:
+    async def refuse(self, job: SlurmJob, why: str, *, counts: bool = True) -> None:
         if self.is_away:
             raise SlurmFailed("slurmctld does not answer")
         self.refused.append((job, why))

@@ -17,6 +17,7 @@ import typer
 
 from gpulease import config
 from gpulease.cli import commands
+from gpulease.cli.cluster import VERBS, acts_on_slurm
 from gpulease.cli.format import clean, id_of, index_of, label
 from gpulease.cli.render import OutputClosed, print_stdout
 from gpulease.cli.typer_extensions import choices_of
@@ -190,6 +191,10 @@ class _CommandLine:
         everything = "ended" in states
         uid = os.geteuid()
         every_user = uid == 0 or self._verb in _OF_ALL_USERS
+        if self._verb in VERBS and acts_on_slurm(self._socket):
+            from gpulease.cli.cluster.selection import candidates
+
+            return candidates(states, None if every_user else str(uid), _WITHIN_S)
         user = None if every_user else pwd.getpwuid(uid).pw_name
         jobs = _ask(self._socket, lambda daemon: daemon.jobs(everything=everything, user=user)).jobs
         return {id_of(job): _described(job) for job in jobs if job.state in states}

@@ -110,17 +110,13 @@ def most_listed(limit: str | None, *, json: bool) -> int | None:
     return int(limit)
 
 
-def refuse_stranger(user: str) -> None:
-    """Raise an error if no user has this name.
-
-    Raises:
-        BadValue: so it is.
-    """
+def refuse_stranger(user: str, doing: str = "list") -> None:
+    """Raises: BadValue, if this machine has no such user; `doing` follows "cannot"."""
     from gpulease.cli.caller import is_user
 
     if not is_user(user):
         raise BadValue(
-            f"cannot list jobs of {user[:80]!r}: no such user",
+            f"cannot {doing} jobs of {user[:80]!r}: no such user",
             "gpulease list --all shows the jobs of all users",
         )
 

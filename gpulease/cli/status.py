@@ -20,6 +20,8 @@ def status(
 ) -> None:
     """Show GPUs, leases, the queue, and processes that use a GPU without a lease.
 
+    On a cluster: the GPUs of all nodes, and the jobs of Slurm that use them.
+
     \b
     Examples:
       gpulease status

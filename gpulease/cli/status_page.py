@@ -162,6 +162,8 @@ def _gpu(gpu: GpuView) -> tuple[Line, ...]:
 
 
 def _gpu_state(gpu: GpuView) -> Line:
+    if gpu.state == "available" and gpu.slurm:
+        return line("Slurm", "dim")
     if gpu.state == "available" and gpu.kept_for is not None:
         return line(f"for job {gpu.kept_for}", "warn")
     return line(gpu.state, _STATES.get(gpu.state, "bad"))

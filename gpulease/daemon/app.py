@@ -9,7 +9,7 @@ import sys
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-from gpulease.config import Settings, SlurmSettings
+from gpulease.config import Settings
 from gpulease.daemon.accounting import LogTail, PoolWatch
 from gpulease.daemon.clock import SystemClock
 from gpulease.daemon.disk_space import kept_free
@@ -17,7 +17,7 @@ from gpulease.daemon.doctor import Doctor, health_checks
 from gpulease.daemon.enforcement_setup import EnforcementSetup, build_enforcement
 from gpulease.daemon.foundation import Foundation, open_foundation, simulated_gpus
 from gpulease.daemon.housekeeping import Sampler
-from gpulease.daemon.slurm import SlurmLaunchers, SlurmNode, build_launchers
+from gpulease.daemon.slurm import SlurmNode, build_launchers, slurm_policy
 from gpulease.daemon.user_policy import UserPolicy, groups_of
 from gpulease.domain.health import HealthAction
 from gpulease.domain.job import Job, Owner
@@ -51,7 +51,7 @@ from gpulease.service.job_supervisor import LauncherOf
 from gpulease.service.observation import GpuObserver
 from gpulease.service.overuse import OveruseWatch
 from gpulease.service.pause import Pauses
-from gpulease.service.ports import JobLauncher, Policy, Quotas, SlurmPolicy
+from gpulease.service.ports import Policy, Quotas
 from gpulease.service.scheduler import Scheduler
 from gpulease.service.usage import Usage
 from gpulease.service.utilization import MeanUtilization
@@ -140,7 +140,7 @@ def build(settings: Settings, *, confined: bool = False) -> DaemonApp:
     runner = JobRunner(launcher, table, base.state, launch_context, base.clock)
     holds = HoldLauncher(base.clock, process_ends, launch_context.levels)
     of_slurm = build_launchers(base, table, processes, enforcement)
-    launcher_of = _launcher_of(runner, holds, of_slurm)
+    launcher_of = of_slurm.besides(runner, holds)
     scheduler = _scheduler(base, observer, enforcement, launcher_of, overuse, records, user_policy)
     slurm = SlurmNode(base, scheduler, processes, of_slurm)
     health, clients = _health_watch(base, scheduler), WaitingClients(scheduler, process_ends)
@@ -213,15 +213,6 @@ def _launch_context(
 
 def _owner(job: Job) -> tuple[int, int] | None:
     return (job.owner.uid, job.owner.gid) if os.geteuid() == 0 else None
-
-
-def _launcher_of(runner: JobRunner, holds: HoldLauncher, slurm: SlurmLaunchers) -> LauncherOf:
-    def launcher_of(job: Job) -> JobLauncher:
-        if job.slurm is not None:
-            return slurm.jobs
-        return runner if job.holder is None else holds
-
-    return launcher_of
 
 
 def _scheduler(
@@ -429,14 +420,6 @@ def leasing_policy(settings: Settings, limits_of: Callable[[Owner], UserLimits])
         limits_of,
         slurm_policy(settings),
     )
-
-
-def slurm_policy(settings: Settings) -> SlurmPolicy | None:
-    """Return what the daemon knows of Slurm; None where Slurm assigns no GPU of this machine."""
-    if settings.cluster != "slurm":
-        return None
-    slurm = SlurmSettings(**settings.slurm)
-    return SlurmPolicy(slurm.shard, slurm.local_gpus)
 
 
 def queue_policy(settings: Settings) -> QueuePolicy:

@@ -1,6 +1,7 @@
 """Sets up what the daemon does on a node of a Slurm cluster. Without Slurm, all of it rests."""
 
 import logging
+import os
 import socket
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
@@ -11,17 +12,20 @@ from gpulease.config import Settings, SlurmSettings
 from gpulease.daemon.enforcement_setup import EnforcementSetup
 from gpulease.daemon.foundation import Foundation
 from gpulease.domain.gpu import GpuUuid, JobId
+from gpulease.domain.job import Job
 from gpulease.host.process_finder import Finder
 from gpulease.host.processes import ProcessTable, marker
 from gpulease.host.slurm_controller import SlurmCommands
 from gpulease.host.slurm_enforcement import SlurmEnforcement
 from gpulease.host.slurm_jobs import SlurmJobs
+from gpulease.host.slurm_learnt import LearntSizes
 from gpulease.host.slurm_publication import SlurmPublication
 from gpulease.host.slurm_reconciliation import RunningJob, SlurmReconciliation
 from gpulease.server.auth import Caller
 from gpulease.server.machine_views import MachineViews
+from gpulease.service.job_supervisor import LauncherOf
 from gpulease.service.jobs import note_limits
-from gpulease.service.ports import SlurmRefusal
+from gpulease.service.ports import JobLauncher, SlurmPolicy, SlurmRefusal
 from gpulease.service.scheduler import Scheduler
 from gpulease.service.slurm_gpus import gpus_of_slurm
 from gpulease.service.slurm_leases import SlurmLeases, SlurmRequest
@@ -35,8 +39,19 @@ _COMPARE_EVERY = timedelta(seconds=5)
 
 
 def slurm_settings(settings: Settings) -> SlurmSettings | None:
-    """Return the settings about Slurm; None if this is no node of a cluster."""
-    return SlurmSettings(**settings.slurm) if settings.cluster == "slurm" else None
+    """Return the settings about Slurm; None if this is no node of a cluster.
+
+    A personal daemon is none: there, the setting is for the command of its user.
+    """
+    if settings.cluster != "slurm" or os.geteuid() != 0:
+        return None
+    return SlurmSettings(**settings.slurm)
+
+
+def slurm_policy(settings: Settings) -> SlurmPolicy | None:
+    """Return what Slurm assigns of this machine; None where the daemon's queue has all GPUs."""
+    slurm = slurm_settings(settings)
+    return None if slurm is None else SlurmPolicy(slurm.shard, slurm.local_gpus)
 
 
 def node_name(settings: Settings) -> str | None:
@@ -53,6 +68,16 @@ class SlurmLaunchers:
 
     jobs: SlurmJobs
     enforcement: SlurmEnforcement
+
+    def besides(self, runner: JobLauncher, holds: JobLauncher) -> LauncherOf:
+        """Return what tells the launcher of a job."""
+
+        def launcher_of(job: Job) -> JobLauncher:
+            if job.slurm is not None:
+                return self.jobs
+            return runner if job.holder is None else holds
+
+        return launcher_of
 
 
 def build_launchers(
@@ -97,6 +122,7 @@ class SlurmNode:
             scheduler, processes, base.clock, base.writer, self._commands, launchers.jobs.ended,
             launchers.enforcement.limit,
         )  # fmt: skip
+        self._learnt = LearntSizes(base.store, base.writer, base.clock)
         self._publication = SlurmPublication(self._summary, self._name)
         self._reconciliation = SlurmReconciliation(
             base.store.holding,
@@ -110,7 +136,7 @@ class SlurmNode:
         """Compare leases with jobs, and publish what `views` show, every few seconds."""
         self._views = views
         timers.every(_COMPARE_EVERY, self._compare)
-        self._publishing = timers.every(self._publish_every(), self._publication.publish)
+        self._publishing = timers.every(self._publish_every(), self._publish)
 
     def adopt(self) -> None:
         """Use the settings after a reload."""
@@ -142,6 +168,11 @@ class SlurmNode:
 
     def _publish_every(self) -> timedelta:
         return SlurmSettings(**self._base.settings().slurm).publish_every
+
+    async def _publish(self) -> None:
+        if self._name() is not None:
+            await self._learnt.update()
+        await self._publication.publish()
 
     async def _compare(self) -> None:
         if self._name() is not None:
@@ -179,6 +210,7 @@ class SlurmNode:
             gpus=tuple(_gpu(view, of_slurm) for view in views if view.parent is None),
             version=__version__,
             publish_every=slurm.publish_every.total_seconds(),
+            learnt=self._learnt.sizes,
         )
 
 

@@ -37,7 +37,10 @@ class Device:
 
     def unread(self, fault: Fault, detail: str) -> GpuReading:
         """Return a reading with nothing but the identity of the GPU."""
-        return GpuReading(self.uuid, self.index, self.name, fault=fault, detail=detail)
+        return GpuReading(
+            self.uuid, self.index, self.name,
+            fault=fault, detail=detail, minor=self.minor, bus=self.bus,
+        )  # fmt: skip
 
 
 def list_devices() -> tuple[Device, ...]:

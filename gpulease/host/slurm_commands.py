@@ -2,7 +2,7 @@
 
 import asyncio
 import os
-from asyncio.subprocess import DEVNULL, PIPE
+from asyncio.subprocess import DEVNULL, PIPE, Process
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
@@ -17,6 +17,9 @@ from gpulease.slurm.commands import (
 
 RunSlurm = Callable[..., Awaitable[str]]
 """Like `run_slurm` below."""
+NOTE = "gpulease: "
+"""The begin of all that gpulease writes for people in Slurm's fields."""
+_UNKNOWN = "Slurm does not know job"
 
 
 async def run_slurm(*argv: str, deadline: float = DEADLINE_S) -> str:
@@ -35,12 +38,18 @@ async def run_slurm(*argv: str, deadline: float = DEADLINE_S) -> str:
         async with asyncio.timeout(deadline):
             output, errors = await process.communicate()
     except TimeoutError:
+        _kill(process)
+        await process.communicate()
         raise no_answer(argv, deadline) from None
     finally:
-        if process.returncode is None:
-            with suppress(ProcessLookupError):
-                process.kill()
+        _kill(process)
     return checked_output(argv, process.returncode, _text(output), _text(errors))
+
+
+def _kill(process: Process) -> None:
+    if process.returncode is None:
+        with suppress(ProcessLookupError):
+            process.kill()
 
 
 def _text(output: bytes) -> str:
@@ -60,7 +69,7 @@ async def list_job(run: RunSlurm, job: int, *format_: str) -> str:
     for line in listed.splitlines():
         if line.startswith(start):
             return line.removeprefix(start)
-    raise SlurmFailed(f"Slurm does not know job {job}")
+    raise SlurmFailed(f"{_UNKNOWN} {job}")
 
 
 async def label_of(run: RunSlurm, job: int) -> str:
@@ -73,3 +82,14 @@ async def label_of(run: RunSlurm, job: int) -> str:
         SlurmFailed: Slurm does not answer, or does not know the job.
     """
     return await list_job(run, job, "--format=%A|%i")
+
+
+def with_note(comment: str, text: str) -> str:
+    """Return a job's AdminComment with a note for its owner, and with what admins wrote before."""
+    kept = "" if comment.strip() == "(null)" else comment.partition(NOTE)[0]
+    return f"{kept}{NOTE}{text}"
+
+
+def is_unknown_job(error: SlurmFailed) -> bool:
+    """Return whether Slurm has answered that there is no such job."""
+    return any(each in error.message for each in ("Invalid job id", _UNKNOWN))

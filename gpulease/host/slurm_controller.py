@@ -1,10 +1,11 @@
 """Asks Slurm about a job; the port `SlurmController`."""
 
 from gpulease.domain.job import SlurmJob
-from gpulease.host.slurm_commands import RunSlurm, run_slurm
+from gpulease.errors import SlurmFailed
+from gpulease.host.slurm_commands import RunSlurm, is_unknown_job, run_slurm
 from gpulease.host.slurm_refusals import SlurmRefusals
-from gpulease.service.ports import SlurmAllocation
-from gpulease.slurm.allocations import allocation_on, element_of
+from gpulease.service.ports import SlurmAllocation, SlurmRefusal
+from gpulease.slurm.allocations import Unclear, allocation_on, element_of
 
 
 class SlurmCommands:
@@ -18,21 +19,33 @@ class SlurmCommands:
         """Return what a job has on its node.
 
         Raises:
-            SlurmFailed: Slurm does not answer, or what it says of this node is ambiguous.
+            SlurmRefusal: Slurm does not know the job, or what it says of this node is ambiguous.
+            SlurmFailed: Slurm does not answer.
         """
-        text = await self._run("scontrol", "show", "job", "-d", str(job.id))
-        if (element := element_of(text, job.id)) is not None:
-            text = await self._run("scontrol", "show", "job", "-d", element)
-        found = allocation_on(text, job.id, job.node)
+        try:
+            text = await self._show(str(job.id))
+            if (element := element_of(text, job.id)) is not None:
+                text = await self._show(element)
+        except SlurmFailed as error:
+            if is_unknown_job(error):
+                raise SlurmRefusal(error.message) from error
+            raise
+        try:
+            found = allocation_on(text, job.id, job.node)
+        except Unclear as error:
+            raise SlurmRefusal(str(error)) from error
         return SlurmAllocation(found.name, found.is_batch, found.gpus, found.shards)
 
-    async def refuse(self, job: SlurmJob, why: str) -> None:
+    async def _show(self, job: str) -> str:
+        return await self._run("scontrol", "show", "job", "-d", job)
+
+    async def refuse(self, job: SlurmJob, why: str, *, counts: bool = True) -> None:
         """Have Slurm queue a batch job again, for another node; it is held after three times.
 
         Raises:
             SlurmFailed: Slurm does not answer.
         """
-        await self._refusals.refuse(job, why)
+        await self._refusals.refuse(job, why, counts=counts)
 
     async def close(self) -> None:
         """Stop waiting for what Slurm carries out."""

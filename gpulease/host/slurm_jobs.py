@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 
 from gpulease.domain.gpu import JobId
-from gpulease.domain.job import Invocation, Job, Outcome, one_line
+from gpulease.domain.job import Exit, Invocation, Job, Outcome, one_line
 from gpulease.errors import SlurmFailed
 from gpulease.host.processes import ProcessTable
-from gpulease.host.slurm_commands import RunSlurm, label_of, run_slurm
+from gpulease.host.slurm_commands import RunSlurm, label_of, list_job, run_slurm, with_note
 from gpulease.host.slurm_processes import SlurmProcesses
 from gpulease.service.log_once import LogOnce
 from gpulease.service.ports import Clock, WorkerExited, WorkerNews, WorkerStarted
@@ -32,6 +32,7 @@ class _Followed:
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     outcome: Outcome = Outcome.EXITED
     detail: str | None = None
+    exit: Exit | None = None
 
 
 class SlurmJobs:
@@ -80,24 +81,25 @@ class SlurmJobs:
             await followed.ended.wait()
             await self._table.end(lambda: self._left(job), timedelta())
             await self._remove_limits(job)
-            yield WorkerExited(followed.outcome, None, self._clock.now(), followed.detail)
+            yield WorkerExited(followed.outcome, followed.exit, self._clock.now(), followed.detail)
         finally:
             if self._followed.get(job.id) is followed:
                 del self._followed[job.id]
 
-    async def ended(self, job: Job) -> None:
+    async def ended(self, job: Job, exit_: Exit | None) -> None:
         """Note that Slurm has ended a job; its lease ends when no process is left."""
-        self._end(job, Outcome.EXITED, None)
+        signaled = exit_ is not None and exit_.signal is not None
+        self._end(job, Outcome.SIGNALED if signaled else Outcome.EXITED, None, exit_)
 
     async def lost(self, job: Job) -> None:
         """Note that a job is gone, and that nobody knows how it ended."""
-        self._end(job, Outcome.LOST, LOST)
+        self._end(job, Outcome.LOST, LOST, None)
 
-    def _end(self, job: Job, outcome: Outcome, detail: str | None) -> None:
+    def _end(self, job: Job, outcome: Outcome, detail: str | None, exit_: Exit | None) -> None:
         # A lease that is not followed now ends later: Slurm does not know its job any more.
         followed = self._followed.get(job.id)
         if followed is not None and not followed.ended.is_set():
-            followed.outcome, followed.detail = outcome, detail
+            followed.outcome, followed.detail, followed.exit = outcome, detail, exit_
             followed.ended.set()
 
     async def stop(self, job: Job, reason: str, grace: timedelta | None = None) -> None:
@@ -123,8 +125,9 @@ class SlurmJobs:
         number = job.slurm.id
         try:
             label = await label_of(self._run, number)
-            note = f"admincomment=gpulease: {job.slurm.node}: {one_line(why)}"
-            await self._run("scontrol", "update", f"jobid={label}", note)
+            before = await list_job(self._run, number, "--Format=JobID:|,admin_comment:")
+            note = with_note(before, f"{job.slurm.node}: {one_line(why)}")
+            await self._run("scontrol", "update", f"jobid={label}", f"admincomment={note}")
             await self._run("scancel", label)
         except SlurmFailed as error:
             text = f"cannot have Slurm cancel job {number}, ending its processes here: {error}"
@@ -157,7 +160,7 @@ class SlurmJobs:
         assert job.slurm is not None, "it is a job of Slurm"
         try:
             label = await label_of(self._run, job.slurm.id)
-            await self._run("scontrol", "notify", label, one_line(text))
+            await self._run("scontrol", "notify", label, f"gpulease: {one_line(text)}")
         except SlurmFailed as error:
             text = f"cannot notify job {job.slurm.id} of Slurm: {error}"
             self._complaints.say("notify", text, why=str(error))

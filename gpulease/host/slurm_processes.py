@@ -66,13 +66,19 @@ class SlurmProcesses:
     def _is_below(
         self, found: Entry, job: int, there: Mapping[int, Entry], known: dict[int, bool]
     ) -> bool:
-        """Return whether a process is a slurmstepd of a job or below one."""
-        if found.pid not in known:
-            known[found.pid] = False  # in case a pid was reused meanwhile, in a circle
-            parent = there.get(found.parent)
-            above = parent is not None and self._is_below(parent, job, there, known)
-            known[found.pid] = above or self._step(found) == job
-        return known[found.pid]
+        """Return whether a process is a slurmstepd of a job or below one; add to `known`."""
+        path: list[int] = []
+        above: Entry | None = found
+        # Not recursive: users choose the depth. Pids that are reused meanwhile may form a circle.
+        while above is not None and above.pid not in known:
+            known[above.pid] = self._step(above) == job
+            if known[above.pid]:
+                break
+            path.append(above.pid)
+            above = there.get(above.parent)
+        is_below = above is not None and known[above.pid]
+        known.update(dict.fromkeys(path, is_below))
+        return is_below
 
     def _by_ancestry(self, pid: int) -> int | None:
         for each in _upwards(pid):
@@ -106,7 +112,7 @@ def is_slurmstepd(pid: int) -> bool:
         program = Path(f"/proc/{pid}/exe").readlink()
     except OSError:
         return False
-    return program.name.removesuffix(" (deleted)") == _PROGRAM
+    return program.name.startswith(_PROGRAM)  # Debian's is slurmstepd-wlm
 
 
 def _upwards(pid: int) -> Iterator[Entry]:

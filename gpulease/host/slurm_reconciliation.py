@@ -12,14 +12,13 @@ from dataclasses import dataclass
 
 from gpulease.domain.job import Job, SlurmJob
 from gpulease.errors import SlurmFailed
-from gpulease.host.slurm_commands import RunSlurm, list_job, run_slurm
+from gpulease.host.slurm_commands import RunSlurm, is_unknown_job, list_job, run_slurm
 from gpulease.host.slurm_processes import SlurmProcesses
 from gpulease.service.log_once import LogOnce
 from gpulease.slurm.hostlist import includes
 
 _log = logging.getLogger(__name__)
 
-_UNKNOWN = ("Invalid job id", "Slurm does not know")
 _FIELDS = "--Format=JobID:|,State:|,UserID:|,GroupID:|,RestartCnt:|,NodeList:"
 _HERE = frozenset({"RUNNING", "SUSPENDED", "STOPPED", "COMPLETING", "CONFIGURING", "SIGNALING",
                    "RESIZING", "STAGE_OUT", "SPECIAL_EXIT"})  # fmt: skip
@@ -146,7 +145,7 @@ class SlurmReconciliation:
         try:
             fields = (await list_job(self._run, number, _FIELDS)).split("|")
         except SlurmFailed as error:
-            if any(each in error.message for each in _UNKNOWN):
+            if is_unknown_job(error):
                 return None
             raise
         state, uid, gid, restarts, nodes = fields

@@ -3,6 +3,9 @@
 The count of refusals is in the job's AdminComment, which only admins and nodes write, so that it is
 common to all nodes and survives their daemons. The third refusal holds the job.
 
+Refusals because of other leases do not count, since leases end: Slurm 22.05 may assign a GPU twice,
+as shards and whole.
+
 An excluded node is allowed again after a while: other nodes may not suit the job, which would then
 wait without end.
 """
@@ -15,7 +18,7 @@ from dataclasses import dataclass
 
 from gpulease.domain.job import SlurmJob, one_line
 from gpulease.errors import SlurmFailed
-from gpulease.host.slurm_commands import RunSlurm, list_job
+from gpulease.host.slurm_commands import RunSlurm, is_unknown_job, list_job, with_note
 
 _log = logging.getLogger(__name__)
 
@@ -24,7 +27,6 @@ _MOST = 3
 _REFUSED = re.compile(r"gpulease: refused ([0-9]{1,3}) times? \(([^()]*)\): ")
 _FIELDS = "--Format=JobID:|,State:|,ReqNodes:|,Partition:|,BatchFlag:|,admin_comment:"
 """Without what the user chooses."""
-_NOTE = "gpulease: "
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +68,7 @@ class SlurmRefusals:
         self._wait_here_s = wait_here_s
         self._tasks: set[asyncio.Task[None]] = set()
 
-    async def refuse(self, job: SlurmJob, why: str) -> None:
+    async def refuse(self, job: SlurmJob, why: str, *, counts: bool = True) -> None:
         """Note `why` for the owner of a job, and have Slurm queue it again if it can.
 
         Slurm queues only batch jobs again, and not those of `sbatch --no-requeue`.
@@ -74,24 +76,28 @@ class SlurmRefusals:
         Raises:
             SlurmFailed: Slurm does not answer.
         """
-        asked = await self._ask(job.id)
+        try:
+            asked = await self._ask(job.id)
+        except SlurmFailed as error:
+            if is_unknown_job(error):
+                return
+            raise
         count, nodes = asked.refused_by
-        count, nodes = count + 1, list(dict.fromkeys([*nodes, job.node]))
-        comment = (
-            f"{_NOTE}refused {count} time{'s' if count > 1 else ''} ({' '.join(nodes)}): "
-            f"{job.node}: {one_line(why)}"
-        )
-        kept = asked.comment.partition(_NOTE)[0]
-        await self._update(asked.label, f"admincomment={kept}{comment}")
+        refusing = list(dict.fromkeys([*nodes, job.node]))
+        if counts:
+            count, nodes = count + 1, refusing
+        is_held = counts and count >= _MOST
+        comment = f"{_counted(count, nodes)}{job.node}: {one_line(why)}"
+        await self._update(asked.label, f"admincomment={with_note(asked.comment, comment)}")
         if not asked.is_batch:
             return
-        how = "requeue" if count < _MOST else "requeuehold"
+        how = "requeuehold" if is_held else "requeue"
         try:
             await self._run("scontrol", how, asked.label)
         except SlurmFailed as error:
             _log.warning("cannot send Slurm job %s elsewhere, it fails: %s", job.id, error)
             return
-        task = asyncio.create_task(self._when_pending(job, nodes, is_held=count >= _MOST))
+        task = asyncio.create_task(self._when_pending(job, refusing, is_held=is_held))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
@@ -168,3 +174,9 @@ class SlurmRefusals:
 
     async def _update(self, label: str, *changes: str) -> None:
         await self._run("scontrol", "update", f"jobid={label}", *changes)
+
+
+def _counted(count: int, nodes: Sequence[str]) -> str:
+    """Return how often a job was refused, and by which nodes, as `_REFUSED` reads it."""
+    times = "time" if count == 1 else "times"
+    return f"refused {count} {times} ({' '.join(nodes)}): " if count else "waits: "

@@ -48,6 +48,7 @@ from gpulease.wire.requests import (
     NestedRequest,
     PauseRequest,
     ReserveRequest,
+    SlurmEndRequest,
     SlurmEnvironmentRequest,
     SlurmLeaseRequest,
     SubmitRequest,
@@ -140,7 +141,7 @@ def routes(context: RequestContext) -> tuple[Route, ...]:
         ),
         Route(
             post, "/slurm/leases/{number}/end", root, "end the lease of a job of Slurm", slurm.end,
-            None, None, 204, plain_errors=True,
+            None, SlurmEndRequest, 204, plain_errors=True,
         ),
         Route(
             post, "/slurm/leases/{number}/environment", each, "read the environment of",

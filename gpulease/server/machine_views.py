@@ -1,7 +1,7 @@
 """The machine as the wire object that users see: GPUs, the processes on them, enforcement."""
 
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime, timedelta
 
 from gpulease import __version__
@@ -17,6 +17,7 @@ from gpulease.service.observation import Observation, snapshot
 from gpulease.service.ports import Clock, ProcessFinder
 from gpulease.service.queue_state import FindWindows
 from gpulease.service.scheduler import Scheduler
+from gpulease.service.slurm_gpus import gpus_of_slurm
 from gpulease.wire.machine import (
     GpuEventView,
     GpuState,
@@ -143,10 +144,17 @@ class MachineViews:
             view = GpuEventView(instant(each.at) or "", each.kind, each.detail, each.count)
             by_gpu.setdefault(each.gpu, []).append(view)
         jobs_by_pid = seen.jobs_by_pid if seen is not None else {}
-        return [self._gpu(gpu, jobs_by_pid, by_gpu.get(gpu.uuid, [])) for gpu in gpus]
+        slurm = self._scheduler.policy.slurm
+        assigned = () if slurm is None else gpus_of_slurm([gpu.reading for gpu in gpus], slurm)
+        of_slurm = {reading.uuid for reading in assigned}
+        return [self._gpu(gpu, jobs_by_pid, by_gpu.get(gpu.uuid, []), of_slurm) for gpu in gpus]
 
     def _gpu(
-        self, gpu: GpuMemory, jobs_by_pid: Mapping[int, JobId], events: list[GpuEventView]
+        self,
+        gpu: GpuMemory,
+        jobs_by_pid: Mapping[int, JobId],
+        events: list[GpuEventView],
+        of_slurm: Collection[GpuUuid],
     ) -> GpuView:
         reading = gpu.reading
         return GpuView(
@@ -174,6 +182,7 @@ class MachineViews:
             label=reading.label,
             parent=reading.parent,
             compute_mode=reading.compute_mode if reading.fault is None else None,
+            slurm=gpu.uuid in of_slurm,
         )
 
     def _process_views(

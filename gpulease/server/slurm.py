@@ -6,7 +6,7 @@ Their errors are plain text: the script that asks has no JSON parser, and shows 
 import os
 from collections.abc import Mapping
 
-from gpulease.domain.job import Invocation, Job, SlurmJob
+from gpulease.domain.job import Exit, Invocation, Job, SlurmJob
 from gpulease.domain.lease import State
 from gpulease.errors import BadValue, NoRoomNow, NotAllowed, WrongState
 from gpulease.fingerprint import fingerprint_of
@@ -25,6 +25,7 @@ from gpulease.service.ports import SlurmRefusal
 from gpulease.service.slurm_leases import Command, SlurmLeases, SlurmRequest
 from gpulease.wire.requests import (
     SlurmCommandRequest,
+    SlurmEndRequest,
     SlurmEnvironmentRequest,
     SlurmLeaseRequest,
 )
@@ -32,6 +33,7 @@ from gpulease.wire.requests import (
 COMMAND_VARIABLE = "GPULEASE_SLURM"
 _TASKS = "SLURM_STEP_TASKS_PER_NODE"
 _LARGEST_NUMBER = (1 << 32) - 1
+_STATUSES = 1 << 16
 _MOST_GPUS = 1024
 
 
@@ -50,14 +52,16 @@ class SlurmHandlers:
         try:
             job = await leases.grant(asked)
         except SlurmRefusal as refusal:
-            await leases.refuse(asked, str(refusal))
+            await leases.refuse(asked, refusal)
             raise _no_lease(asked.job.id, str(refusal)) from refusal
         return json_response(self._context.job_views.job(job), 201)
 
     async def end(self, request: Request, number: int) -> Response:
         """End the lease of a job of Slurm, after its last process has ended."""
         slot_of_request(request).become_stream(None)
-        await self._leases().end(within("job", number, 0, _LARGEST_NUMBER, "end a lease"))
+        body = read_body(SlurmEndRequest, await request.body() or b"{}")
+        job = within("job", number, 0, _LARGEST_NUMBER, "end a lease")
+        await self._leases().end(job, exit_of(body.job_exit_code))
         return Response(status=204)
 
     async def environment(self, request: Request, number: int) -> Response:
@@ -102,6 +106,14 @@ def _no_lease(number: int, why: str) -> NoRoomNow:
         f"cannot start job {number} of Slurm on this node: {why}",
         "submit it again; --exclude=NODE keeps it away from a node",
     )
+
+
+def exit_of(status: int | None) -> Exit | None:
+    """Return how a job ended, from its status as wait(2) has it; None if that is unknown."""
+    if status is None or not 0 <= status < _STATUSES:
+        return None
+    code = os.waitstatus_to_exitcode(status)
+    return Exit(signal=-code) if code < 0 else Exit(code)
 
 
 def request_of(asked: SlurmLeaseRequest) -> SlurmRequest:

@@ -547,10 +547,14 @@ class SlurmAllocation:
 class SlurmRefusal(Exception):
     """A job of Slurm gets no lease on this node now; the text says why, for its owner."""
 
-    def __init__(self, why: str, *, may_pass: bool = False) -> None:
-        """`may_pass`: memory is in use that a job may have freed a moment ago."""
+    def __init__(self, why: str, *, may_pass: bool = False, by_leases: bool = False) -> None:
+        """`may_pass`: memory is in use that a job may have freed a moment ago.
+
+        `by_leases`: leases of other jobs are in the way, which end by themselves.
+        """
         super().__init__(why)
         self.may_pass = may_pass
+        self.by_leases = by_leases
 
 
 class SlurmController(Protocol):
@@ -564,8 +568,10 @@ class SlurmController(Protocol):
             SlurmFailed: Slurm does not answer; the prolog asks again.
         """
 
-    async def refuse(self, job: SlurmJob, why: str) -> None:
+    async def refuse(self, job: SlurmJob, why: str, *, counts: bool = True) -> None:
         """Have Slurm queue a batch job again, for another node; it is held after three times.
+
+        A refusal that does not count never holds it.
 
         The owner reads `why` in Slurm. Returns without waiting for Slurm to carry it out. A job
         that is no batch job gets the comment alone.

@@ -540,10 +540,9 @@ class Scheduler:
         return self.policy.queue.preemption_grace if job.outcome is Outcome.PREEMPTED else None
 
     def follow(self, job: Job) -> None:
-        """Follow a job that was granted outside a pass."""
+        """Follow a job that was granted outside a pass, on GPUs that the queue does not have."""
         self.supervisor.attend_all((job.id,))
         self._changes.notify()
-        self.wake()
 
     # Passes over the queue.
 

@@ -13,7 +13,7 @@ from fractions import Fraction
 from typing import Final
 
 from gpulease.domain.gpu import GpuMemory, GpuReading, GpuUuid, JobId
-from gpulease.domain.job import CommandFingerprint, Invocation, Job, Owner, SlurmJob, grant
+from gpulease.domain.job import CommandFingerprint, Exit, Invocation, Job, Owner, SlurmJob, grant
 from gpulease.domain.lease import Claim, Trigger
 from gpulease.domain.placement import ObstacleKind, Placement, find_obstacle
 from gpulease.domain.snapshot import ledgers
@@ -76,7 +76,7 @@ class SlurmLeases:
         clock: Clock,
         in_writer: InThread,
         slurm: SlurmController,
-        ended: Callable[[Job], Awaitable[None]],
+        ended: Callable[[Job, Exit | None], Awaitable[None]],
         limit: Callable[[Job], Awaitable[None]],
     ) -> None:
         """`ended` tells the launcher that Slurm has ended a job, which may have processes left.
@@ -114,31 +114,36 @@ class SlurmLeases:
         """
         number = request.job.id
         known = self._scheduler.store.holding()
-        if (before := _this(known, request.job)) is not None:
+        if (before := _this(known, request.job, request.owner)) is not None:
             return before
         await self._end_all(each for each in known if each.slurm and each.slurm.id == number)
-        allocation = await self._slurm.allocation(request.job)
-        job = await self._grant(request, allocation)
+        job = await self._grant(request)
         self._refused.pop(number, None)
         self._scheduler.follow(job)
         return job
 
-    async def _grant(self, request: SlurmRequest, allocation: SlurmAllocation) -> Job:
+    async def _grant(self, request: SlurmRequest) -> Job:
+        # At once: the job waits for both.
+        allocation, seen = await asyncio.gather(
+            self._slurm.allocation(request.job), self._scheduler.observer.observe()
+        )
         while True:
             try:
-                return await self._grant_now(request, allocation)
+                return await self._grant_now(request, allocation, seen)
             except SlurmRefusal as refusal:
                 if not (refusal.may_pass and self._is_settling()):
                     raise
             await asyncio.sleep(_LOOK_AGAIN_S)
+            seen = await self._scheduler.observer.observe()
 
     def _is_settling(self) -> bool:
         """Return whether memory was freed a moment ago, so that a reading may still show it."""
         freed_at = self._scheduler.supervisor.freed_at
         return freed_at is not None and self._clock.now() - freed_at < self.settles_within
 
-    async def _grant_now(self, request: SlurmRequest, allocation: SlurmAllocation) -> Job:
-        seen = await self._scheduler.observer.observe()
+    async def _grant_now(
+        self, request: SlurmRequest, allocation: SlurmAllocation, seen: Observation
+    ) -> Job:
         order = _submission(request, allocation, seen, self._policy())
         uses = await self._uses(order, seen) if request.is_running else {}
         return await self._in_writer(lambda: self._store(order, seen, uses))
@@ -159,32 +164,33 @@ class SlurmLeases:
         assert slurm is not None, "the caller has checked that Slurm assigns the GPUs"
         return slurm
 
-    async def refuse(self, request: SlurmRequest, why: str) -> None:
+    async def refuse(self, request: SlurmRequest, refusal: SlurmRefusal) -> None:
         """Have Slurm queue a refused job again, and keep the reason for its task prolog.
 
         Raises:
             SlurmFailed: Slurm does not answer; the job is to be refused again.
         """
-        number = request.job.id
+        number, why = request.job.id, str(refusal)
         self._refused.pop(number, None)
         self._refused[number] = why
         while len(self._refused) > _MOST_REFUSED:
             del self._refused[next(iter(self._refused))]
         _log.info("job %d of Slurm gets no lease: %s", number, why)
-        await self._slurm.refuse(request.job, why)
+        await self._slurm.refuse(request.job, why, counts=not refusal.by_leases)
 
-    async def end(self, number: int) -> None:
+    async def end(self, number: int, exit_: Exit | None = None) -> None:
         """End the leases of a job of Slurm; return when its memory is free, or after a while.
 
         While processes of it are left, its memory counts, and Slurm need not wait for that.
         """
         self._refused.pop(number, None)
         jobs = self._scheduler.store.holding()
-        await self._end_all(each for each in jobs if each.slurm and each.slurm.id == number)
+        mine = (each for each in jobs if each.slurm and each.slurm.id == number)
+        await self._end_all(mine, exit_)
 
-    async def _end_all(self, jobs: Iterable[Job]) -> None:
+    async def _end_all(self, jobs: Iterable[Job], exit_: Exit | None = None) -> None:
         for job in jobs:
-            await self._ended(job)
+            await self._ended(job, exit_)
             try:
                 async with asyncio.timeout(self.ends_within_s):
                     await self._until_ended(job.id)
@@ -228,10 +234,13 @@ def latest(jobs: Sequence[Job], number: int) -> Job | None:
     return max(found, key=lambda job: job.id, default=None)
 
 
-def _this(jobs: Sequence[Job], wanted: SlurmJob) -> Job | None:
-    """Return the lease of this very run of a job of Slurm; None if it holds none."""
+def _this(jobs: Sequence[Job], wanted: SlurmJob, owner: Owner) -> Job | None:
+    """Return the lease of this very run of a job of Slurm; None if it holds none.
+
+    A Slurm that has lost its state gives ids again.
+    """
     found = latest([job for job in jobs if job.holds_memory], wanted.id)
-    run = None if found is None else found.slurm
+    run = None if found is None or found.owner.uid != owner.uid else found.slurm
     return found if run is not None and run.restarts == wanted.restarts else None
 
 
@@ -258,7 +267,7 @@ def grant_at_once(
     """
     live = tx.live()
     assert order.slurm is not None, "it is for a job of Slurm"
-    if (before := _this(live, order.slurm)) is not None:
+    if (before := _this(live, order.slurm, order.owner)) is not None:
         return before
     # Not those of the plan: the queue has other GPUs.
     gpus = {gpu.uuid: gpu for gpu in ledgers(snapshot(live, seen, policy, tx.drained(), at))}
@@ -277,8 +286,11 @@ def _size(claim: Claim, gpu: GpuMemory) -> int:
     """Return the bytes to lease on a GPU. Raises: SlurmRefusal."""
     if (obstacle := find_obstacle(claim, gpu)) is not None:
         size = "" if claim.exclusive else f"{format_size(claim.memory_on(0))} does not fit on "
-        may_pass = obstacle.kind is ObstacleKind.UNMANAGED
-        raise SlurmRefusal(f"{size}GPU {obstacle.label}: {obstacle.why}", may_pass=may_pass)
+        raise SlurmRefusal(
+            f"{size}GPU {obstacle.label}: {obstacle.why}",
+            may_pass=obstacle.kind is ObstacleKind.UNMANAGED,
+            by_leases=obstacle.kind is ObstacleKind.LEASED,
+        )
     return claim.memory_on(gpu.allocatable or 0)
 
 

@@ -35,7 +35,10 @@ sub prolog {
 
 # As root, after the job. Never fails: the daemon finds a lease without a job.
 sub epilog {
-    my ($status, $reply) = ($ENV{SLURM_JOB_GPUS} // '') eq '' ? 204 : post("leases/$job/end", '', $EPILOG_WAIT_S);
+    return 0 if ($ENV{SLURM_JOB_GPUS} // '') eq '';
+    my ($code) = ($ENV{SLURM_JOB_EXIT_CODE} // '') =~ /^(\d+)$/;
+    my $body = defined $code ? qq({"job_exit_code":$code}) : '{}';
+    my ($status, $reply) = post("leases/$job/end", $body, $EPILOG_WAIT_S);
     print STDERR "gpulease: $reply\n" if $status >= 300;
     return 0;
 }

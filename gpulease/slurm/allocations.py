@@ -7,12 +7,16 @@ So a line counts only if it is the only one of its kind: a forged one is always 
 import re
 from dataclasses import dataclass
 
-from gpulease.errors import SlurmFailed
 from gpulease.slurm.hostlist import includes
 
 _ON_NODES = re.compile(r"^ +Nodes=(\S+) CPU_IDs=\S* Mem=\S* GRES=(.*)$", re.MULTILINE)
 _BATCH = re.compile(r"^ +Requeue=[01] Restarts=[0-9]+ BatchFlag=([0-9]) ", re.MULTILINE)
 _NAME = re.compile(r"^JobId=.*? JobName=(.*)$", re.MULTILINE)
+_ELEMENT = re.compile(
+    r"^JobId=([0-9]+) (?:ArrayJobId=([0-9]+) ArrayTaskId=([0-9]+)"
+    r"|HetJobId=([0-9]+) HetJobOffset=([0-9]+)) ",
+    re.MULTILINE,
+)
 _RECORD = re.compile(r"^JobId=", re.MULTILINE)
 _GRES = re.compile(r"(gpu|shard)(?::[^:(,]+)?:([0-9]+)\((?:IDX:)?([0-9,-]*)(?:\([^)]*\))?\)")
 
@@ -29,32 +33,34 @@ class NodeAllocation:
     """0: it has whole GPUs, or none."""
 
 
-def element_of(text: str, job: int) -> str | None:
-    """Return the other number, such as 17_3, of a job whose number shows its whole array.
+class Unclear(Exception):
+    """What Slurm says about a job cannot be trusted, or does not fit; the text says why."""
 
-    Raises:
-        SlurmFailed: there are several.
+
+def element_of(text: str, job: int) -> str | None:
+    """Return the other name of a job whose number shows several jobs; None if there is none.
+
+    It is 17_3 for an element of an array, and 17+1 for a component of a heterogeneous job.
     """
-    if len(_RECORD.findall(text)) <= 1:
-        return None
-    found = re.findall(rf"^JobId={job} ArrayJobId=([0-9]+) ArrayTaskId=([0-9]+) ", text, re.M)
-    if not found:
-        return None
-    if len(found) > 1:
-        raise _ambiguous(job)
-    return f"{found[0][0]}_{found[0][1]}"
+    found = _ELEMENT.findall(text) if len(_RECORD.findall(text)) > 1 else []
+    names = [
+        f"{array}_{index}" if array else f"{leader}+{offset}"
+        for number, array, index, leader, offset in found
+        if number == str(job)
+    ]
+    return names[0] if len(names) == 1 else None
 
 
 def allocation_on(text: str, job: int, node: str) -> NodeAllocation:
     """Return what the only job in `text` has on `node`.
 
     Raises:
-        SlurmFailed: there is no such job on the node, or what `text` says is ambiguous.
+        Unclear: there is no such job on the node, or what `text` says is ambiguous.
     """
     there = [gres for nodes, gres in _ON_NODES.findall(text) if includes(nodes, node)]
     batch, name = _BATCH.findall(text), _NAME.search(text)
     if not there or not batch or name is None:
-        raise SlurmFailed(f"Slurm job {job} has nothing on node {node}")
+        raise Unclear(f"Slurm says that job {job} has nothing on node {node}")
     if len(there) > 1 or len(batch) > 1:
         raise _ambiguous(job)
     gpus, shards = _gres(there[0])
@@ -81,9 +87,8 @@ def _places(text: str) -> list[int]:
     return found
 
 
-def _ambiguous(job: int) -> SlurmFailed:
-    return SlurmFailed(
-        f"cannot read what Slurm job {job} has: its name or comment looks like a part of "
-        "Slurm's answer",
-        "submit the job under a plain name, without line breaks",
+def _ambiguous(job: int) -> Unclear:
+    return Unclear(
+        f"it is not clear what Slurm job {job} has: its name or comment looks like a part of "
+        "Slurm's answer"
     )

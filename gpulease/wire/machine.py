@@ -82,6 +82,8 @@ class GpuView:
     """Of a MIG device: the UUID of its GPU."""
     compute_mode: str | None = None
     """default, exclusive process or prohibited; null if unknown."""
+    slurm: bool = False
+    """Slurm assigns it to its jobs."""
 
 
 @dataclass(slots=True)

@@ -170,6 +170,14 @@ class SlurmLeaseRequest:
 
 
 @dataclass(slots=True)
+class SlurmEndRequest:
+    """How a job of Slurm ended on this node: what its epilog knows."""
+
+    job_exit_code: int | None = None
+    """As wait(2) has it."""
+
+
+@dataclass(slots=True)
 class SlurmEnvironmentRequest:
     """The variables of a task of Slurm before its lease is applied, one character per byte."""
 

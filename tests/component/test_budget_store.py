@@ -19,10 +19,10 @@ from sqlalchemy import event
 from fakes import NOON, FakeClock, order, reading
 from gpulease.daemon.worker_threads import WriterThread
 from gpulease.domain.gpu import JobId
-from gpulease.domain.job import Exit, Job, Outcome
+from gpulease.domain.job import Exit, Job, Outcome, SlurmJob
 from gpulease.domain.lease import State
 from gpulease.domain.queue_options import Indices
-from gpulease.service import jobs, scheduler, submission
+from gpulease.service import jobs, scheduler, slurm_leases, submission
 from gpulease.service.observation import Observation
 from gpulease.service.ports import Policy, WorkerExited, WorkerStarted
 from gpulease.service.queue_state import QueueState
@@ -112,6 +112,26 @@ def test_a_submission_is_five_statements_and_two_more_with_a_key(store: SqlStore
     with statements(store) as sent:
         submit(store, state, "key")
     assert len(sent) == 7
+
+
+def test_the_lease_of_a_job_of_slurm_is_eight_statements_in_one_commit(store: SqlStore) -> None:
+    named = replace(order().claim, named=(reading().uuid,))
+    asked = replace(order(), claim=named, slurm=SlurmJob(17, "n1"))
+    with statements(store) as sent, store.write() as tx:
+        granted = slurm_leases.grant_at_once(tx, asked, SEEN, {}, POLICY, NOON)
+    assert verbs(sent) == [
+        "BEGIN IMMEDIATE",
+        "INSERT INTO jobs",
+        "INSERT INTO invocations",
+        "INSERT INTO events",
+        "UPDATE jobs SET",
+        "INSERT INTO leases",
+        "INSERT INTO events",
+        "COMMIT",
+    ]
+    with statements(store) as sent, store.write() as tx:
+        assert slurm_leases.grant_at_once(tx, asked, SEEN, {}, POLICY, NOON) == granted
+    assert sent == []
 
 
 def test_the_life_of_a_job_is_21_statements_in_four_commits(store: SqlStore) -> None:

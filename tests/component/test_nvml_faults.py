@@ -56,11 +56,13 @@ def sessions_ended(stand_in: StandIn) -> int:
 
 
 def test_a_lost_gpu_keeps_its_identity_beside_healthy_ones(stand_in: StandIn) -> None:
+    stand_in.change(0, minor=3)
     with probing(stand_in) as probe:
         stand_in.change(0, lost=True)
         lost, well = probe.read()
 
     assert (lost.uuid, lost.index, lost.name) == (StandIn.uuid(0), 0, "first")
+    assert lost.minor == 3
     assert (lost.fault, lost.total, lost.detail) == (Fault.LOST, None, "GPU is lost")
     assert (well.uuid, well.fault, well.total) == (StandIn.uuid(1), None, 16 * G)
 

@@ -111,7 +111,8 @@ def test_the_epilog_never_fails(daemon: StandIn) -> None:
     daemon.listen()
     for status in (204, 404, 500):
         daemon.answers = [reply(status)]
-        assert daemon.run("epilog_slurmd").returncode == 0
+        assert daemon.run("epilog_slurmd", SLURM_JOB_EXIT_CODE="256").returncode == 0
+    assert {body for _, body in daemon.requests} == {b'{"job_exit_code":256}'}
     assert {line for line, _ in daemon.requests} == {"POST /v1/slurm/leases/17/end HTTP/1.0"}
 
 

@@ -136,8 +136,9 @@ def test_the_prolog_leases_and_the_epilog_releases(node: Node) -> None:
     assert json.loads(node.prolog(17)[1])["id"] == job["id"]
     shown = node.daemon.wait_until(job["id"], "active")
     assert shown["directory"] is None
-    assert node.post("leases/17/end") == (204, "")
-    assert node.daemon.job(job["id"])["outcome"] == "exited"
+    assert node.post("leases/17/end", {"job_exit_code": 768}) == (204, "")
+    ended = node.daemon.job(job["id"])
+    assert (ended["outcome"], ended["exit_status"]) == ("exited", 3)
     assert node.post("leases/17/end")[0] == 204
 
 
@@ -226,6 +227,7 @@ def test_local_jobs_have_the_local_gpus_alone(made: Any) -> None:
     first, second = (node.daemon.submit("--mem", "6G", "sleep", "600") for _ in range(2))
     shown = node.daemon.wait_until(first, "active")
     gpus = node.daemon.client.status().gpus
+    assert [gpu.slurm for gpu in gpus] == [False, True]
     assert [lease["gpu"] for lease in shown["leases"]] == [gpus[0].uuid]
     waits = wait_for("it is refused", lambda: node.daemon.job(second)["refusals"])
     assert [each["why"] for each in waits if each["index"] == 1] == ["Slurm assigns it"]

@@ -31,15 +31,15 @@ class NodeSpec:
 
     @property
     def types(self) -> list[str]:
-        """The type of each GPU, where there are several sizes; else empty."""
-        return [format_size(it).lower() for it in self.sizes] if len(set(self.sizes)) > 1 else []
+        """The type of each GPU; Slurm 22.05 assigns GPUs without one twice, whole and as shards."""
+        return [format_size(it).lower() for it in self.sizes]
 
     @property
     def gres(self) -> str:
         """What slurm.conf says of its GPUs and shards."""
         counted = Counter(self.types)
         gpus = [f"gpu:{kind}:{count}" for kind, count in counted.items()]
-        return ",".join([*(gpus or [f"gpu:{len(self.sizes)}"]), f"shard:{self.all_shards}"])
+        return ",".join([*gpus, f"shard:{self.all_shards}"])
 
     @property
     def all_shards(self) -> int:
@@ -111,11 +111,11 @@ def gres_conf(nodes: Sequence[NodeSpec]) -> str:
     """
     lines = ["AutoDetect=off"]
     for node in nodes:
-        if node.types:
+        if len(set(node.types)) > 1:
             lines += _typed(node)
         else:
-            files = f"/dev/nvidia[0-{len(node.sizes) - 1}]"
-            lines.append(f"NodeName={node.name} Name=gpu File={files}")
+            files = f"Type={node.types[0]} File=/dev/nvidia[0-{len(node.sizes) - 1}]"
+            lines.append(f"NodeName={node.name} Name=gpu {files}")
             lines.append(f"NodeName={node.name} Name=shard Count={node.all_shards}")
     return "\n".join(lines) + "\n"
 

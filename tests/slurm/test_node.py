@@ -1,5 +1,6 @@
 """The daemon of a node and a real Slurm: leases begin and end with jobs, whatever is killed."""
 
+import json
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -8,15 +9,20 @@ import pytest
 
 import gpulease.setup
 from daemon_rig import wait_for
+from gpulease.fingerprint import fingerprint_of
+from gpulease.slurm.learnt import learnt_keys
 from gpulease.slurm.node_summary import NodeSummary, decode
 from gpulease.slurm.records import parse_records
 from gpulease.units import GIB
 from gpulease.wire.jobs import JobView
 
 from .cluster import Cluster, running
+from .machine import USERS, has_cgroups
 from .slurm_files import Hooks, NodeSpec, Settings
 
 _HOOK = (Path(gpulease.setup.__file__).parent / "slurm_hook.pl").read_text()
+_NAME = "gpulease-hook"
+_PATH = f"/etc/slurm/{_NAME}"
 _SETTINGS = """
 cluster = "slurm"
 grace = "2s"
@@ -30,10 +36,9 @@ _HOLD = "h = bytearray({size}); h[::4096] = b'x' * len(h[::4096]); import time; 
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
-    hook = "/etc/slurm/gpulease-hook"
-    hooks = Hooks(hook, hook, hook, prolog_flags=None)
+    hooks = Hooks(_PATH, _PATH, _PATH, prolog_flags=None)
     specs = [NodeSpec(name, settings=_SETTINGS) for name in ("n1", "n2")]
-    with running(specs, Settings(hooks=hooks), files={"gpulease-hook": _HOOK}) as made:
+    with running(specs, Settings(hooks=hooks), files={_NAME: _HOOK}) as made:
         yield made
 
 
@@ -64,17 +69,20 @@ def has_ended(cluster: Cluster, job: int, node: str = "n1") -> bool:
 
 
 def test_a_job_has_a_lease_while_it_runs(idle: Cluster) -> None:
-    job = idle.sbatch("sleep 300", "--gres=shard:16", "--nodelist=n1")
+    job = idle.sbatch("sleep 2; exit 3", "--gres=shard:16", "--nodelist=n1")
     idle.wait_until(job, "RUNNING")
     lease = lease_of(idle, job)
     assert (lease.user, lease.leases[0].memory) == ("alice", 4 * GIB)
-    idle.run("scancel", str(job))
     wait_for("its lease ends", lambda: has_ended(idle, job))
+    ended = idle.nodes["n1"].client().job(lease.id)
+    assert (ended.outcome, ended.exit_status) == ("exited", 3)
 
 
 def test_memory_of_a_job_counts_as_its_own(idle: Cluster) -> None:
+    """Also without the marker in its environment: its slurmstepd says whose it is."""
     size = GIB // 2
-    job = idle.sbatch(f'python -c "{_HOLD.format(size=size)}"', "--gres=shard:16", "--nodelist=n1")
+    script = f'exec env -u GPULEASE_WORKER python -c "{_HOLD.format(size=size)}"'
+    job = idle.sbatch(script, "--gres=shard:16", "--nodelist=n1")
     idle.wait_until(job, "RUNNING")
     number = lease_of(idle, job).id
 
@@ -94,6 +102,15 @@ def test_a_job_over_its_lease_is_notified_and_stopped(idle: Cluster) -> None:
     assert "gpulease: n1: " in idle.scontrol("show", "job", str(job))
     assert "its lease is 256M" in (idle.home / "alice/over").read_text()
     wait_for("its lease ends", lambda: has_ended(idle, job))
+
+
+def test_srun_shows_why_its_job_is_stopped(idle: Cluster) -> None:
+    done = idle.run(
+        "srun", "--gres=shard:1", "--nodelist=n1", "python", "-c", _HOLD.format(size=GIB),
+        check=False,
+    )  # fmt: skip
+    assert done.returncode
+    assert "its lease is 256M" in done.stderr
 
 
 def test_processes_that_slurm_leaves_behind_are_killed(idle: Cluster) -> None:
@@ -193,6 +210,26 @@ def test_leases_stay_while_slurmctld_is_away(idle: Cluster) -> None:
     idle.wait_until(job, "RUNNING")
 
 
+def test_leases_and_jobs_agree_after_everything_was_killed(idle: Cluster) -> None:
+    node = idle.nodes["n1"]
+    stays = idle.sbatch("sleep 300", "--gres=shard:16", "--nodelist=n1")
+    ends = idle.sbatch("sleep 3", "--gres=shard:16", "--nodelist=n1")
+    for job in (stays, ends):
+        idle.wait_until(job, "RUNNING")
+        lease_of(idle, job)
+        idle.wait_until_saved(job)
+    node.kill_daemon()
+    node.kill_slurmd()
+    idle.kill_controller()
+    time.sleep(4)
+    node.start_daemon()
+    idle.start_controller()
+    node.start_slurmd()
+    wait_for("the job that has ended has no lease", lambda: has_ended(idle, ends))
+    assert lease_of(idle, stays)
+    assert idle.job(stays)["JobState"] == "RUNNING"
+
+
 def published(cluster: Cluster, node: str = "n1") -> NodeSummary | None:
     shown = parse_records(cluster.scontrol("-o", "show", "node", node))[0]
     return decode(shown.get("Extra"))
@@ -204,6 +241,25 @@ def test_the_gpus_of_a_node_are_published(idle: Cluster) -> None:
     wait_for("the lease is published", lambda: any(
         gpu.leased == 4 * GIB for gpu in (published(idle) or NodeSummary(0, 0, ())).gpus
     ))  # fmt: skip
+
+
+def test_what_a_command_needed_is_published(idle: Cluster) -> None:
+    argv = ["python", "train.py"]
+    code = _HOLD.format(size=GIB // 2).replace("300", "4")
+    handed = json.dumps({"argv": argv, "cwd": "/home/alice"})
+    idle.run(
+        "sbatch", "--gres=shard:16", "--nodelist=n1", "--wait", "--output=needed",
+        stdin=f'#!/bin/sh\npython -c "{code}"', env={"GPULEASE_SLURM": handed},
+    )  # fmt: skip
+    fingerprint = fingerprint_of(argv, "/home/alice")
+    assert fingerprint is not None
+    keys = learnt_keys(USERS["alice"], fingerprint)
+
+    def sizes() -> list[int]:
+        summary = published(idle)
+        return [] if summary is None else [summary.learnt.get(key, 0) for key in keys]
+
+    wait_for("it is published", lambda: sizes() and all(GIB // 2 <= it <= GIB for it in sizes()))
 
 
 def test_drained_gpus_are_reported_and_all_of_them_drain_the_node(idle: Cluster) -> None:
@@ -225,3 +281,30 @@ def test_drained_gpus_are_reported_and_all_of_them_drain_the_node(idle: Cluster)
     wait_for("it is resumed", lambda: "DRAIN" not in shown()["State"])
     gpulease_("resume", "1")
     wait_for("no comment is left", lambda: not shown().get("Comment"))
+
+
+@pytest.mark.skipif(not has_cgroups(), reason="this machine has no cgroups of version 1")
+def test_processes_are_found_by_slurms_cgroup() -> None:
+    """Also one whose parents are gone, and that has dropped its marker."""
+    hooks = Hooks(_PATH, _PATH, _PATH, prolog_flags=None)
+    specs = [NodeSpec("n1", settings=_SETTINGS)]
+    with running(specs, Settings(hooks, cgroup=True), {_NAME: _HOOK}) as made:
+        code = _HOLD.format(size=GIB // 2)
+        script = f'(env -u GPULEASE_WORKER setsid python -c "{code}" &) ; sleep 300'
+        job = made.sbatch(script, "--gres=shard:16")
+        number = lease_of(made, job).id
+
+        def counts() -> bool:
+            gpus = made.nodes["n1"].client().status().gpus
+            mine = [each for gpu in gpus for each in gpu.processes if each.job == number]
+            return any((each.memory or 0) >= GIB // 2 for each in mine)
+
+        wait_for("it counts", counts)
+        wait_for("device rules are known", lambda: "devices" in _levels(made))
+
+
+def _levels(cluster: Cluster) -> list[str]:
+    job = cluster.sbatch("sleep 300", "--gres=shard:16")
+    levels = lease_of(cluster, job).leases[0].enforced_by
+    cluster.run("scancel", str(job), user="root")
+    return levels

@@ -9,6 +9,7 @@ import pytest
 from gpulease.cli.caller import Caller
 from gpulease.cli.cluster.batch import batch_script
 from gpulease.cli.cluster.capacity import Capacity, capacity_of
+from gpulease.cli.cluster.prolog_words import PrologWords
 from gpulease.cli.cluster.size import Size, size_of
 from gpulease.cli.cluster.slurm_options import (
     dependency,
@@ -24,6 +25,7 @@ from gpulease.fingerprint import fingerprint_of
 from gpulease.slurm.learnt import learnt_keys
 from gpulease.slurm.node_summary import GpuSummary, NodeSummary, encode
 from gpulease.units import GIB, MIB, Share
+from gpulease.wire.frames import FrameKind
 
 ARGV = ("python3", "train.py", "--batch", "32")
 TWO_OF_24G = Capacity(256 * MIB, frozenset({96}), 2)
@@ -231,8 +233,30 @@ def test_what_srun_says_tells_where_the_job_is() -> None:
     assert (heard.node, heard.waits) == ("n1", False)
     heard.hear(b"srun: launch/slurm: _task_start: Node n1, 1 tasks started\r\n")
     assert heard.started and not heard.ended
+    heard.hear(b"srun: launch/slurm: _task_finish: Received task exit (status=0x0300).\n")
     heard.hear(b"srun: error: n1: task 0: Exited with exit code 3\n")
-    assert heard.ended and not heard.errors
+    assert (heard.ended, heard.wait_status, heard.errors) == (True, 0x300, [])
+
+
+def test_the_words_of_a_failed_prolog_are_no_output_of_the_job() -> None:
+    words = PrologWords()
+    assert words.take(FrameKind.STDOUT, b"gpulea") == b""
+    assert words.take(FrameKind.STDOUT, b"se: cannot start job 9\n") == b""
+    failed = b"slurmstepd-n1: error: TaskProlog failed status=1\n"
+    assert words.take(FrameKind.STDERR, b"x\n" + failed) == b"x\n"
+    assert words.failed
+    assert words.text == "gpulease: cannot start job 9"
+
+
+def test_output_that_begins_like_a_prolog_is_shown_after_all() -> None:
+    words = PrologWords()
+    assert words.take(FrameKind.STDOUT, b"gp") == b""
+    assert words.take(FrameKind.STDOUT, b"u\n") == b"gpu\n"
+    assert words.take(FrameKind.STDOUT, b"gpulease: ") == b"gpulease: "
+    later = PrologWords()
+    assert later.take(FrameKind.STDOUT, b"gpulease: 1") == b""
+    assert later.release() == b"gpulease: 1"
+    assert not later.failed
 
 
 def test_errors_of_srun_are_kept_and_notices_of_the_daemon_passed_on() -> None:

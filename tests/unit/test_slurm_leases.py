@@ -10,8 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from daemon_stand_in import views
 from fakes import (
     ALICE,
+    BOB,
+    HOLDER,
     NOON,
     FakeClock,
     FakeFinder,
@@ -23,19 +26,23 @@ from fakes import (
     order,
     reading,
 )
-from gpulease.domain.gpu import Fault, GpuUuid, JobId
+from gpulease.cli.format import named
+from gpulease.domain.gpu import Fault, GpuUuid, JobId, ProcessReading
 from gpulease.domain.health import GpuAvailability
-from gpulease.domain.job import CommandFingerprint, Job, Outcome, SlurmJob
+from gpulease.domain.idle import IdlePolicy, Release
+from gpulease.domain.job import CommandFingerprint, Exit, Holder, Job, Outcome, SlurmJob
 from gpulease.domain.lease import State
 from gpulease.domain.overuse import OverusePolicy
-from gpulease.errors import NotAllowed, SlurmFailed, WrongState
+from gpulease.errors import NoRoomNow, NotAllowed, SlurmFailed, WrongState
+from gpulease.service.adoption import Adoption, adopt, find_uses
 from gpulease.service.editing import refuse_unless_queued
+from gpulease.service.idleness import IdleWatch
 from gpulease.service.jobs import Settle, extend, requeue, take_back_grants
 from gpulease.service.observation import GpuObserver, Observation
 from gpulease.service.overuse import OveruseWatch
 from gpulease.service.ports import Policy, SlurmPolicy, SlurmRefusal, WorkerExited
 from gpulease.service.queue_state import QueueState
-from gpulease.service.scheduler import Scheduler, reconcile
+from gpulease.service.scheduler import Scheduler, planned, reconcile
 from gpulease.service.slurm_gpus import gpus_of_slurm, local_gpus, refuse_closed_queue
 from gpulease.service.slurm_leases import Command, SlurmLeases, SlurmRequest, latest
 from gpulease.units import MIB
@@ -82,7 +89,7 @@ class Node:
     async def limit(self, job: Job) -> None:
         """Set no limit: no driver."""
 
-    async def ended(self, job: Job) -> None:
+    async def ended(self, job: Job, exit_: Exit | None) -> None:
         self.epilogs.append(job.id)
         if not self.leaves_processes:
             self.launcher.exits(job.id)
@@ -171,8 +178,9 @@ def test_a_request_that_is_repeated_gets_the_same_lease() -> None:
         found = {job.id for job in await asyncio.gather(*several)}
         assert len(found) == 1
         assert len(node.store.live()) == 1
+        asked = node.slurm.asked
         again = await node.leases.grant(request())
-        assert {again.id} == found
+        assert ({again.id}, node.slurm.asked) == (found, asked)
 
     run(scenario)
 
@@ -184,6 +192,17 @@ def test_a_job_that_slurm_starts_again_gets_another_lease() -> None:
         second = await node.leases.grant(request(restarts=1))
         assert first.id != second.id
         assert node.epilogs == [first.id]
+        assert [job.id for job in node.store.holding()] == [second.id]
+
+    run(scenario)
+
+
+def test_a_lease_is_not_handed_to_another_user_whose_job_has_the_same_id() -> None:
+    async def scenario(node: Node) -> None:
+        node.leases.ends_within_s = 5.0
+        first = await node.grant(32)
+        second = await node.leases.grant(replace(request(), owner=BOB))
+        assert (first.owner, second.owner) == (ALICE, BOB)
         assert [job.id for job in node.store.holding()] == [second.id]
 
     run(scenario)
@@ -231,7 +250,7 @@ def test_a_gpu_out_of_service_refuses_a_job_at_once() -> None:
 def test_a_refused_job_is_sent_elsewhere_and_its_task_prolog_finds_out_why() -> None:
     async def scenario(node: Node) -> None:
         node.slurm.give(17, 8)
-        await node.leases.refuse(request(), "no room")
+        await node.leases.refuse(request(), SlurmRefusal("no room"))
         assert node.slurm.refused == [(SlurmJob(17, "n1"), "no room")]
         assert node.leases.why_refused(17) == "no room"
         await node.leases.grant(request(restarts=1))
@@ -395,3 +414,32 @@ def test_a_lease_of_slurm_is_never_elastic() -> None:
         assert watch.policy(replace(job, slurm=None)).elastic
 
     run(scenario)
+
+
+def test_an_idle_lease_of_slurm_is_not_released() -> None:
+    async def scenario(node: Node) -> None:
+        watch = IdleWatch(lambda _: IdlePolicy(Release.RELEASE))
+        job = await node.grant()
+        assert watch.policy(job).release is Release.WARN
+        assert watch.policy(replace(job, slurm=None)).release is Release.RELEASE
+
+    run(scenario)
+
+
+def test_a_process_on_a_gpu_of_slurm_is_not_adopted() -> None:
+    used = ProcessReading(HOLDER.pid, G)
+    seen = Observation(
+        (reading("GPU-a", 0, used=G, processes=(used,)), reading("GPU-b", 1)), {}, NOON
+    )
+    store, finder = MemoryStore(), FakeFinder({HOLDER.pid: JobId(0)})
+    policy = Policy(slurm=SlurmPolicy(SHARD, ("1",)))
+    wanted = replace(order(G), holder=Holder(HOLDER, None, adopted=True))
+    adoption = Adoption(wanted, find_uses(wanted, seen, finder), "alice", True, finder)
+    with pytest.raises(NoRoomNow, match="Slurm assigns it"), store.write() as tx:
+        decided = planned(tx, seen, policy, NOON, None, QueueState(store))
+        adopt(tx, adoption, decided, seen, policy, NOON)
+
+
+def test_listings_name_the_job_of_slurm() -> None:
+    shown = views.running(3, kind="slurm", slurm_job=17, name="train.py")
+    assert named(shown) == "train.py (Slurm 17)"

@@ -19,6 +19,10 @@ if TYPE_CHECKING:
 _VARIABLE = "GPULEASE_CLUSTER"
 _KEY = "cluster"
 SLURM, NONE = "slurm", "none"
+VERBS = frozenset({
+    "run", "status", "list", "show", "logs", "cancel", "attach", "extend", "wait",
+})  # fmt: skip
+"""The verbs that can act on Slurm; the others are for the daemon of this machine."""
 
 
 def acts_on_slurm(socket: Path | str | None, *, new_lease: bool = False) -> bool:

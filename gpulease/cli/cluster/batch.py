@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from gpulease.cli.cluster.output_log import output_directory
 from gpulease.cli.format import clean
+from gpulease.cli.render import print_stderr
 from gpulease.errors import SlurmFailed
 from gpulease.slurm.commands import DEADLINE_S, no_answer, not_installed
 
@@ -58,6 +59,10 @@ def _outputs(is_array: bool) -> list[str]:
     job = "%A_%a" if is_array else "%j"
     try:
         folder = str(output_directory()).replace("%", "%%")
-    except OSError:
+    except OSError as error:
+        print_stderr(
+            "gpulease: the output goes to slurm-JOB.out in this directory: "
+            f"your home cannot be written: {error.strerror}"
+        )
         return []
     return [f"--output={folder}/{job}.out", f"--error={folder}/{job}.err"]

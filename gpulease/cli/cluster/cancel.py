@@ -37,7 +37,7 @@ def cancel_jobs(wanted: Selection, user: str | None, grace: str | None) -> int:
 
 def _of_user(wanted: Selection, user: str) -> dict[str, list[Row]]:
     """Return the live jobs of a user that use GPUs, all or those that match --name."""
-    refuse_stranger(user)
+    refuse_stranger(user, "cancel")
     pattern = wanted.pattern or "*"
     found = by_array(
         [

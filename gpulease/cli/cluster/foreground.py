@@ -1,16 +1,20 @@
 """`gpulease run` in the foreground on a cluster: srun, and again if the node refuses the job."""
 
+from __future__ import annotations
+
 import time
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from gpulease.cli.cluster.job_end import JobEnd
 from gpulease.cli.cluster.srun import Srun
 from gpulease.cli.cluster.srun_session import Session, Streams
 from gpulease.cli.render import print_stderr, stderr_status
 from gpulease.cli.signals import EndedByInterrupt, Killed, Signals
-from gpulease.errors import EXIT_OWN_FAILURE, NoRoomNow
-from gpulease.wire.frames import FrameKind
-from gpulease.wire.requests import SubmitRequest
+from gpulease.errors import NoRoomNow, SlurmFailed
+
+if TYPE_CHECKING:
+    from gpulease.wire.requests import SubmitRequest
 
 _MOST_ATTEMPTS = 4
 
@@ -39,14 +43,14 @@ def run_in_foreground(
             if end.refused_by is None:
                 if refusals and end.has_no_node:
                     raise _refused(refusals)
-                return _finish(end, streams, result.withheld)
+                return _finish(end, result.prolog_failed)
             refusals[end.refused_by] = end.reason or ""
             if len(refusals) == _MOST_ATTEMPTS or not streams.can_repeat:
                 raise _refused(refusals)
             print_stderr(f"gpulease: {end.refused_by} refused the job: {end.reason}; trying others")
 
 
-def _finish(end: JobEnd, streams: Streams, withheld: bytes) -> int:
+def _finish(end: JobEnd, prolog_failed: str | None) -> int:
     try:
         status, words = end.status()
     except EndedByInterrupt:
@@ -54,12 +58,8 @@ def _finish(end: JobEnd, streams: Streams, withheld: bytes) -> int:
     except Killed:
         print_stderr(f"{end.label} was cancelled")
         raise
-    if withheld and status == 0:
-        streams.console.show(FrameKind.STDOUT, withheld)
-        streams.console.settle()
-    elif withheld:
-        print_stderr(withheld.decode(errors="replace").strip())
-        return EXIT_OWN_FAILURE
+    if prolog_failed is not None and words is None:
+        raise SlurmFailed(prolog_failed.removeprefix("gpulease: ") or "the task prolog failed")
     if words:
         print_stderr(words)
     return status

@@ -35,7 +35,8 @@ class JobEnd:
     def __init__(self, result: Result) -> None:
         """Ask Slurm about it, unless the job simply succeeded."""
         self._result, self._said = result, result.said
-        self._record = record_of(self._said.job) if result.status and self._said.job else {}
+        is_clear = result.status == 0 and self._said.ended
+        self._record = {} if is_clear or not self._said.job else record_of(self._said.job)
         self._comment = self._record.get("AdminComment", "")
         refused = _REFUSED.match(self._comment) if result.interrupted is None else None
         self.refused_by = refused and refused[1]
@@ -61,16 +62,14 @@ class JobEnd:
             return self._without_start()
         if self._result.interrupted is not None:
             return SIGNALED + self._result.interrupted, None
-        if self._result.status == 0 or (found := self._by_slurm()) is None:
-            return self._by_itself()
-        return found
+        return self._by_slurm() or self._by_itself()
 
     def _by_itself(self) -> tuple[int, str | None]:
         if self._result.status == SIGNALED + signal.SIGINT:
             raise EndedByInterrupt(ctrl_c_typed=self._result.ctrl_c_typed)
         if self._record.get("JobState", "").startswith("CANCELLED"):
             return _CANCELLED, f"{self.label} was cancelled"
-        if self._said.ended or self._result.status == 0:
+        if self._said.ended or self._record.get("JobState") == "COMPLETED":
             return self._result.status, None
         return EXIT_OWN_FAILURE, f"{self.label}: {self._errors or 'lost; how it ended is unknown'}"
 
@@ -96,7 +95,7 @@ class JobEnd:
         if self._record.get("JobState") == "NODE_FAIL":
             return EXIT_OWN_FAILURE, f"{self.label} was lost: its node failed"
         if self._comment.startswith(_OURS):
-            why = clean(self._comment.removeprefix(_OURS))
+            why = clean(self._comment.removeprefix(_OURS)).replace(" hint: ", "; hint: ")
             status = _CANCELLED if "cancel" in why else EXIT_TIME_LIMIT
             return status, f"{self.label} was stopped: {why}"
         return None

@@ -1,6 +1,7 @@
 """`gpulease show` on a cluster: jobs of Slurm in detail."""
 
 import sys
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime, timedelta
 
@@ -28,13 +29,17 @@ from gpulease.light_json import encode, indent
 from gpulease.locations import environment
 from gpulease.units import format_span
 
+_MOST_ROWS = 30
+"""Elements of an array that a page shows."""
+
 
 def print_jobs(wanted: Selection, *, json: bool) -> None:
     """Print each of some jobs; of an array, its elements."""
     found, shard = select(wanted), shard_size()
     jobs = {word: sorted(with_gpus(rows, shard), key=order_of) for word, rows in found.items()}
     if json:
-        print_stdout(indent(encode(_as_json(wanted, list(jobs.values())))))
+        one = len(wanted.words) == 1 and not any(is_array(*each) for each in found.items())
+        print_stdout(indent(encode(_as_json(list(jobs.values()), one=one))))
         return
     now, screen = local_time(), screen_of(sys.stdout, environment())
     for place, (word, views) in enumerate(jobs.items()):
@@ -46,19 +51,29 @@ def print_jobs(wanted: Selection, *, json: bool) -> None:
             show_page(page(views[0], now, described(word, found[word][0])), screen)
 
 
-def _as_json(wanted: Selection, jobs: Sequence[Sequence[JobView]]) -> JobView | JobList:
-    """Return a job, or the list of several; an array is the list of its elements."""
+def _as_json(jobs: Sequence[Sequence[JobView]], *, one: bool) -> JobView | JobList:
+    """Return the only job, or the list of several; an array is the list of its elements."""
     views = [view for each in jobs for view in each]
-    if len(wanted.words) == 1 and len(views) == 1:
-        return views[0]
-    return JobList(views, len(views))
+    return views[0] if one else JobList(views, len(views))
 
 
 def array_page(word: str, elements: Sequence[JobView], now: datetime) -> Page:
-    """Lay out the elements of an array that Slurm still knows."""
-    count = sum(map(place_of, elements))
+    """Lay out the elements of an array that Slurm still knows, those that have ended last."""
+    counts = Counter[str]()
+    for job in elements:
+        counts[outcome_of(job)] += place_of(job)
+    found = (
+        ("elements", str(counts.total())),
+        ("state", ", ".join(f"{count} {state}" for state, count in counts.most_common())),
+        ("user", clean(elements[0].user)),
+        ("requested", requested(elements[0])),
+    )
+    shown = sorted(elements, key=lambda job: job.state == "ended")[:_MOST_ROWS]
+    more = len(elements) - len(shown)
+    text = f"{more} more; gpulease show --json {word} shows them"
     head = (Span(f"array {word}", "title"), Span(f"  {clean(elements[0].name)}"))
-    return [head, *labelled_lines([("elements", str(count))]), line(""), table(elements, now)]
+    below = [line(text, "dim")] if more else []
+    return [head, *labelled_lines(found), line(""), table(shown, now), *below]
 
 
 def page(job: JobView, now: datetime, output: str | None = None) -> Page:
@@ -98,5 +113,5 @@ def fields(job: JobView, now: datetime) -> Iterator[tuple[str, str | None]]:
     end = job.expires_at
     yield "time left", f"{until(end, now)} (until {clock(end, now)})" if end else None
     yield "exit status", None if job.exit_status is None else str(job.exit_status)
-    why = "" if job.slurm_reason in (None, "None") else f", {clean(job.slurm_reason or '')}"
+    why = f", {clean(job.slurm_reason)}" if job.slurm_reason else ""
     yield "in Slurm", f"{clean(job.slurm_state)}{why}"

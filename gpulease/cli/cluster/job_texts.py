@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from datetime import datetime, timedelta
 
-from gpulease.cli.cluster.jobs import view
 from gpulease.cli.format import clean, clock
 from gpulease.errors import SlurmFailed
 from gpulease.slurm.allocations import allocation_on
@@ -32,6 +31,8 @@ def _gpus(job: int, node: str | None) -> str:
 
 def waiting(row: Mapping[str, str], now: datetime) -> str:
     """Say why a job waits, and when Slurm expects it to start."""
+    from gpulease.cli.cluster.jobs import view
+
     job = view(row, DEFAULT_SHARD)
     why = f": {clean(job.reason)}" if job.reason else ""
     expected = job.expected_start_at and datetime.fromisoformat(job.expected_start_at)

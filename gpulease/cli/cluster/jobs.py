@@ -9,7 +9,8 @@ from gpulease.cli.cluster import reasons
 from gpulease.cli.cluster.views import ArrayWaitingView, ClaimView, JobView, LeaseView
 from gpulease.cli.exit_codes import SIGNALED
 from gpulease.errors import EXIT_TIME_LIMIT
-from gpulease.slurm.commands import run_slurm
+from gpulease.slurm.commands import DEADLINE_S, run_slurm
+from gpulease.slurm.hostlist import includes
 from gpulease.slurm.records import fixed_format, parse_fixed, placements
 from gpulease.slurm.shards import Requested, requested
 
@@ -41,9 +42,16 @@ _DAY_S = 24 * 3600
 
 
 def read_queue(
-    *, ended: bool = False, user: str | None = None, jobs: Sequence[str] = ()
+    *,
+    ended: bool = False,
+    user: str | None = None,
+    jobs: Sequence[str] = (),
+    each_element: bool = False,
+    deadline: float = DEADLINE_S,
 ) -> list[Mapping[str, str]]:
     """Return the fields of jobs as squeue prints them, those that wait in the order of the queue.
+
+    The waiting elements of an array are one entry, unless `each_element` is asked for.
 
     Raises:
         SlurmFailed: Slurm does not answer, or knows none of the `jobs`.
@@ -55,7 +63,9 @@ def read_queue(
         line.append(f"--user={user}")
     if jobs:
         line.append(f"--jobs={','.join(jobs)}")
-    return list(parse_fixed(run_slurm(line), WIDTHS))
+    if each_element:
+        line.append("--array")
+    return list(parse_fixed(run_slurm(line, deadline=deadline), WIDTHS))
 
 
 def own_jobs(*, ended: bool) -> list[Mapping[str, str]]:
@@ -94,7 +104,9 @@ def _count(first: str, last: str, step: str) -> int:
 
 def order_of(job: JobView) -> tuple[int, int]:
     """Return what sorts jobs by age, and elements of an array by index."""
-    return (job.array or job.id, job.id if job.array_index is None else job.array_index)
+    indices = job.array_waiting.indices if job.array_waiting else str(job.array_index or 0)
+    first = _RANGE.search(indices)
+    return job.array or job.id, int(first[1]) if first else 0
 
 
 def view(job: Mapping[str, str], shard: int, where: Mapping[str, str] | None = None) -> JobView:
@@ -128,12 +140,12 @@ def view(job: Mapping[str, str], shard: int, where: Mapping[str, str] | None = N
         array_index=int(index) if index.isdecimal() else None,
         array_waiting=_array_waiting(job),
         dependency=job.get("dependency"),
-        comment=job.get("admin_comment"),
+        comment=reasons.note_of(job),
         requeued=int(job.get("restartcnt", 0)),
         batch=job.get("batchflag") == "1",
         partition=job.get("partition", ""),
         slurm_state=job.get("state", ""),
-        slurm_reason=job.get("reason"),
+        slurm_reason=job["reason"] if job.get("reason", "None") != "None" else None,
     )
 
 
@@ -172,7 +184,7 @@ def _leases(
     job: Mapping[str, str], claim: ClaimView, where: Mapping[str, str]
 ) -> Iterator[LeaseView]:
     nodes = job.get("nodelist", "")
-    known = {node: text for node, text in where.items() if node in nodes}
+    known = {node: text for node, text in where.items() if node == nodes or includes(nodes, node)}
     if not known and nodes:
         yield LeaseView(nodes, None, claim.memory)
     for node, text in known.items():

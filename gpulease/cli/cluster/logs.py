@@ -9,7 +9,7 @@ from gpulease.cli.cluster.job_lines import reason_of
 from gpulease.cli.cluster.jobs import state_of, view
 from gpulease.cli.cluster.output import Output, foreground_log, open_output, output_of, unreadable
 from gpulease.cli.cluster.selection import Row, is_array, is_number, labels, select
-from gpulease.cli.cluster.wait import look_again
+from gpulease.cli.cluster.wait import Watch
 from gpulease.cli.format import clean
 from gpulease.cli.job_selection import Selection
 from gpulease.cli.render import local_time, print_stderr, write_output
@@ -47,11 +47,18 @@ def print_logs(
 
 
 def _print_forgotten(wanted: Selection, tail: int | None) -> bool:
-    """Print the copy of a job in the foreground that Slurm has forgotten, if there is one."""
+    """Print what `gpulease run` kept of a job that Slurm has forgotten, if there is anything."""
     if len(wanted.words) != 1 or not is_number(wanted.words[0]):
         return False
     word = wanted.words[0]
-    return _Stream(FrameKind.STDOUT, foreground_log(word), word, tail).copy()
+    log = foreground_log(word)
+    kinds = {".log": FrameKind.STDOUT, ".out": FrameKind.STDOUT, ".err": FrameKind.STDERR}
+    streams = [
+        _Stream(kind, log.with_name(f"{word}{ending}"), word, tail)
+        for ending, kind in kinds.items()
+    ]
+    printed = [stream.copy() for stream in streams]
+    return any(printed)
 
 
 class _Stream:
@@ -104,11 +111,12 @@ def _started(job: str, row: Row, *, follow: bool) -> Row | None:
         why = reason_of(view(row, 0), local_time())
         text = f"gpulease: job {job} has not started; it waits{f': {why}' if why else ''}"
         print_stderr(text)
+    watch = Watch()
     while state_of(row) == "queued":
         if not follow:
             return None
         time.sleep(_ASK_EVERY_S)
-        row = look_again(job, [row])[0]
+        row = watch.look_at(job, row)
     return row
 
 
@@ -128,7 +136,7 @@ def _streams(
 
 def _print(job: str, row: Row, streams: Sequence[_Stream], *, follow: bool) -> None:
     """Print the files, with `follow` until the job has ended."""
-    asked, is_last, warned = time.monotonic(), False, False
+    asked, is_last, warned, watch = time.monotonic(), False, False, Watch()
     while True:
         missing = [stream.path for stream in streams if not stream.copy()]
         if missing and not warned:
@@ -142,4 +150,4 @@ def _print(job: str, row: Row, streams: Sequence[_Stream], *, follow: bool) -> N
         is_last = state_of(row) == "ended"
         time.sleep(_READ_EVERY_S)
         if not is_last and time.monotonic() - asked > _ASK_EVERY_S:
-            row, asked = look_again(job, [row])[0], time.monotonic()
+            row, asked = watch.look_at(job, row), time.monotonic()

@@ -9,22 +9,36 @@ from gpulease.config import SYSTEM_CONFIG, Settings, read_settings
 from gpulease.errors import BadConfiguration
 from gpulease.slurm.commands import run_slurm
 from gpulease.slurm.node_summary import GpuSummary, NodeSummary, decode
-from gpulease.slurm.records import parse_records
+from gpulease.slurm.records import parse_record
 from gpulease.slurm.shards import DEFAULT_SHARD, requested
 
 _PERIODS = 6
 """A summary is old after so many periods: it is due after 4 at the latest."""
+_REASON = re.compile(r" Reason=(.*?) \[[^@\[\]]+@[0-9T:-]+\]")
 _BASE = re.compile(r"[A-Z_]+")
 
 
 def read_nodes(now: datetime) -> list[NodeView]:
     """Return the nodes with GPUs."""
-    records = parse_records(run_slurm(["scontrol", "show", "node", "--oneliner"]))
+    return nodes_of(run_slurm(["scontrol", "show", "node", "--oneliner"]), now)
+
+
+def nodes_of(shown: str, now: datetime) -> list[NodeView]:
+    """Return the nodes with GPUs in the output of `scontrol --oneliner show node`."""
+    records = [
+        {**parse_record(line), **_reason(line)} for line in shown.split("\n") if line.strip()
+    ]
     return [
         _node(record, now)
         for record in records
         if "NodeName" in record and (requested(record.get("Gres")) or decode(record.get("Extra")))
     ]
+
+
+def _reason(line: str) -> Mapping[str, str]:
+    """Return the reason of the state of a node, which may contain what looks like a field."""
+    found = _REASON.search(line)
+    return {"Reason": found[1]} if found else {}
 
 
 def shard_size(nodes: Sequence[NodeView] | None = None) -> int:
@@ -83,7 +97,7 @@ def _gpu(gpu: GpuSummary, *, is_old: bool) -> GpuView:
             _headroom(gpu, committed),
         )  # fmt: skip
     state = "unknown" if is_old else gpu.state
-    return GpuView(gpu.index, gpu.uuid, gpu.name, state, gpu.local, memory)
+    return GpuView(gpu.index, gpu.uuid, gpu.name, state, gpu.detail, gpu.local, memory)
 
 
 def _committed(gpu: GpuSummary) -> int | None:

@@ -10,8 +10,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from gpulease.cli.cluster.output import foreground_log
-
 _KEPT_FOR_S = 30 * 24 * 3600
 
 
@@ -21,6 +19,8 @@ def output_directory() -> Path:
     Raises:
         OSError: it cannot be made.
     """
+    from gpulease.cli.cluster.output import foreground_log
+
     folder = foreground_log("").parent
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     if not os.access(folder, os.W_OK):
@@ -38,8 +38,7 @@ class OutputLog:
 
     def __init__(self, job: int, say: Callable[[str], None]) -> None:
         """Create the file. Raises: OSError."""
-        output_directory()
-        path = foreground_log(str(job))
+        path = output_directory() / f"{job}.log"
         self._fd: int | None = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         self._say = say
 

@@ -3,7 +3,8 @@
 from collections.abc import Mapping
 
 OURS = "gpulease: "
-"""What gpulease writes into the AdminComment of a job begins so."""
+"""Before what gpulease writes into the AdminComment of a job."""
+_REFUSED = "refused "
 _WAITS = {
     "Resources": "no GPU has enough free memory now",
     "Priority": "jobs with higher priority are first",
@@ -23,6 +24,7 @@ _WAITS = {
     "NodeDown": "a node that it asks for is down",
     "Cleaning": "its last run is being cleaned up",
     "Licenses": "it waits for licenses",
+    "job requeued in held state": "held; to release it: scontrol release {job}",
     "launch failed requeued held": "it could not be launched, and is held; "
     "to release it: scontrol release {job}",
     "JobLaunchFailure": "it could not be launched",
@@ -40,11 +42,17 @@ _ENDED = {
 
 def reason_of(job: Mapping[str, str], state: str) -> str | None:
     """Return why a job waits or ended; None for what needs no words."""
+    note = note_of(job)
     if state == "ended":
-        return _joined(_ENDED.get(job.get("state", "")), job)
-    if state != "queued":
-        return None
-    return _joined(_waits(job), job)
+        # A batch job that was refused has run elsewhere since.
+        was_refused = note is not None and note.startswith(_REFUSED) and job.get("batchflag") == "1"
+        return _joined(_ENDED.get(job.get("state", "")), None if was_refused else note)
+    return _joined(_waits(job), note) if state == "queued" else None
+
+
+def note_of(job: Mapping[str, str]) -> str | None:
+    """Return what gpulease noted with a job, after what admins wrote there."""
+    return job.get("admin_comment", "").partition(OURS)[2] or None
 
 
 def _waits(job: Mapping[str, str]) -> str | None:
@@ -63,10 +71,5 @@ def _dependency(job: Mapping[str, str]) -> str:
     return job.get("dependency", "other jobs").replace("(unfulfilled)", "").replace(",", ", ")
 
 
-def _joined(why: str | None, job: Mapping[str, str]) -> str | None:
-    return "; ".join(filter(None, (why, _comment(job)))) or None
-
-
-def _comment(job: Mapping[str, str]) -> str | None:
-    comment = job.get("admin_comment", "")
-    return comment.removeprefix(OURS) if comment.startswith(OURS) else None
+def _joined(why: str | None, note: str | None) -> str | None:
+    return "; ".join(filter(None, (why, note))) or None

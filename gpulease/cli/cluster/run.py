@@ -1,13 +1,14 @@
 """`gpulease run` on a cluster: what is asked of Slurm, and how it is submitted."""
 
-import json
+from __future__ import annotations
+
 import shlex
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from gpulease.cli.cluster.batch import batch_line, batch_script, submit_batch
 from gpulease.cli.cluster.capacity import read_capacity
 from gpulease.cli.cluster.foreground import run_in_foreground
-from gpulease.cli.cluster.jobs import own_jobs
 from gpulease.cli.cluster.size import Size, size_of
 from gpulease.cli.cluster.slurm_options import (
     dependency,
@@ -20,8 +21,11 @@ from gpulease.cli.job_selection import LAST
 from gpulease.cli.render import print_stderr, print_stdout
 from gpulease.cli.request import RunOptions
 from gpulease.config import SYSTEM_CONFIG, Settings, read_settings
-from gpulease.light_json import encode
-from gpulease.wire.requests import SubmitRequest, from_wire
+from gpulease.light_json import encode, indent
+from gpulease.wire.text import from_wire
+
+if TYPE_CHECKING:
+    from gpulease.wire.requests import SubmitRequest
 
 _COMMAND = "GPULEASE_SLURM"
 """What the daemon of the node reads: the command, and options for the frameworks."""
@@ -41,7 +45,7 @@ def run_on_cluster(request: SubmitRequest, options: RunOptions) -> int:
     capacity = read_capacity(settings.slurm.get("shard"))
     size = size_of(options, request, capacity, settings.default_memory)
     words = slurm_options(options, request, size.gres)
-    words += _dependencies(options.after)
+    words += _dependencies(options)
     if options.no_wait:
         words.append("--immediate")
     words += passed_options(options.slurm)
@@ -92,17 +96,21 @@ def _variables(request: SubmitRequest) -> dict[str, str]:
     return variables | {_COMMAND: text}
 
 
-def _dependencies(after: Sequence[str]) -> list[str]:
-    asked = [word for each in after for word in each.split(",")]
+def _dependencies(options: RunOptions) -> list[str]:
+    asked = [word for each in options.after for word in each.split(",")]
     if not asked:
         return []
     jobs = [split_condition(word)[0] for word in asked]
     numbers = {} if all(map(is_number, jobs)) else _own_jobs()
-    return ["--dependency=" + ",".join(dependency(word, numbers) for word in asked)]
+    words = ["--dependency=" + ",".join(dependency(word, numbers) for word in asked)]
+    # srun has no such option: the wait finds out.
+    return [*words, "--kill-on-invalid-dep=yes"] if options.detach else words
 
 
 def _own_jobs() -> dict[str, str]:
     """Return the ids of the caller's newest jobs by name, and of the newest as "last"."""
+    from gpulease.cli.cluster.jobs import own_jobs
+
     found: dict[str, str] = {}
     for row in own_jobs(ended=True):
         number = row.get("arrayjobid", row["jobid"])
@@ -123,7 +131,8 @@ def _show(
         terminal = ["--pty"] if request.terminal else []
         line = ["srun", *terminal, *words, *_there(argv, request)]
     if options.json:
-        print_stdout(json.dumps({"command": line, "size": size.text, "sized": size.reason}))
+        shown = {"command": line, "size": size.text, "sized": size.reason}
+        print_stdout(indent(encode(shown)))
         return
     print_stdout(shlex.join(line))
     if size.reason:

@@ -5,10 +5,10 @@ Numbers are those of Slurm: 17, or 17_3 for an element of an array. All else (a 
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from fnmatch import fnmatchcase
 
-from gpulease.cli.cluster.jobs import label_of, own_jobs, read_queue, state_of
+from gpulease.cli.cluster.jobs import label_of, own_jobs, read_queue, state_of, uses_gpus
 from gpulease.cli.format import clean
 from gpulease.cli.job_selection import LAST, Selection, no_match
 from gpulease.cli.render import print_stderr
@@ -130,6 +130,22 @@ def by_array(jobs: Sequence[Row]) -> dict[str, list[Row]]:
         key = job.get("arrayjobid", job["jobid"]) if "arraytaskid" in job else job["jobid"]
         found.setdefault(key, []).append(job)
     return found
+
+
+def candidates(states: Container[str], user: str | None, deadline: float) -> dict[str, str]:
+    """Return the ids of jobs in some states, described: what completes a word within `deadline`."""
+    rows = read_queue(ended="ended" in states, user=user, deadline=deadline)
+    return {
+        key: clean(f"{each[0].get('name')}, {state_of(each[0])}, {each[0].get('username')}")
+        for key, each in by_array(list(filter(uses_gpus, rows))).items()
+        if any(state_of(row) in states for row in each)
+    }
+
+
+def is_of(word: str, row: Row) -> bool:
+    """Return whether an entry is of the job, the element or the array with this number."""
+    array = row.get("arrayjobid")
+    return word in (row["jobid"], array, f"{array}_{row.get('arraytaskid')}")
 
 
 def is_array(word: str, rows: Sequence[Row]) -> bool:

@@ -3,8 +3,11 @@
 Slurm accepts what no GPU can hold, and lets it wait: it is refused here.
 """
 
+from __future__ import annotations
+
 import os
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from gpulease.cli.cluster.capacity import Capacity
 from gpulease.cli.request import RunOptions
@@ -13,7 +16,10 @@ from gpulease.fingerprint import fingerprint_of, script_name
 from gpulease.slurm.learnt import learnt_size
 from gpulease.slurm.shards import shards_for
 from gpulease.units import MIB, Share, format_above, format_size, parse_memory
-from gpulease.wire.requests import SubmitRequest, from_wire
+from gpulease.wire.text import from_wire
+
+if TYPE_CHECKING:
+    from gpulease.wire.requests import SubmitRequest
 
 _WHOLE = "for whole GPUs: --gpus {count} --exclusive"
 

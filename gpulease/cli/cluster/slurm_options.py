@@ -3,16 +3,22 @@
 What has no counterpart is refused with what to use instead: no option is ignored silently.
 """
 
+from __future__ import annotations
+
 import math
 import re
 import shlex
 from collections.abc import Sequence
 from datetime import datetime
+from typing import TYPE_CHECKING
 
 from gpulease.cli.request import RunOptions
 from gpulease.errors import BadUsage, BadValue
 from gpulease.units import parse_span
-from gpulease.wire.requests import SubmitRequest, from_wire
+from gpulease.wire.text import from_wire
+
+if TYPE_CHECKING:
+    from gpulease.wire.requests import SubmitRequest
 
 _MINUTE_S = 60
 _LONGEST_NOTICE_S = 65535

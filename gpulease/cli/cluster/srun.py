@@ -28,6 +28,7 @@ _QUIET = ("srun", "-v", "--disable-status")
 _QUEUED = re.compile(r"srun: job (\d+) queued")
 _PLACED = re.compile(r"srun: job(?:id)? (\d+): nodes\(\d+\):`([^']*)'")
 _LAUNCHED = re.compile(r"srun: launch.*_task_start: |srun: .*: \d+ tasks? started")
+_STATUS = re.compile(r"\(status=0x([0-9a-f]{4})\)")
 _ENDED = re.compile(r"srun: (?:error: )?.*(?:_task_finish|: tasks? [\d,-]+: )")
 _ERROR = re.compile(r"srun: (?:error|fatal): (.*)")
 _NOTICE = re.compile(r"srun: gpulease: ")
@@ -45,6 +46,8 @@ class Said:
     started: bool = False
     ended: bool = False
     """A task ended, so that the exit code is that of the job."""
+    wait_status: int = 0
+    """How the task ended, as in wait(2). srun itself may exit with 0 after a cancellation."""
     errors: list[str] = field(default_factory=list)
     _rest: bytes = b""
 
@@ -70,6 +73,8 @@ class Said:
             self.started = True
         elif _ENDED.match(line):
             self.ended = True
+            if found := _STATUS.search(line):
+                self.wait_status = max(self.wait_status, int(found[1], 16))
         elif found := _ERROR.match(line):
             self.errors.append(found[1])
 
@@ -216,7 +221,7 @@ class Srun:
 
     def wait(self) -> int:
         """Return the exit code of srun, as a shell shows it, once it has ended."""
-        status = self._process.wait()
+        status = self._process.wait() or os.waitstatus_to_exitcode(self.said.wait_status & 0xFF7F)
         return status if status >= 0 else SIGNALED - status
 
 

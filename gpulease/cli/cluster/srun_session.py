@@ -9,8 +9,8 @@ from functools import partial
 
 from gpulease.cli.attachment import AGAIN_WITHIN, AttachMode, Console, unwritable
 from gpulease.cli.cluster import job_texts
-from gpulease.cli.cluster.jobs import read_queue
 from gpulease.cli.cluster.output_log import OutputLog
+from gpulease.cli.cluster.prolog_words import PrologWords
 from gpulease.cli.cluster.srun import Said, Srun
 from gpulease.cli.render import StderrStatus
 from gpulease.cli.signals import DEADLY, ENDING, Killed, Signals, name_of
@@ -27,8 +27,8 @@ _CLOSED_PIPE_S = 5.0
 """Seconds for a job to end by SIGPIPE after its output was closed."""
 _MOST_REPEATED = 1 << 20
 """Bytes of input that are kept for another attempt."""
-_REFUSAL = b"gpulease: cannot start job "
-"""What the task prolog prints in place of a job that its node refused."""
+_PROLOG_S = 2.0
+"""Seconds for a task prolog that has printed why to end."""
 _END_OF_FILE = b"\x04"
 
 
@@ -44,8 +44,8 @@ class Result:
     interrupted: int | None = None
     """The signal that ended the wait, or closed the terminal."""
     ctrl_c_typed: bool = False
-    withheld: bytes = b""
-    """Output that seems to be that of the task prolog of a node that refused the job."""
+    prolog_failed: str | None = None
+    """Why the node did not start the command."""
 
 
 class Streams:
@@ -82,9 +82,7 @@ class Session:
         self._give_up_at = give_up_at
         self._loop = EventLoop()
         self._log: OutputLog | None = None
-        self._withheld = b""
-        self._shows = False
-        """Output of the job itself has arrived."""
+        self._prolog = PrologWords()
         self._gave_up = False
         self._interrupted: int | None = None
         self._interrupted_at = float("-inf")
@@ -105,11 +103,11 @@ class Session:
                 self._stderr.line.clear()
         return Result(
             self._srun.wait(), self._said, self._gave_up, self._interrupted, self._ctrl_c_typed,
-            self._withheld,
+            self._prolog.text if self._prolog.failed else None,
         )  # fmt: skip
 
     def _run(self) -> None:
-        self._srun.put(bytes(self._streams.passed))
+        self._repeat_input()
         self._loop.on_readable(self._signals.fileno(), self._take_signals)
         if self._give_up_at is not None:
             self._loop.set_timer("give up", self._give_up_at, self._give_up)
@@ -118,6 +116,7 @@ class Session:
             self._loop.step()
             if self._console.stdout.broken and not self._told_loss:
                 self._report_loss()
+        self._release()
         self._console.drain(self._signals)
         self._console.settle()
         if self._log is not None:
@@ -162,12 +161,16 @@ class Session:
             self._take_output(kind, piece)
 
     def _take_output(self, kind: FrameKind, piece: bytes) -> None:
-        if kind == FrameKind.STDOUT and not self._shows:
-            piece, self._withheld = self._withheld + piece, b""
-            if piece.startswith(_REFUSAL[: len(piece)]):
-                self._withheld = piece
-                return
-            self._shows = True
+        self._show(kind, self._prolog.take(kind, piece))
+
+    def _release(self) -> None:
+        """Show output that was withheld: a prolog would have ended by now."""
+        if not self._prolog.failed:
+            self._show(FrameKind.STDOUT, self._prolog.release())
+
+    def _show(self, kind: FrameKind, piece: bytes) -> None:
+        if not piece:
+            return
         if not self._said.started:
             self._said.started = True
             self._introduce()
@@ -196,6 +199,7 @@ class Session:
         if self._said.job is None:
             return
         self._stderr.print(job_texts.started(self._said.job, self._said.node))
+        self._loop.set_timer_after("prolog", _PROLOG_S, self._release)
         try:
             self._log = OutputLog(self._said.job, self._console.say)
         except OSError as error:
@@ -203,6 +207,8 @@ class Session:
 
     def _show_wait(self) -> None:
         """Show why the job waits, and cancel one that can never start."""
+        from gpulease.cli.cluster.jobs import read_queue
+
         if not self._said.waits:
             return
         self._loop.set_timer_after("ask", _ASK_EVERY_S, self._show_wait)
@@ -228,6 +234,12 @@ class Session:
             self._streams.keep(piece)
             self._srun.put(piece)
         elif stdin.ended:
+            self._end_input()
+
+    def _repeat_input(self) -> None:
+        """Pass on what earlier attempts got."""
+        self._srun.put(bytes(self._streams.passed))
+        if self._console.stdin.ended:
             self._end_input()
 
     def _end_input(self) -> None:

@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Iterator, Sequence
-from datetime import datetime
+from datetime import UTC, datetime
 
 from gpulease.cli.cluster.job_lines import (
     expected,
@@ -49,7 +49,7 @@ def read_status(first: int | None, now: datetime) -> StatusView:
     waiting = [job for job in found if state_of(job) == "queued"]
     running = [job for job in found if state_of(job) != "queued"]
     return StatusView(
-        at=now.isoformat(timespec="seconds"),
+        at=f"{now.astimezone(UTC):%Y-%m-%dT%H:%M:%SZ}",
         nodes=nodes,
         jobs=with_gpus([*running, *waiting[:first]], shard_size(nodes)),
         waiting=sum(map(elements, waiting)),
@@ -143,17 +143,21 @@ def _bar(memory: MemoryView) -> Line:
 
 
 def _notes(view: StatusView, now: datetime) -> Iterator[Block]:
-    """Say what is wrong with nodes."""
+    """Say what is wrong with nodes and GPUs."""
     for node in view.nodes:
+        name = clean(node.name)
         if node.state not in _USABLE:
             why = f": {clean(node.reason)}" if node.reason else ""
-            yield Hanging(line(f"{clean(node.name)} is {node.state}{why}", "warn"), 2)
-        if node.at is None:
+            yield Hanging(line(f"{name} is {node.state}{why}", "warn"), 2)
+        if node.at is None and node.state != "down":
             text = "gpulease has published nothing there, so its GPUs are unknown"
-            yield Hanging(line(f"{clean(node.name)}: {text}", "warn"), 2)
-        elif node.is_old:
+            yield Hanging(line(f"{name}: {text}", "warn"), 2)
+        elif node.at is not None and node.is_old:
             text = f"gpulease has published nothing for {since(node.at, now)}, so its memory is"
-            yield Hanging(line(f"{clean(node.name)}: {text} unknown", "warn"), 2)
+            yield Hanging(line(f"{name}: {text} unknown", "warn"), 2)
+        for gpu in node.gpus:
+            if gpu.detail and not node.is_old:
+                yield Hanging(line(f"{name} GPU {gpu.index}: {clean(gpu.detail)}", "warn"), 2)
 
 
 def _running(view: StatusView, now: datetime, user: str) -> Iterator[Block]:

@@ -103,6 +103,8 @@ class GpuView:
     name: str
     state: str
     """As in the status of the node; unknown if the summary of the node is old."""
+    detail: str | None
+    """Why it takes no leases."""
     local: bool
     """Whether it belongs to the local queue of the node, and not to Slurm."""
     memory: MemoryView

@@ -1,10 +1,10 @@
 """`gpulease wait` on a cluster: ask squeue until jobs have ended."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from gpulease.cli.cluster.jobs import read_queue, state_of, view
-from gpulease.cli.cluster.selection import Row, select
+from gpulease.cli.cluster.selection import Row, is_of, select
 from gpulease.cli.exit_codes import SIGNALED
 from gpulease.cli.job_selection import Selection
 from gpulease.cli.render import print_stderr
@@ -19,7 +19,7 @@ _STATUS = {"cancelled": SIGNALED + _SIGTERM, "preempted": SIGNALED + _SIGTERM,
 
 def worst_of(wanted: Selection, deadline: float | None, *, first: bool) -> int:
     """Return the highest exit code of jobs when all have ended; with `first`, that of one."""
-    left, worst, pause = select(wanted), 0, _FIRST_S
+    left, worst, pause, watch = select(wanted), 0, _FIRST_S, Watch()
     while True:
         for job in [job for job, rows in left.items() if has_ended(rows)]:
             worst = max(worst, *map(status_of, left.pop(job)))
@@ -32,7 +32,7 @@ def worst_of(wanted: Selection, deadline: float | None, *, first: bool) -> int:
             return EXIT_GAVE_UP
         time.sleep(remaining)
         pause = min(2 * pause, _LONGEST_S)
-        left = {job: look_again(job, rows) for job, rows in left.items()}
+        left = watch.look_again(left)
 
 
 def has_ended(rows: Sequence[Row]) -> bool:
@@ -50,19 +50,38 @@ def status_of(row: Row) -> int:
     return ended.exit_status
 
 
-def look_again(job: str, rows: list[Row]) -> list[Row]:
-    """Return what Slurm knows of a job now, or what is known if it does not answer.
+class Watch:
+    """Asks Slurm about jobs again and again, and says once if it does not answer."""
 
-    Elements of an array that Slurm has forgotten are left out; a job that it has forgotten counts
-    as ended.
-    """
-    try:
-        return read_queue(jobs=[job]) or [_forgotten(rows[0])]
-    except SlurmFailed as error:
-        if "nvalid job id" in error.message:
-            return [_forgotten(rows[0])]
-        print_stderr(f"gpulease: {error.message}; waiting until it does")
-        return rows
+    def __init__(self) -> None:
+        self._is_away = False
+
+    def look_again(self, jobs: Mapping[str, list[Row]]) -> dict[str, list[Row]]:
+        """Return what Slurm knows of jobs now, or what was known if it does not answer.
+
+        A job that Slurm has forgotten has ended, and how is unknown.
+        """
+        try:
+            rows = read_queue(jobs=list(jobs), each_element=True)
+        except SlurmFailed as error:
+            if "nvalid job id" not in error.message:
+                self._say(error)
+                return dict(jobs)
+            rows = []
+        self._is_away = False
+        return {
+            job: [row for row in rows if is_of(job, row)] or [_forgotten(known[0])]
+            for job, known in jobs.items()
+        }
+
+    def look_at(self, job: str, row: Row) -> Row:
+        """Return what is known of one job now."""
+        return self.look_again({job: [row]})[job][0]
+
+    def _say(self, error: SlurmFailed) -> None:
+        if not self._is_away:
+            print_stderr(f"gpulease: {error.message}; waiting until it does")
+        self._is_away = True
 
 
 def _forgotten(row: Row) -> Row:

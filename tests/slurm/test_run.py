@@ -1,0 +1,301 @@
+"""`gpulease run` on a cluster: as on one machine, from a home that the nodes share."""
+
+import json
+import signal
+import subprocess
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from daemon_rig import wait_for
+
+from .cluster import Cluster
+from .leased_cluster import leases, leasing, where
+
+GIB = 1024**3
+MIB = 1024**2
+ON_SLURM = {"GPULEASE_CLUSTER": "slurm"}
+_SHOW = "import json, os; print(json.dumps(dict(os.environ)))"
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    with leasing(("n1", "n2")) as made:
+        yield made
+
+
+@pytest.fixture
+def idle(cluster: Cluster) -> Iterator[Cluster]:
+    """Return the cluster, and leave it without jobs and leases."""
+    yield cluster
+    for user in ("alice", "bob"):
+        cluster.run("scancel", f"--user={user}", user="root")
+    wait_for("no lease is left", lambda: not any(map(leases, cluster.nodes.values())))
+    cluster.wait_until_idle()
+
+
+def run(cluster: Cluster, *words: str, **options: Any) -> subprocess.CompletedProcess[str]:
+    """Run `gpulease run` with these words."""
+    given = {"check": False, **options}
+    return cluster.run("gpulease", "run", *words, env=ON_SLURM, **given)
+
+
+def start(cluster: Cluster, *words: str, **options: Any) -> subprocess.Popen[str]:
+    """Start `gpulease run` with these words."""
+    return cluster.open(
+        "gpulease", "run", *words, env=ON_SLURM, text=True, stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, **options,
+    )  # fmt: skip
+
+
+def running(cluster: Cluster, user: str = "alice") -> list[int]:
+    """Return the jobs of a user that run."""
+    line = ("squeue", "--noheader", "--states=RUNNING", "--format=%A", f"--user={user}")
+    return [int(word) for word in cluster.run(*line).stdout.split()]
+
+
+def the_job(cluster: Cluster) -> int:
+    """Return the only running job, once its node has granted its lease."""
+    job: int = wait_for("a job runs", lambda: next(iter(running(cluster)), None))
+    wait_for("it has a lease", lambda: where(cluster, job))
+    return job
+
+
+def fill(cluster: Cluster) -> None:
+    """Let other jobs take all memory."""
+    for _ in range(4):
+        cluster.sbatch("sleep 300", "--gres=shard:96", "--output=/dev/null", user="bob")
+    wait_for("all GPUs are taken", lambda: len(running(cluster, "bob")) == 4)
+
+
+def test_streams_and_exit_code_are_those_of_the_job(idle: Cluster) -> None:
+    done = run(idle, "--mem", "4G", "sh", "-c", "cat; echo error >&2; exit 3", stdin="a\0b")
+    assert (done.returncode, done.stdout) == (3, "a\0b")
+    first, second = done.stderr.splitlines()
+    assert first.startswith("gpulease: job ")
+    assert " started on n" in first
+    assert second == "error"
+
+
+def test_the_job_has_a_lease_of_its_size(idle: Cluster) -> None:
+    done = run(idle, "--mem", "4G", "--growth", "python", "-c", _SHOW)
+    found = json.loads(done.stdout)
+    assert found["GPULEASE_MEMORY"] == str(4 * GIB)
+    assert found["TF_FORCE_GPU_ALLOW_GROWTH"] == "true"
+    assert found["CUDA_VISIBLE_DEVICES"].startswith("GPU-")
+
+
+def test_the_listing_on_the_node_has_the_command(idle: Cluster) -> None:
+    process = start(idle, "--mem", "4G", "sleep", "300")
+    job = the_job(idle)
+    (node,) = where(idle, job)
+    wait_for("it is described", lambda: leases(idle.nodes[node])[job].command == "sleep 300")
+    idle.run("scancel", str(job))
+    _, errors = process.communicate()
+    assert process.returncode == 128 + signal.SIGTERM
+    assert f"job {job} was cancelled" in errors
+
+
+def test_a_terminal_is_that_of_the_job(idle: Cluster) -> None:
+    terminal = idle.terminal("env", "GPULEASE_CLUSTER=slurm", "gpulease", "run", "--mem", "4G",
+                             "--shell", size=(30, 90))  # fmt: skip
+    terminal.read_until("$ ")
+    terminal.type(b"stty size; exit 7\n")
+    terminal.read_until("30 90")
+    assert terminal.finish() == 7
+
+
+def test_ctrl_c_interrupts_the_job(idle: Cluster) -> None:
+    terminal = idle.terminal("env", "GPULEASE_CLUSTER=slurm", "gpulease", "run", "--mem", "4G",
+                             "sh", "-c", "echo ready; exec sleep 300")  # fmt: skip
+    terminal.read_until("ready")
+    terminal.type(b"\x03")
+    assert terminal.finish() == 128 + signal.SIGINT
+
+
+def test_signals_reach_the_job(idle: Cluster) -> None:
+    script = "trap 'echo terminated; exit 5' TERM; echo ready; while :; do sleep 0.1; done"
+    process = start(idle, "--mem", "4G", "sh", "-c", script)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    process.send_signal(signal.SIGTERM)
+    out, _ = process.communicate()
+    assert (process.returncode, out) == (5, "terminated\n")
+
+
+@pytest.mark.parametrize("signum", [signal.SIGHUP, signal.SIGKILL])
+def test_the_job_ends_with_its_command(idle: Cluster, signum: signal.Signals) -> None:
+    process = start(idle, "--mem", "4G", "sleep", "300")
+    job = the_job(idle)
+    process.send_signal(signum)
+    process.communicate()
+    wait_for("the job has ended", lambda: job not in running(idle))
+    wait_for("its lease has ended", lambda: not where(idle, job))
+
+
+def test_the_output_is_kept_for_logs_on_any_node(idle: Cluster) -> None:
+    done = run(idle, "--mem", "4G", "sh", "-c", "echo out; echo error >&2")
+    job = done.stderr.split()[2]
+    logged = idle.run("gpulease", "logs", job, node="n2", env=ON_SLURM).stdout
+    assert sorted(logged.split()) == ["error", "out"]
+    file = idle.home / f"alice/.local/state/gpulease/slurm/{job}.log"
+    assert file.stat().st_mode & 0o777 == 0o600
+
+
+def test_a_batch_job_prints_its_id_alone(idle: Cluster) -> None:
+    script = 'echo $0 "$1"; pwd; umask; echo error >&2'
+    done = run(idle, "-d", "--mem", "4G", "--name", "a b", "bash", "-c", script, "it's", "$HOME")
+    assert done.returncode == 0
+    job = int(done.stdout)
+    idle.wait_until(job, "COMPLETED")
+    folder = idle.home / "alice/.local/state/gpulease/slurm"
+    assert (folder / f"{job}.out").read_text() == "it's $HOME\n/home/alice\n0022\n"
+    assert (folder / f"{job}.err").read_text() == "error\n"
+
+
+def test_an_array_has_a_file_for_each_element(idle: Cluster) -> None:
+    done = run(idle, "--array", "0-1", "--mem", "1G", "sh", "-c", "echo $SLURM_ARRAY_TASK_ID")
+    job = int(done.stdout)
+    folder = idle.home / "alice/.local/state/gpulease/slurm"
+    files = [folder / f"{job}_{index}.out" for index in (0, 1)]
+    wait_for("both have run", lambda: all(it.exists() and it.read_text() for it in files))
+    assert [it.read_text() for it in files] == ["0\n", "1\n"]
+
+
+def test_a_job_that_cannot_start_is_given_up(idle: Cluster) -> None:
+    fill(idle)
+    assert run(idle, "--mem", "4G", "--no-wait", "true").returncode == 75
+    done = run(idle, "--mem", "4G", "--wait", "2s", "true")
+    assert done.returncode == 75
+    assert "waits: no GPU has enough free memory now" in done.stderr
+
+
+def test_a_signal_cancels_a_job_that_waits(idle: Cluster) -> None:
+    fill(idle)
+    process = start(idle, "--mem", "4G", "true")
+    assert process.stderr is not None
+    assert "waits" in process.stderr.readline()
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate()
+    assert process.returncode == -signal.SIGINT
+    assert "was cancelled" in errors
+    assert not idle.run("squeue", "--noheader", "--user=alice").stdout
+
+
+def test_a_node_that_refuses_the_job_is_avoided(idle: Cluster) -> None:
+    strangers = [idle.nodes["n1"].stranger(200 * MIB, gpu) for gpu in (0, 1)]
+    try:
+        done = run(idle, "--mem", "24G", "sh", "-c", "cat; echo done", stdin="in\n")
+    finally:
+        for each in strangers:
+            each.communicate()
+    assert (done.returncode, done.stdout) == (0, "in\ndone\n")
+    assert "gpulease: n1 refused the job: " in done.stderr
+    assert "TaskProlog" not in done.stderr
+    assert "started on n2" in done.stderr
+
+
+def test_a_job_that_every_node_refuses_is_given_up(idle: Cluster) -> None:
+    strangers = [node.stranger(200 * MIB, gpu) for node in idle.nodes.values() for gpu in (0, 1)]
+    try:
+        done = run(idle, "--mem", "24G", "echo", "never")
+    finally:
+        for each in strangers:
+            each.communicate()
+    assert (done.returncode, done.stdout) == (75, "")
+    assert "refused it: n" in done.stderr
+
+
+def test_a_job_over_its_lease_is_stopped_with_the_reason(idle: Cluster) -> None:
+    done = run(idle, "--mem", "512M", "python", "/etc/slurm/work.py", "900", "300")
+    assert done.returncode == 124
+    assert "was stopped: " in done.stderr
+    assert "under a lease of 512M" in done.stderr
+
+
+def test_a_notice_of_the_daemon_is_shown(idle: Cluster) -> None:
+    process = start(idle, "--mem", "1G", "sleep", "2")
+    job = the_job(idle)
+    idle.scontrol("notify", str(job), "gpulease: over the lease")
+    _, errors = process.communicate()
+    assert "gpulease: over the lease" in errors.splitlines()
+
+
+def test_within_a_job_the_command_uses_its_lease(idle: Cluster) -> None:
+    inner = ("gpulease", "run", "--mem", "512M", "sh", "-c", "echo $GPULEASE_MEMORY")
+    done = run(idle, "--mem", "1G", *inner)
+    assert done.stdout == f"{512 * MIB}\n"
+    assert "runs within the lease of job" in done.stderr
+
+
+def test_a_directory_that_the_node_lacks_is_an_error(idle: Cluster) -> None:
+    idle.login.path("/tmp/only-here").mkdir(exist_ok=True)
+    idle.login.path("/tmp/only-here").chmod(0o777)
+    for words in ((), ("-d",)):
+        done = run(idle, *words, "--mem", "1G", "true", cwd="/tmp/only-here")
+        if not words:
+            assert done.returncode == 125
+        else:
+            idle.wait_until(int(done.stdout), "FAILED")
+
+
+def test_a_closed_pipe_ends_the_job(idle: Cluster) -> None:
+    process = start(idle, "--mem", "1G", "yes")
+    assert process.stdout is not None
+    assert process.stderr is not None
+    process.stdout.read(10)
+    process.stdout.close()
+    process.wait(30)
+    process.stderr.close()
+    process.stdout = process.stderr = None  # the cluster reads what is left open
+    assert process.returncode == 128 + signal.SIGPIPE
+
+
+def test_without_slurmctld_the_error_says_so(idle: Cluster) -> None:
+    idle.kill_controller()
+    try:
+        done = run(idle, "--mem", "1G", "true", within_s=60)
+    finally:
+        idle.start_controller()
+    assert done.returncode == 125
+    assert "Traceback" not in done.stderr
+    assert "hint: " in done.stderr
+
+
+def test_a_dependency_can_name_a_job(idle: Cluster) -> None:
+    first = run(idle, "-d", "--mem", "1G", "--name", "first", "sh", "-c", "sleep 1; exit 1").stdout
+    done = run(idle, "--mem", "1G", "--after", "first:fail", "echo", "after")
+    assert done.stdout == "after\n"
+    assert idle.job(int(first))["JobState"] == "FAILED"
+
+
+def test_a_batch_job_whose_dependency_can_never_be_met_is_cancelled(idle: Cluster) -> None:
+    first = run(idle, "-d", "--mem", "1G", "false").stdout.strip()
+    idle.wait_until(int(first), "FAILED")
+    job = int(run(idle, "-d", "--mem", "1G", "--after", first, "true").stdout)
+    idle.wait_until(job, "CANCELLED")
+
+
+def test_a_dependency_that_can_never_be_met_is_an_error(idle: Cluster) -> None:
+    run(idle, "-d", "--mem", "1G", "--name", "fails", "sh", "-c", "sleep 2; exit 1")
+    done = run(idle, "--mem", "1G", "--after", "fails", "echo", "after")
+    assert (done.returncode, done.stdout) == (125, "")
+    assert "never" in done.stderr.lower()
+
+
+def test_without_a_size_a_job_gets_what_its_command_needed_before(idle: Cluster) -> None:
+    (idle.home / "alice/train.py").write_text((idle.directory / "slurm/work.py").read_text())
+    first = run(idle, "train.py", "600", "1.5")
+    assert "the job leases 4G, the default" in first.stderr
+    assert first.returncode == 0
+
+    def sized() -> dict[str, str]:
+        view: dict[str, str] = json.loads(
+            run(idle, "--dry-run", "--json", "train.py", "700").stdout
+        )
+        return view if view["sized"] != "the default" else {}
+
+    found = wait_for("the node publishes it", sized)
+    assert found["sized"] == "since train.py needed that before"
+    assert found["size"] in ("768M", "1G")

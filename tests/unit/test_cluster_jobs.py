@@ -1,0 +1,179 @@
+"""Jobs and nodes of Slurm as `status`, `list` and `show` see them."""
+
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from gpulease.cli.cluster.jobs import elements, label_of, span_seconds, uses_gpus, view
+from gpulease.cli.cluster.nodes import nodes_of
+from gpulease.slurm.node_summary import GpuSummary, NodeSummary, encode
+from gpulease.units import GIB, MIB
+
+NOW = datetime(2026, 3, 2, 14, 0, tzinfo=UTC)
+SHARD = 256 * MIB
+
+
+def job(**changes: str) -> dict[str, str]:
+    """Return the fields of a running job, as squeue prints them."""
+    fields = {
+        "jobid": "17", "arrayjobid": "17", "name": "train", "username": "alice",
+        "state": "RUNNING", "reason": "None", "tres-per-node": "gres:shard:16", "nodelist": "n1",
+        "submittime": "2026-03-02T13:00:00", "starttime": "2026-03-02T13:30:00",
+        "endtime": "2026-03-02T15:30:00", "timelimit": "2:00:00", "exit_code": "0",
+        "restartcnt": "0", "batchflag": "1", "partition": "main",
+    }  # fmt: skip
+    return fields | {name.replace("_per_", "-per-"): text for name, text in changes.items()}
+
+
+def test_a_running_job_has_a_lease_on_its_gpu() -> None:
+    shown = view(job(), SHARD, {"n1": "shard:16(IDX:1)"})
+    assert (shown.state, shown.claim.memory, shown.claim.time_limit) == ("active", 4 * GIB, 7200)
+    assert [(it.node, it.gpu, it.memory) for it in shown.leases] == [("n1", "1", 4 * GIB)]
+
+
+def test_the_gpu_of_another_node_is_not_that_of_the_job() -> None:
+    shown = view(job(nodelist="n10"), SHARD, {"n1": "shard:16(IDX:1)"})
+    assert [(it.node, it.gpu) for it in shown.leases] == [("n10", None)]
+
+
+def test_whole_gpus_are_a_claim_without_a_size() -> None:
+    claim = view(job(tres_per_node="gres:gpu:2"), SHARD).claim
+    assert (claim.memory, claim.gpus, claim.exclusive) == (None, 2, True)
+
+
+def test_only_jobs_that_ask_for_gpus_use_them() -> None:
+    assert uses_gpus(job())
+    assert uses_gpus(job(tres_per_node="", **{"tres-per-task": "gres/gpu:1"}))
+    assert not uses_gpus(job(tres_per_node=""))
+
+
+@pytest.mark.parametrize(
+    ("state", "exit_code", "outcome", "status"),
+    [
+        ("COMPLETED", "0", "exited", 0),
+        ("FAILED", "768", "exited", 3),
+        ("FAILED", "3:0", "exited", 3),
+        ("FAILED", "9", "signaled", 137),
+        ("FAILED", "0:9", "signaled", 137),
+        ("FAILED", "33280", "exited", 130),
+        ("TIMEOUT", "0", "time_limit", 124),
+        ("CANCELLED", "15", "cancelled", 143),
+        ("NODE_FAIL", "0", "lost", 0),
+        ("FAILED", "strange", "exited", None),
+    ],
+)
+def test_an_end_has_an_outcome_and_an_exit_status(
+    state: str, exit_code: str, outcome: str, status: int | None
+) -> None:
+    shown = view(job(state=state, exit_code=exit_code), SHARD)
+    assert (shown.state, shown.outcome, shown.exit_status) == ("ended", outcome, status)
+
+
+def test_a_job_that_was_cancelled_while_it_waited_never_started() -> None:
+    waited = job(state="CANCELLED")
+    del waited["nodelist"]
+    shown = view(waited, SHARD)
+    assert (shown.started_at, shown.exit_status) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("indices", "label", "count"),
+    [("3", "17_3", 1), ("4-99%8", "17_[4-99%8]", 96), ("0-8:2,11", "17_[0-8:2,11]", 6)],
+)
+def test_elements_of_an_array_are_counted(indices: str, label: str, count: int) -> None:
+    element = job(jobid="20", arraytaskid=indices, state="PENDING")
+    assert (label_of(element), elements(element)) == (label, count)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("30:00", 1800), ("2:00:00", 7200), ("1-02:00:00", 93600), ("5", 5), ("UNLIMITED", None),
+        (None, None), ("-1:0", None),
+    ],
+)  # fmt: skip
+def test_spans_of_slurm_are_read(text: str | None, expected: float | None) -> None:
+    assert span_seconds(text) == expected
+
+
+def test_a_limit_of_a_year_is_none() -> None:
+    shown = view(job(timelimit="365-00:00:00"), SHARD)
+    assert (shown.claim.time_limit, shown.expires_at) == (None, None)
+
+
+def test_the_note_of_gpulease_is_the_reason_of_a_job_that_waits() -> None:
+    note = "ticket 4 gpulease: refused 1 time (n1): n1: GPU 0: 20G are used"
+    waits = job(state="PENDING", reason="BeginTime", admin_comment=note)
+    assert view(waits, SHARD).reason == "refused 1 time (n1): n1: GPU 0: 20G are used"
+    done = job(state="COMPLETED", admin_comment=note)
+    assert view(done, SHARD).reason is None
+    stopped = job(state="CANCELLED", admin_comment="gpulease: n1: it used 6G of 4G")
+    assert view(stopped, SHARD).reason == "n1: it used 6G of 4G"
+
+
+# Nodes.
+
+
+def summary(at: float = NOW.timestamp(), **changes: Any) -> str:
+    gpu = {
+        "index": 0, "uuid": "GPU-a", "name": "NVIDIA A100", "state": "available",
+        "total": 24 * GIB, "allocatable": 23 * GIB, "leased": 8 * GIB, "used": 10 * GIB,
+        "unmanaged": 1 * GIB,
+    }  # fmt: skip
+    return encode(NodeSummary(at, SHARD, (GpuSummary(**gpu | changes),), "1.0"))
+
+
+def shown(extra: str, state: str = "IDLE", rest: str = "") -> str:
+    return f"NodeName=n1 Gres=gpu:1,shard:96 State={state} Extra={extra}{rest}\n"
+
+
+def test_a_gpu_has_what_is_left_after_leases_their_overuse_and_strangers() -> None:
+    (node,) = nodes_of(shown(summary()), NOW)
+    (gpu,) = node.gpus
+    assert (gpu.name, gpu.memory.committed, gpu.memory.headroom) == (
+        "NVIDIA A100",
+        9 * GIB,
+        13 * GIB,
+    )
+
+
+@pytest.mark.parametrize("unknown", [{"used": None}, {"unmanaged": None}, {"leased": None}])
+def test_what_is_unknown_leaves_nothing_free(unknown: dict[str, Any]) -> None:
+    (node,) = nodes_of(shown(summary(state="unreadable", **unknown)), NOW)
+    assert node.gpus[0].memory.headroom is None
+
+
+def test_an_old_summary_says_nothing_of_use() -> None:
+    (node,) = nodes_of(shown(summary(NOW.timestamp() - 100)), NOW)
+    gpu = node.gpus[0]
+    assert (node.is_old, gpu.state, gpu.memory.total) == (True, "unknown", 24 * GIB)
+    assert (gpu.memory.used, gpu.memory.leased, gpu.memory.headroom) == (None, None, None)
+
+
+@pytest.mark.parametrize("extra", ["", "rack=7", '{"gpus":3}', '{"gpus":[{}],"at":"x"}'])
+def test_a_node_where_gpulease_publishes_nothing_is_shown(extra: str) -> None:
+    (node,) = nodes_of(shown(extra), NOW)
+    assert (node.at, node.gpus) == (None, [])
+
+
+def test_nodes_without_gpus_are_left_out() -> None:
+    assert nodes_of("NodeName=login State=IDLE Gres=(null)\n", NOW) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "state"),
+    [
+        ("IDLE", "idle"), ("MIXED", "mixed"), ("IDLE+DRAIN", "drained"),
+        ("MIXED+DRAIN", "draining"), ("DOWN*+NOT_RESPONDING", "down"), ("IDLE*", "down"),
+        ("IDLE+MAINTENANCE", "maintenance"), ("", "unknown"),
+    ],
+)  # fmt: skip
+def test_a_state_of_slurm_is_one_word(text: str, state: str) -> None:
+    assert nodes_of(shown(summary(), text), NOW)[0].state == state
+
+
+def test_the_reason_of_a_node_may_look_like_fields() -> None:
+    rest = " Reason=fans State=BAD GPU=2 [root@2026-03-02T13:00:00] Comment=a"
+    (node,) = nodes_of(shown(summary(), "DOWN", rest), NOW)
+    assert (node.state, node.reason) == ("down", "fans State=BAD GPU=2")
