@@ -14,7 +14,7 @@ from gpulease.domain.gpu import JobId
 from gpulease.domain.job import Exit, Invocation, Job, Outcome, one_line
 from gpulease.errors import SlurmFailed
 from gpulease.host.processes import ProcessTable
-from gpulease.host.slurm_commands import RunSlurm, label_of, run_slurm
+from gpulease.host.slurm_commands import RunSlurm, label_of, list_job, run_slurm, with_note
 from gpulease.host.slurm_processes import SlurmProcesses
 from gpulease.service.log_once import LogOnce
 from gpulease.service.ports import Clock, WorkerExited, WorkerNews, WorkerStarted
@@ -125,8 +125,9 @@ class SlurmJobs:
         number = job.slurm.id
         try:
             label = await label_of(self._run, number)
-            note = f"admincomment=gpulease: {job.slurm.node}: {one_line(why)}"
-            await self._run("scontrol", "update", f"jobid={label}", note)
+            before = await list_job(self._run, number, "--Format=JobID:|,admin_comment:")
+            note = with_note(before, f"{job.slurm.node}: {one_line(why)}")
+            await self._run("scontrol", "update", f"jobid={label}", f"admincomment={note}")
             await self._run("scancel", label)
         except SlurmFailed as error:
             text = f"cannot have Slurm cancel job {number}, ending its processes here: {error}"

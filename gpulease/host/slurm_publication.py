@@ -14,14 +14,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from gpulease.errors import SlurmFailed
-from gpulease.host.slurm_commands import RunSlurm, run_slurm
+from gpulease.host.slurm_commands import NOTE, RunSlurm, run_slurm
 from gpulease.service.log_once import LogOnce
 from gpulease.slurm.node_summary import GpuSummary, NodeSummary, encode
 from gpulease.slurm.records import parse_records
 
 _log = logging.getLogger(__name__)
 
-_OURS = "gpulease: "
 _OUT = frozenset({"drained", "unreadable", "lost", "prohibited"})
 """The states of a GPU that takes no leases."""
 _AT_LEAST_EVERY = 4
@@ -100,17 +99,17 @@ def _fault(gpu: GpuSummary) -> str:
 
 
 def _comment(shown: Mapping[str, str], faults: str) -> list[str]:
-    now, wanted = shown.get("Comment", ""), f"{_OURS}{faults}" if faults else ""
-    is_ours = not now or now.startswith(_OURS)
+    now, wanted = shown.get("Comment", ""), f"{NOTE}{faults}" if faults else ""
+    is_ours = not now or now.startswith(NOTE)
     return [f"comment={wanted}"] if is_ours and now != wanted else []
 
 
 def _drain(shown: Mapping[str, str], faults: str, *, all_out: bool) -> list[str]:
     """Return the change of the node's state, if it is undrained or drained by gpulease."""
     is_drained = "DRAIN" in shown.get("State", "")
-    is_ours = shown.get("Reason", "").startswith(_OURS)
+    is_ours = shown.get("Reason", "").startswith(NOTE)
     if all_out and not is_drained:
-        return ["state=drain", f"reason={_OURS}{faults}"]
+        return ["state=drain", f"reason={NOTE}{faults}"]
     if not all_out and is_drained and is_ours:
         return ["state=undrain"]
     return []

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 from gpulease.domain.job import SlurmJob, one_line
 from gpulease.errors import SlurmFailed
-from gpulease.host.slurm_commands import RunSlurm, is_unknown_job, list_job
+from gpulease.host.slurm_commands import RunSlurm, is_unknown_job, list_job, with_note
 
 _log = logging.getLogger(__name__)
 
@@ -27,7 +27,6 @@ _MOST = 3
 _REFUSED = re.compile(r"gpulease: refused ([0-9]{1,3}) times? \(([^()]*)\): ")
 _FIELDS = "--Format=JobID:|,State:|,ReqNodes:|,Partition:|,BatchFlag:|,admin_comment:"
 """Without what the user chooses."""
-_NOTE = "gpulease: "
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,9 +87,8 @@ class SlurmRefusals:
         if counts:
             count, nodes = count + 1, refusing
         is_held = counts and count >= _MOST
-        comment = f"{_NOTE}{_counted(count, nodes)}{job.node}: {one_line(why)}"
-        kept = asked.comment.partition(_NOTE)[0]
-        await self._update(asked.label, f"admincomment={kept}{comment}")
+        comment = f"{_counted(count, nodes)}{job.node}: {one_line(why)}"
+        await self._update(asked.label, f"admincomment={with_note(asked.comment, comment)}")
         if not asked.is_batch:
             return
         how = "requeuehold" if is_held else "requeue"

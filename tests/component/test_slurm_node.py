@@ -328,6 +328,7 @@ def test_processes_that_are_left_end_before_the_lease() -> None:
 
 def test_a_job_is_stopped_by_slurm_and_what_is_left_is_killed() -> None:
     jobs, mine = Jobs(), replace(leased(), owner=replace(leased().owner, uid=os.getuid()))
+    jobs.slurm.jobs[17].comment = "project x; gpulease: refused 1 time (n1): n1: y"
     with marked() as left:
 
         async def scenario() -> None:
@@ -337,7 +338,7 @@ def test_a_job_is_stopped_by_slurm_and_what_is_left_is_killed() -> None:
         run(scenario())
     job = jobs.slurm.jobs[17]
     assert job.actions == ["scancel"]
-    assert job.comment == "gpulease: n1: over its lease"
+    assert job.comment == "project x; gpulease: n1: over its lease"
 
 
 def test_a_job_is_stopped_without_slurmctld() -> None:

@@ -79,8 +79,10 @@ def test_a_job_has_a_lease_while_it_runs(idle: Cluster) -> None:
 
 
 def test_memory_of_a_job_counts_as_its_own(idle: Cluster) -> None:
+    """Also without the marker in its environment: its slurmstepd says whose it is."""
     size = GIB // 2
-    job = idle.sbatch(f'python -c "{_HOLD.format(size=size)}"', "--gres=shard:16", "--nodelist=n1")
+    script = f'exec env -u GPULEASE_WORKER python -c "{_HOLD.format(size=size)}"'
+    job = idle.sbatch(script, "--gres=shard:16", "--nodelist=n1")
     idle.wait_until(job, "RUNNING")
     number = lease_of(idle, job).id
 
@@ -100,6 +102,15 @@ def test_a_job_over_its_lease_is_notified_and_stopped(idle: Cluster) -> None:
     assert "gpulease: n1: " in idle.scontrol("show", "job", str(job))
     assert "its lease is 256M" in (idle.home / "alice/over").read_text()
     wait_for("its lease ends", lambda: has_ended(idle, job))
+
+
+def test_srun_shows_why_its_job_is_stopped(idle: Cluster) -> None:
+    done = idle.run(
+        "srun", "--gres=shard:1", "--nodelist=n1", "python", "-c", _HOLD.format(size=GIB),
+        check=False,
+    )  # fmt: skip
+    assert done.returncode
+    assert "its lease is 256M" in done.stderr
 
 
 def test_processes_that_slurm_leaves_behind_are_killed(idle: Cluster) -> None:
@@ -274,19 +285,19 @@ def test_drained_gpus_are_reported_and_all_of_them_drain_the_node(idle: Cluster)
 
 @pytest.mark.skipif(not has_cgroups(), reason="this machine has no cgroups of version 1")
 def test_processes_are_found_by_slurms_cgroup() -> None:
-    """Also one whose parents are gone, and that has dropped its environment."""
+    """Also one whose parents are gone, and that has dropped its marker."""
     hooks = Hooks(_PATH, _PATH, _PATH, prolog_flags=None)
     specs = [NodeSpec("n1", settings=_SETTINGS)]
     with running(specs, Settings(hooks, cgroup=True), {_NAME: _HOOK}) as made:
         code = _HOLD.format(size=GIB // 2)
-        python = made.run("which", "python", node="n1").stdout.strip()
-        script = f'setsid env -i {python} -c "{code}" & sleep 300'
+        script = f'(env -u GPULEASE_WORKER setsid python -c "{code}" &) ; sleep 300'
         job = made.sbatch(script, "--gres=shard:16")
         number = lease_of(made, job).id
 
         def counts() -> bool:
             gpus = made.nodes["n1"].client().status().gpus
-            return any(each.job == number for gpu in gpus for each in gpu.processes)
+            mine = [each for gpu in gpus for each in gpu.processes if each.job == number]
+            return any((each.memory or 0) >= GIB // 2 for each in mine)
 
         wait_for("it counts", counts)
         wait_for("device rules are known", lambda: "devices" in _levels(made))
