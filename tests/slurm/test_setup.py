@@ -118,11 +118,17 @@ def test_a_job_waits_for_a_daemon_that_restarts(idle: Cluster) -> None:
 
 def test_a_daemon_that_hangs_fails_srun_with_a_word_about_the_prolog(idle: Cluster) -> None:
     node = idle.nodes["n1"]
-    os.kill(node.machine.daemon("gpuleased").pid, signal.SIGSTOP)
-    done = idle.run("srun", "--nodelist=n1", "--gres=shard:16", "true", check=False)
+    daemon = node.machine.daemon("gpuleased")
+    os.kill(daemon.pid, signal.SIGSTOP)
+    try:
+        done = idle.run("srun", "--nodelist=n1", "--gres=shard:16", "true", check=False)
+    finally:
+        os.kill(daemon.pid, signal.SIGCONT)
+        # nsenter(1) stops with its child.
+        daemon.popen.send_signal(signal.SIGCONT)
     assert "prolog failed" in done.stderr
     assert "no answer from gpuleased" in node.machine.log("slurmd")
-    node.kill_daemon()
+    wait_for("the job ends", lambda: idle.states()["n1"] == "drained")
     idle.scontrol("update", "nodename=n1", "state=resume")
 
 
