@@ -10,7 +10,7 @@ PIP    := $(BIN)/pip --disable-pip-version-check --quiet
 TENSORFLOW := $(shell test -e /proc/driver/nvidia/version && echo tensorflow || echo cpu-tensorflow)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow test-system test-gpu fuzz unit lint types contracts fmt docs docs-picture docs-check torture chaos bench bench-scheduling check wheel clean
+.PHONY: help demo test test-slow test-system test-gpu fuzz unit lint types contracts fmt docs docs-picture docs-check torture torture-slurm chaos bench bench-scheduling check wheel clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -62,6 +62,10 @@ test-gpu: $(VENV)/.tensorflow  ## test on this machine's GPUs, with the framewor
 
 torture: $(VENV)/.dev  ## kill -9 the daemon 200 times and count what was promised (KILLS=, SEED=)
 	PYTHONPATH=tests $(BIN)/python -m torture --kills $(or $(KILLS),200) $(if $(SEED),--seed $(SEED))
+
+torture-slurm: $(VENV)/.dev  ## kill the daemons of a Slurm cluster in 20 rounds (root; ROUNDS=, SEED=)
+	GPULEASE_SLURM_ROUNDS=$(or $(ROUNDS),20) $(if $(SEED),GPULEASE_SLURM_SEED=$(SEED)) \
+	$(BIN)/python -m pytest tests/slurm/test_kills.py --quiet --numprocesses 0 --capture no --timeout 3600
 
 chaos: $(VENV)/.dev  ## run jobs among strangers, failing NVML calls and lost GPUs (ROUNDS=, SEED=)
 	PYTHONPATH=tests $(BIN)/python -m chaos --rounds $(or $(ROUNDS),10) $(if $(SEED),--seed $(SEED))

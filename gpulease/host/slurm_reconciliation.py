@@ -80,7 +80,7 @@ class SlurmReconciliation:
     async def look(self) -> None:
         """Compare once."""
         node = self._node()
-        leases = {job.slurm.id: job for job in self._holding() if job.slurm is not None}
+        leases = self._leases()
         if node is None or (not leases and self._has_listed):
             return
         try:
@@ -91,6 +91,10 @@ class SlurmReconciliation:
             self._complaints.say("slurm", f"cannot compare leases with Slurm: {error}")
         else:
             self._complaints.passed("slurm")
+
+    def _leases(self) -> dict[int, Job]:
+        """Return the leases by Slurm's numbers."""
+        return {job.slurm.id: job for job in self._holding() if job.slurm is not None}
 
     async def _check_leases(self, leases: Mapping[int, Job], there: Collection[int]) -> None:
         """End the leases whose jobs are gone."""
@@ -125,6 +129,8 @@ class SlurmReconciliation:
         listed = await self._ask(number)
         if listed is None or listed.state not in _RUNS or not includes(listed.nodes, node):
             return
+        if number in self._leases():
+            return  # its prolog has asked meanwhile
         job = SlurmJob(number, node, listed.restarts)
         await self._lease(RunningJob(job, listed.uid, listed.gid))
 

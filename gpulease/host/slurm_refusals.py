@@ -114,6 +114,11 @@ class SlurmRefusals:
         Slurm takes these changes only while the job is pending.
         """
         try:
+            if await self._until_pending(job.id) is None:
+                return
+            # slurmd may report only now that it has not launched the job. Slurm 22.05 would take
+            # that for the end of the next run.
+            await asyncio.sleep(2 * self._look_again_s)
             if (asked := await self._until_pending(job.id)) is None:
                 return
             elsewhere = not is_held and await self._may_run_elsewhere(asked, job.node)

@@ -47,12 +47,10 @@ def work(mib: int, seconds: float) -> str:
 
 
 def submit_mixed(cluster: Cluster, dice: random.Random) -> list[int]:
-    """Submit jobs of mixed sizes, every tenth for whole GPUs; each takes a part of its lease."""
+    """Submit jobs of mixed sizes, every tenth for a whole GPU; each takes a part of its lease."""
     jobs: list[int] = []
     for number in range(_JOBS):
-        gres = f"shard:{dice.choice(_SHARDS)}"
-        if number % 10 == 5:
-            gres = f"gpu:{dice.choice((1, 1, 2))}"
+        gres = "gpu:1" if number % 10 == 5 else f"shard:{dice.choice(_SHARDS)}"
         script = work(dice.randrange(16, 96), dice.uniform(0.5, 3))
         user = dice.choice(("alice", "bob"))
         jobs.append(cluster.sbatch(script, f"--gres={gres}", "--output=/dev/null", user=user))
