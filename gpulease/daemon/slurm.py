@@ -25,9 +25,10 @@ from gpulease.server.auth import Caller
 from gpulease.server.machine_views import MachineViews
 from gpulease.service.job_supervisor import LauncherOf
 from gpulease.service.jobs import note_limits
+from gpulease.service.log_once import LogOnce
 from gpulease.service.ports import JobLauncher, SlurmPolicy, SlurmRefusal
 from gpulease.service.scheduler import Scheduler
-from gpulease.service.slurm_gpus import gpus_of_slurm
+from gpulease.service.slurm_gpus import gpus_of_slurm, missing_local_gpus
 from gpulease.service.slurm_leases import SlurmLeases, SlurmRequest
 from gpulease.slurm.node_summary import GpuSummary, NodeSummary
 from gpulease.timers import Timer, Timers
@@ -36,6 +37,7 @@ from gpulease.wire.machine import CheckView, GpuView
 _log = logging.getLogger(__name__)
 
 _COMPARE_EVERY = timedelta(seconds=5)
+_USE_OTHERS = "in /etc/gpulease/config.toml, use indexes or UUIDs; nvidia-smi -L lists both"
 
 
 def slurm_settings(settings: Settings) -> SlurmSettings | None:
@@ -118,6 +120,7 @@ class SlurmNode:
         self._commands = SlurmCommands()
         self._views: MachineViews | None = None
         self._publishing: Timer | None = None
+        self._complaints = LogOnce(_log)
         self.leases = SlurmLeases(
             scheduler, processes, base.clock, base.writer, self._commands, launchers.jobs.ended,
             launchers.enforcement.limit,
@@ -152,6 +155,8 @@ class SlurmNode:
         name, failure = self._name(), self._publication.failure
         if name is None:
             return
+        if missing := self._missing():
+            yield CheckView("slurm", "warning", missing, _USE_OTHERS)
         if failure is None:
             yield CheckView(
                 "slurm", "ok", f"Slurm assigns the GPUs of this machine, its node {name}"
@@ -162,6 +167,14 @@ class SlurmNode:
             "scontrol ping shows whether slurmctld answers; if the node has another name: "
             '[slurm] node = "NAME" in /etc/gpulease/config.toml',
         )  # fmt: skip
+
+    def _missing(self) -> str | None:
+        """Return which of `local_gpus` this machine does not have."""
+        seen, policy = self._scheduler.seen, self._scheduler.policy.slurm
+        missing = (
+            () if seen is None or policy is None else missing_local_gpus(seen.readings, policy)
+        )
+        return f"local_gpus: this machine has no GPU {' or '.join(missing)}" if missing else None
 
     def _name(self) -> str | None:
         return node_name(self._base.settings())
@@ -175,6 +188,10 @@ class SlurmNode:
         await self._publication.publish()
 
     async def _compare(self) -> None:
+        if missing := self._missing():
+            self._complaints.say("local_gpus", f"{missing}; {_USE_OTHERS}")
+        else:
+            self._complaints.passed("local_gpus")
         if self._name() is not None:
             await self._launchers.enforcement.ask()
         await self._reconciliation.look()

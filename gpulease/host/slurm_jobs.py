@@ -12,7 +12,7 @@ from datetime import timedelta
 
 from gpulease.domain.gpu import JobId
 from gpulease.domain.job import Exit, Invocation, Job, Outcome, one_line
-from gpulease.errors import SlurmFailed
+from gpulease.errors import SlurmFailed, split_hint
 from gpulease.host.processes import ProcessTable
 from gpulease.host.slurm_commands import RunSlurm, label_of, list_job, run_slurm, with_note
 from gpulease.host.slurm_processes import SlurmProcesses
@@ -126,7 +126,8 @@ class SlurmJobs:
         try:
             label = await label_of(self._run, number)
             before = await list_job(self._run, number, "--Format=JobID:|,admin_comment:")
-            note = with_note(before, f"{job.slurm.node}: {one_line(why)}")
+            text = "; ".join(filter(None, split_hint(why)))
+            note = with_note(before, f"{job.slurm.node}: {one_line(text)}")
             await self._run("scontrol", "update", f"jobid={label}", f"admincomment={note}")
             await self._run("scancel", label)
         except SlurmFailed as error:

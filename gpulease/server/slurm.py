@@ -87,7 +87,8 @@ class SlurmHandlers:
         if self._context.slurm is None or self._context.scheduler.policy.slurm is None:
             raise WrongState(
                 "cannot lease for a job of Slurm: this daemon has all GPUs for its own queue",
-                'set cluster = "slurm" in /etc/gpulease/config.toml on this node',
+                'set cluster = "slurm" in /etc/gpulease/config.toml on this node, then '
+                "systemctl reload gpuleased",
             )
         return self._context.slurm
 

@@ -1,11 +1,12 @@
 """`gpulease-setup slurm`: prints lines for Slurm's files, installs the hook, and checks both."""
 
+import os
 import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from gpulease.config import SYSTEM_CONFIG, Settings, read_settings
-from gpulease.errors import GpuleaseError
+from gpulease.errors import GpuleaseError, SetupFailed
 from gpulease.path_ownership import refuse_if_changeable
 from gpulease.setup.install import Say
 from gpulease.setup.slurm_check import checks, look
@@ -23,6 +24,12 @@ def slurm(say: Say, *, install: Sequence[Path] | None, check: bool) -> int:
     Raises:
         GpuleaseError: the settings, the GPUs or Slurm cannot be read, or the hook not be written.
     """
+    if (check or install is not None) and os.geteuid() != 0:
+        option = "--check" if check else "--install"
+        raise SetupFailed(
+            f"cannot {option.strip('-')}: only root can do this",
+            f"try: sudo gpulease-setup slurm {option}",
+        )
     settings = read_system_settings()
     if install is not None:
         install_hook(install or [DIRECTORY], settings.socket, say)

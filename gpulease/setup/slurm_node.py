@@ -21,7 +21,7 @@ from gpulease.errors import GpuleaseError, SetupFailed
 from gpulease.gpu.nvml import NvmlProbe
 from gpulease.gpu.simulated import parse_simulation
 from gpulease.service.ports import SlurmPolicy
-from gpulease.service.slurm_gpus import gpus_of_slurm
+from gpulease.service.slurm_gpus import gpus_of_slurm, missing_local_gpus
 from gpulease.slurm.shards import shards_of_gpu
 from gpulease.units import GIB, format_size
 from gpulease.wire.machine import StatusView
@@ -126,7 +126,14 @@ def node_of(settings: Settings, readings: Sequence[GpuReading], *, simulated: bo
         SetupFailed: Slurm cannot have one of them.
     """
     slurm = SlurmSettings(**settings.slurm)
-    kept = gpus_of_slurm(readings, SlurmPolicy(slurm.shard, slurm.local_gpus))
+    policy = SlurmPolicy(slurm.shard, slurm.local_gpus)
+    if missing := missing_local_gpus(readings, policy):
+        raise SetupFailed(
+            f"cannot describe this node: local_gpus names {', '.join(missing)}, and this machine "
+            "has no such GPU",
+            f"in {SYSTEM_CONFIG}, use indexes or UUIDs; nvidia-smi -L lists both",
+        )
+    kept = gpus_of_slurm(readings, policy)
     for gpu in kept:
         if (why := _unusable(gpu, simulated=simulated)) is not None:
             raise SetupFailed(

@@ -329,16 +329,17 @@ def test_processes_that_are_left_end_before_the_lease() -> None:
 def test_a_job_is_stopped_by_slurm_and_what_is_left_is_killed() -> None:
     jobs, mine = Jobs(), replace(leased(), owner=replace(leased().owner, uid=os.getuid()))
     jobs.slurm.jobs[17].comment = "project x; gpulease: refused 1 time (n1): n1: y"
+    over = replace(mine, detail="over\nits lease\n\nhint: ask")
     with marked() as left:
 
         async def scenario() -> None:
-            stopping = jobs.launcher.stop(replace(mine, detail="over\nits lease"), "over_lease")
+            stopping = jobs.launcher.stop(over, "over_lease")
             await asyncio.gather(stopping, asyncio.to_thread(left.wait))
 
         run(scenario())
     job = jobs.slurm.jobs[17]
     assert job.actions == ["scancel"]
-    assert job.comment == "project x; gpulease: n1: over its lease"
+    assert job.comment == "project x; gpulease: n1: over its lease; ask"
 
 
 def test_a_job_is_stopped_without_slurmctld() -> None:

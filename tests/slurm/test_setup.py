@@ -82,6 +82,32 @@ def test_slurm_counts_the_shards_of_each_size(idle: Cluster) -> None:
     assert {held[jobs[shards]] for shards in (96, 95)} == {node.uuid(0), node.uuid(2)}
 
 
+def test_settings_that_are_not_in_use_or_wrong_are_found(idle: Cluster) -> None:
+    node = idle.nodes["n1"]
+
+    def check() -> str:
+        words = ("gpulease-setup", "slurm", "--check")
+        done = idle.run(*words, user="root", node="n1", check=False)
+        assert done.returncode != 0
+        return done.stdout + done.stderr
+
+    refused = idle.run("gpulease-setup", "slurm", "--check", node="n1", check=False)
+    assert "sudo gpulease-setup slurm --check" in refused.stderr
+    node.kill_daemon()
+    node.start_daemon("")
+    node.path("/etc/gpulease/config.toml").write_text(_SETTINGS)
+    said = check().splitlines()
+    reload = next(at for at, line in enumerate(said) if "systemctl reload gpuleased" in line)
+    assert said[reload - 1].startswith("FAILURE hook: ")
+    node.kill_daemon()
+    node.start_daemon(f'{_SETTINGS}[slurm]\nlocal_gpus = "5"\n')
+    assert "local_gpus names 5" in check()
+    missing = "local_gpus: this machine has no GPU 5"
+    wait_for("the daemon says so", lambda: missing in node.machine.log("gpuleased"))
+    node.kill_daemon()
+    node.start_daemon(_SETTINGS)
+
+
 @pytest.mark.parametrize("node", ["n1", "n2"])
 def test_a_whole_gpu_is_one_without_shards_in_use(idle: Cluster, node: str) -> None:
     """And while there is none, the job waits in Slurm and is not refused."""

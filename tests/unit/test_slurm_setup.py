@@ -75,7 +75,7 @@ def test_local_gpus_are_left_out() -> None:
     assert gres_conf(made)[1] == "Name=gpu Type=mem48g File=/dev/nvidia1"
     printed = "\n".join(lines(made, settings))
     assert "# GPU 0 is left to the local queue" in printed
-    with pytest.raises(SetupFailed):
+    with pytest.raises(SetupFailed, match="local_gpus names GPU-2"):
         node(gpu(0, 24), settings=settings)
 
 
@@ -139,6 +139,14 @@ def wrong(
     }
 
 
+def test_a_hook_that_does_not_exist_is_named(tmp_path: Path) -> None:
+    config = parse_config(CONFIG.format(hook=tmp_path / NAME))
+    made = node_of(SETTINGS, [gpu(0, 24)], simulated=False)
+    found = Found(SETTINGS, made, config, RECORD, answers=False, unfit=lambda file: None)
+    said = next(it.message for it in checks(found) if it.name == "Prolog")
+    assert said.endswith(f"Prolog is {tmp_path / NAME}, and there is no such file")
+
+
 def test_a_node_as_it_should_be_passes(hook: Path) -> None:
     assert wrong(hook) == {}
 
@@ -192,7 +200,7 @@ def test_a_script_of_the_admin_may_call_the_hook(hook: Path) -> None:
 
 def test_a_hook_that_users_cannot_run_is_unfit(hook: Path) -> None:
     hook.chmod(0o700)
-    assert "not executable" in (unfit(hook) or "")
+    assert "not readable and executable" in (unfit(hook) or "")
     hook.parent.chmod(0o700)
     hook.chmod(0o755)
     assert "cannot access" in (unfit(hook) or "")
@@ -231,6 +239,8 @@ def test_a_node_that_slurm_does_not_know_or_use_is_found(hook: Path) -> None:
     assert wrong(hook, record={}) == {"node": "failure"}
     drained = {**RECORD, "State": "IDLE+DRAIN", "Reason": "Prolog error"}
     assert wrong(hook, record=drained) == {"node": "warning"}
+    invalid = {**RECORD, "State": "IDLE+DRAIN+INVALID_REG", "Reason": "gres/gpu count"}
+    assert wrong(hook, record=invalid) == {"node": "failure"}
 
 
 def test_the_hook_has_the_socket_of_the_daemon() -> None:
@@ -238,6 +248,16 @@ def test_the_hook_has_the_socket_of_the_daemon() -> None:
     for refused in ("relative", "/with'quote", "/" + 107 * "a"):
         with pytest.raises(SetupFailed):
             hook_text(Path(refused))
+
+
+def test_a_hook_that_users_cannot_run_is_installed_again(tmp_path: Path) -> None:
+    said: list[str] = []
+    for mode in (0o755, 0o700):
+        install_hook([tmp_path], SETTINGS.socket, said.append)
+        (tmp_path / NAME).chmod(mode)
+    install_hook([tmp_path], SETTINGS.socket, said.append)
+    assert [line.split()[0] for line in said] == ["installed", "unchanged", "replaced"]
+    assert (tmp_path / NAME).stat().st_mode & 0o777 == 0o755
 
 
 def test_the_hook_is_not_installed_where_users_may_write(tmp_path: Path) -> None:
