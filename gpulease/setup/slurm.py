@@ -66,7 +66,7 @@ def lines(node: SlurmNode, settings: Settings) -> Iterator[str]:
     yield "SchedulerParameters=nohold_on_prolog_fail"
     yield f"Prolog={hook}\nEpilog={hook}\nTaskProlog={hook}"
     yield f"{_hardware(node)} Gres={node.gres}"
-    yield f"\n# {DIRECTORY}/cgroup.conf on this node"
+    yield f"\n# {DIRECTORY}/cgroup.conf, the same on all machines"
     yield "ConstrainDevices=yes"
 
 
