@@ -32,6 +32,11 @@ def test_a_running_job_has_a_lease_on_its_gpu() -> None:
     assert [(it.node, it.gpu, it.memory) for it in shown.leases] == [("n1", "1", 4 * GIB)]
 
 
+def test_gpus_of_several_types_are_all_shown() -> None:
+    shown = view(job(), SHARD, {"n1": "gpu:mem8g:1(IDX:0),gpu:mem24g:2(IDX:1-2)"})
+    assert [it.gpu for it in shown.leases] == ["0,1-2"]
+
+
 def test_the_gpu_of_another_node_is_not_that_of_the_job() -> None:
     shown = view(job(nodelist="n10"), SHARD, {"n1": "shard:16(IDX:1)"})
     assert [(it.node, it.gpu) for it in shown.leases] == [("n10", None)]

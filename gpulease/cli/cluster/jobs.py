@@ -16,10 +16,10 @@ from gpulease.slurm.shards import Requested, requested
 
 WIDTHS: Mapping[str, int] = {
     "jobid": 12, "arrayjobid": 12, "arraytaskid": 72, "name": 128, "username": 33, "state": 16,
-    "reason": 40, "tres-per-node": 100, "tres-per-job": 60, "tres-per-socket": 60,
+    "reason": 200, "tres-per-node": 100, "tres-per-job": 60, "tres-per-socket": 60,
     "tres-per-task": 60, "nodelist": 100, "submittime": 20, "starttime": 20, "endtime": 20,
     "eligibletime": 20, "timelimit": 20, "dependency": 120, "exit_code": 12, "restartcnt": 8,
-    "batchflag": 4, "partition": 40, "admin_comment": 400,
+    "batchflag": 4, "partition": 40, "exc_nodes": 100, "admin_comment": 400,
 }  # fmt: skip
 """The fields of squeue, and their widths in bytes."""
 _RESOURCES = ("tres-per-node", "tres-per-job", "tres-per-socket", "tres-per-task")
@@ -188,8 +188,9 @@ def _leases(
     if not known and nodes:
         yield LeaseView(nodes, None, claim.memory)
     for node, text in known.items():
-        index = re.search(r"\(IDX:([\d,-]+)\)", text)
-        yield LeaseView(node, index and index[1], claim.memory)
+        # GPUs of several types are listed one by one: gpu:a30:1(IDX:0),gpu:a100:1(IDX:1).
+        indexes = dict.fromkeys(re.findall(r"\(IDX:([\d,-]+)\)", text))
+        yield LeaseView(node, ",".join(indexes) or None, claim.memory)
 
 
 def _array_waiting(job: Mapping[str, str]) -> ArrayWaitingView | None:

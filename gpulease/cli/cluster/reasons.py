@@ -1,10 +1,15 @@
 """Why a job of Slurm waits or ended, in words."""
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
+
+from gpulease.slurm.hostlist import includes
 
 OURS = "gpulease: "
 """Before what gpulease writes into the AdminComment of a job."""
-_REFUSED = "refused "
+_REFUSED = re.compile(r"refused \d+ times? \(([^()]*)\): ")
+"""How a note about refusals begins; in parentheses are the nodes."""
+_UNAVAILABLE = re.compile(r"UnavailableNodes:([^\s()]+)")
 _WAITS = {
     "Resources": "no GPU has enough free memory now",
     "Priority": "jobs with higher priority are first",
@@ -18,7 +23,7 @@ _WAITS = {
     "PartitionTimeLimit": "its time limit is longer than that of its partition",
     "PartitionNodeLimit": "its partition has not as many nodes",
     "PartitionConfig": "its partition does not allow what it asks for",
-    "ReqNodeNotAvail": "a node that it asks for is not available",
+    "ReqNodeNotAvail": "no available node has room for it",
     "Reservation": "it waits for its reservation",
     "BadConstraints": "no node is as it asks for",
     "NodeDown": "a node that it asks for is down",
@@ -45,9 +50,9 @@ def reason_of(job: Mapping[str, str], state: str) -> str | None:
     note = note_of(job)
     if state == "ended":
         # A batch job that was refused has run elsewhere since.
-        was_refused = note is not None and note.startswith(_REFUSED) and job.get("batchflag") == "1"
+        was_refused = note and _REFUSED.match(note) and job.get("batchflag") == "1"
         return _joined(_ENDED.get(job.get("state", "")), None if was_refused else note)
-    return _joined(_waits(job), note) if state == "queued" else None
+    return _joined(_waits(job), *_without_nodes(job, note), note) if state == "queued" else None
 
 
 def note_of(job: Mapping[str, str]) -> str | None:
@@ -67,9 +72,23 @@ def _waits(job: Mapping[str, str]) -> str | None:
     return f"a limit of Slurm: {reason}" if word.startswith(_LIMITS) else reason
 
 
+def _without_nodes(job: Mapping[str, str], note: str | None) -> Iterator[str]:
+    """Yield which nodes are out of service, and which are excluded because they refused the job."""
+    if found := _UNAVAILABLE.search(job.get("reason", "")):
+        yield f"not available: {found[1]}"
+    refused = _REFUSED.match(note or "")
+    excluded = job.get("exc_nodes", "")
+    if (
+        nodes := [each for each in refused[1].split() if includes(excluded, each)]
+        if refused
+        else []
+    ):
+        yield f"excluded for now: {', '.join(nodes)}"
+
+
 def _dependency(job: Mapping[str, str]) -> str:
     return job.get("dependency", "other jobs").replace("(unfulfilled)", "").replace(",", ", ")
 
 
-def _joined(why: str | None, note: str | None) -> str | None:
-    return "; ".join(filter(None, (why, note))) or None
+def _joined(*parts: str | None) -> str | None:
+    return "; ".join(filter(None, parts)) or None
