@@ -76,13 +76,9 @@ def _without_nodes(job: Mapping[str, str], note: str | None) -> Iterator[str]:
     """Yield which nodes are out of service, and which are excluded because they refused the job."""
     if found := _UNAVAILABLE.search(job.get("reason", "")):
         yield f"not available: {found[1]}"
-    refused = _REFUSED.match(note or "")
-    excluded = job.get("exc_nodes", "")
-    if (
-        nodes := [each for each in refused[1].split() if includes(excluded, each)]
-        if refused
-        else []
-    ):
+    refused, excluded = _REFUSED.match(note or ""), job.get("exc_nodes", "")
+    refusing = refused[1].split() if refused else []
+    if nodes := [each for each in refusing if includes(excluded, each)]:
         yield f"excluded for now: {', '.join(nodes)}"
 
 
