@@ -65,7 +65,8 @@ def reach_or_start(named: Path | str | None, verb: str | None = None) -> tuple[C
     """Return a client, and whether a daemon was started for it; `named` is the value of --socket.
 
     A daemon is started for the user if none was named, the machine has none and is not part of a
-    cluster, and the user has none that answers. A message says if the user's daemon simulates other GPUs than GPULEASE_SIMULATE.
+    cluster, and the user has none that answers. A message says if the user's daemon simulates other
+    GPUs than GPULEASE_SIMULATE.
 
     Raises:
         NoDaemon: the machine's daemon does not return, or the user's cannot be started.

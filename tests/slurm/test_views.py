@@ -182,7 +182,7 @@ def test_a_machine_without_a_daemon_names_what_slurm_has_instead(idle: Cluster) 
     instead = {"requeue": "scontrol requeue JOB", "history": "sacct", "hold": "run --shell"}
     for verb, words in (("requeue", "requeue 17"), ("history", "history"), ("hold", "hold 4G")):
         said = ask(idle, *words.split(), status=125)
-        assert said.startswith(f"gpulease: cannot {verb}: no gpuleased runs on this machine")
+        assert said.startswith(f"cannot {verb}: no gpuleased runs on this machine")
         assert instead[verb] in said
     assert "driver" not in ask(idle, "doctor")
     assert not list(idle.home.glob("alice/.local/state/gpulease/**/gpulease.db"))

@@ -3,10 +3,8 @@
 import re
 from collections.abc import Iterator, Mapping
 
-from gpulease.slurm.hostlist import includes
+from gpulease.slurm.notes import note_in, stop_in
 
-OURS = "gpulease: "
-"""Before what gpulease writes into the AdminComment of a job."""
 _REFUSED = re.compile(r"refused \d+ times? \(([^()]*)\): ")
 """How a note about refusals begins; in parentheses are the nodes."""
 _UNAVAILABLE = re.compile(r"UnavailableNodes:([^\s()]+)")
@@ -50,6 +48,8 @@ def reason_of(job: Mapping[str, str], state: str) -> str | None:
     note = note_of(job)
     if state == "ended":
         # A batch job that was refused has run elsewhere since.
+        if (stop := stop_in(note)) is not None:
+            return stop.text
         was_refused = note and _REFUSED.match(note) and job.get("batchflag") == "1"
         return _joined(_ENDED.get(job.get("state", "")), None if was_refused else note)
     return _joined(_waits(job), *_without_nodes(job, note), note) if state == "queued" else None
@@ -57,7 +57,7 @@ def reason_of(job: Mapping[str, str], state: str) -> str | None:
 
 def note_of(job: Mapping[str, str]) -> str | None:
     """Return what gpulease noted with a job, after what admins wrote there."""
-    return job.get("admin_comment", "").partition(OURS)[2] or None
+    return note_in(job.get("admin_comment", ""))
 
 
 def _waits(job: Mapping[str, str]) -> str | None:
@@ -74,12 +74,13 @@ def _waits(job: Mapping[str, str]) -> str | None:
 
 def _without_nodes(job: Mapping[str, str], note: str | None) -> Iterator[str]:
     """Yield which nodes are out of service, and which are excluded because they refused the job."""
-    if found := _UNAVAILABLE.search(job.get("reason", "")):
+    if not job.get("reason", "").startswith("ReqNodeNotAvail"):
+        return
+    if found := _UNAVAILABLE.search(job["reason"]):
         yield f"not available: {found[1]}"
-    refused, excluded = _REFUSED.match(note or ""), job.get("exc_nodes", "")
-    refusing = refused[1].split() if refused else []
-    if nodes := [each for each in refusing if includes(excluded, each)]:
-        yield f"excluded for now: {', '.join(nodes)}"
+    if refused := _REFUSED.match(note or ""):
+        nodes = ", ".join(refused[1].split())
+        yield f"excluded for a minute after they refused it: {nodes}"
 
 
 def _dependency(job: Mapping[str, str]) -> str:
