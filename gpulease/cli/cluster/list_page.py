@@ -19,8 +19,8 @@ from gpulease.locations import environment
 from gpulease.wire.jobs import JobState
 from gpulease.wire.text import spoken
 
-_ENDS = frozenset({"exited", "signaled", "cancelled", "time-limit", "over-lease", "idle", "lost", "preempted",
-                   "launch-failed", "gave-up", "failed"})  # fmt: skip
+_ENDS = frozenset({"exited", "signaled", "cancelled", "time-limit", "over-lease", "idle", "lost",
+                   "preempted", "launch-failed", "gave-up", "failed"})  # fmt: skip
 """What Slurm and the daemons of nodes record about ends."""
 _STYLES: dict[str, Style] = {"active": "good", "ended": "dim"}
 
