@@ -208,6 +208,8 @@ def exit_status(job: Mapping[str, str]) -> int | None:
     """Return the exit code of an ended job as a shell shows it."""
     if job.get("state") == "TIMEOUT":
         return EXIT_TIME_LIMIT
+    if job.get("state") == "NODE_FAIL":
+        return None  # Slurm shows 0
     if (ending := _ending(job)) is None:
         return None
     code, signal = ending
