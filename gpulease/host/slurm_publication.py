@@ -14,9 +14,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from gpulease.errors import SlurmFailed
-from gpulease.host.slurm_commands import NOTE, RunSlurm, run_slurm
+from gpulease.host.slurm_commands import RunSlurm, run_slurm
 from gpulease.service.log_once import LogOnce
 from gpulease.slurm.node_summary import GpuSummary, NodeSummary, encode
+from gpulease.slurm.notes import OURS
 from gpulease.slurm.records import parse_records
 
 _log = logging.getLogger(__name__)
@@ -99,17 +100,17 @@ def _fault(gpu: GpuSummary) -> str:
 
 
 def _comment(shown: Mapping[str, str], faults: str) -> list[str]:
-    now, wanted = shown.get("Comment", ""), f"{NOTE}{faults}" if faults else ""
-    is_ours = not now or now.startswith(NOTE)
+    now, wanted = shown.get("Comment", ""), f"{OURS}{faults}" if faults else ""
+    is_ours = not now or now.startswith(OURS)
     return [f"comment={wanted}"] if is_ours and now != wanted else []
 
 
 def _drain(shown: Mapping[str, str], faults: str, *, all_out: bool) -> list[str]:
     """Return the change of the node's state, if it is undrained or drained by gpulease."""
     is_drained = "DRAIN" in shown.get("State", "")
-    is_ours = shown.get("Reason", "").startswith(NOTE)
+    is_ours = shown.get("Reason", "").startswith(OURS)
     if all_out and not is_drained:
-        return ["state=drain", f"reason={NOTE}{faults}"]
+        return ["state=drain", f"reason={OURS}{faults}"]
     if not all_out and is_drained and is_ours:
         return ["state=undrain"]
     return []

@@ -338,7 +338,7 @@ def test_a_job_is_stopped_by_slurm_and_what_is_left_is_killed() -> None:
         run(scenario())
     job = jobs.slurm.jobs[17]
     assert job.actions == ["scancel"]
-    assert job.comment == "project x; gpulease: n1: over its lease"
+    assert job.comment == "project x; gpulease: stopped (over_lease): n1: over its lease"
 
 
 def test_a_job_is_stopped_without_slurmctld() -> None:

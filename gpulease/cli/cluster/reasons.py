@@ -2,8 +2,8 @@
 
 from collections.abc import Mapping
 
-OURS = "gpulease: "
-"""Before what gpulease writes into the AdminComment of a job."""
+from gpulease.slurm.notes import note_in
+
 _REFUSED = "refused "
 _WAITS = {
     "Resources": "no GPU has enough free memory now",
@@ -52,7 +52,7 @@ def reason_of(job: Mapping[str, str], state: str) -> str | None:
 
 def note_of(job: Mapping[str, str]) -> str | None:
     """Return what gpulease noted with a job, after what admins wrote there."""
-    return job.get("admin_comment", "").partition(OURS)[2] or None
+    return note_in(job.get("admin_comment", ""))
 
 
 def _waits(job: Mapping[str, str]) -> str | None:
