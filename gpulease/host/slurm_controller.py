@@ -42,12 +42,20 @@ class SlurmCommands:
         return await self._run("scontrol", "show", "job", "-d", job)
 
     async def refuse(self, job: SlurmJob, why: str, *, counts: bool = True) -> None:
-        """Have Slurm queue a batch job again, for another node; it is held after three times.
+        """Have Slurm queue a batch job again, for another node; it is held after three rounds.
 
         Raises:
             SlurmFailed: Slurm does not answer.
         """
         await self._refusals.refuse(job, why, counts=counts)
+
+    async def take_up(self, node: str) -> None:
+        """Allow nodes again that a daemon of this node, which ran before, would have allowed.
+
+        Raises:
+            SlurmFailed: Slurm does not answer.
+        """
+        await self._refusals.take_up(node)
 
     async def close(self) -> None:
         """Stop waiting for what Slurm carries out."""
