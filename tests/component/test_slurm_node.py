@@ -25,7 +25,7 @@ from gpulease.host.slurm_controller import SlurmCommands
 from gpulease.host.slurm_enforcement import SlurmEnforcement
 from gpulease.host.slurm_jobs import SlurmJobs
 from gpulease.host.slurm_processes import SlurmProcesses
-from gpulease.host.slurm_publication import SlurmPublication
+from gpulease.host.slurm_publication import PublicationPace, SlurmPublication
 from gpulease.host.slurm_reconciliation import RunningJob, SlurmReconciliation
 from gpulease.host.slurm_refusals import SlurmRefusals
 from gpulease.service.ports import SlurmAllocation, SlurmRefusal, WorkerExited, WorkerStarted
@@ -434,6 +434,13 @@ class Publishing:
         self.gpus = gpus or self.gpus
         run(self.publication.publish())
         return self.slurm.node
+
+
+def test_a_change_of_leases_is_published_at_the_next_look() -> None:
+    pace = PublicationPace()
+    held = [[], [JobId(1)], [JobId(1)], [JobId(2)], [], [], [], []]
+    due = [pace.is_due(each, looks_in_period=3) for each in held]
+    assert due == [False, True, False, True, True, False, False, True]
 
 
 def test_gpus_are_published_when_they_change_and_now_and_then() -> None:
