@@ -96,9 +96,8 @@ class JobEnd:
         if self._record.get("JobState") == "NODE_FAIL":
             return EXIT_OWN_FAILURE, f"{self.label} was lost: its node failed"
         if (stop := stop_in(self._note)) is not None:
-            why = clean(stop.text).replace(" hint: ", "; hint: ")
             status = _CANCELLED if stop.reason == CANCELLED else EXIT_TIME_LIMIT
-            return status, f"{self.label} was stopped: {why}"
+            return status, f"{self.label} was stopped: {clean(stop.text)}"
         return None
 
     @property
