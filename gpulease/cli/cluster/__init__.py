@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _VARIABLE = "GPULEASE_CLUSTER"
+_LEASE, _SLURM_JOB = "GPULEASE_JOB", "SLURM_JOB_ID"
 _KEY = "cluster"
 SLURM, NONE = "slurm", "none"
 VERBS = frozenset({
@@ -25,10 +26,12 @@ VERBS = frozenset({
 """The verbs that can act on Slurm; the others are for the daemon of this machine."""
 
 
-def acts_on_slurm(socket: Path | str | None, *, new_lease: bool = False) -> bool:
+def acts_on_slurm(socket: Path | str | None, *, new_lease: bool | None = None) -> bool:
     """Return whether Slurm is meant; `socket` is the value of --socket.
 
-    Within a lease, and with a socket, it is the daemon of this machine.
+    With a socket, it is the daemon of this machine. So it is within a lease, for the verb that
+    takes one (`new_lease` is its option), and for all others unless the lease is that of a job of
+    Slurm: they name the job by Slurm's number.
 
     Raises:
         BadConfiguration: a file that names a cluster cannot be used.
@@ -37,7 +40,9 @@ def acts_on_slurm(socket: Path | str | None, *, new_lease: bool = False) -> bool
     variables = environment()
     if socket is not None or variables.get("GPULEASE_SOCKET"):
         return False
-    if variables.get("GPULEASE_JOB") and not new_lease:
+    if new_lease is None:
+        new_lease = bool(variables.get(_SLURM_JOB))
+    if variables.get(_LEASE) and not new_lease:
         return False
     return cluster(variables) == SLURM
 

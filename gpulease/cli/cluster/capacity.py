@@ -2,7 +2,7 @@
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from gpulease.slurm.commands import run_slurm
@@ -25,6 +25,8 @@ class Capacity:
     gpus: int = 0
     """GPUs of the node that has most."""
     learnt: Sequence[Mapping[str, int]] = field(default_factory=list)
+    whole: int | None = None
+    """How many shards every GPU has, if Slurm counts as many for each of them."""
 
     @property
     def largest(self) -> int:
@@ -50,6 +52,7 @@ def capacity_of(nodes: Iterable[Mapping[str, str]], shard: int | None) -> Capaci
     return Capacity(
         shard=size,
         sizes=sizes,
+        whole=_whole(sizes, [counts for counts, _ in known]),
         gpus=max((_total(counts, "gpu") for counts, _ in known), default=0),
         learnt=[each.learnt for each in summaries if each.learnt],
     )
@@ -68,6 +71,14 @@ def _counts(gres: str) -> _Counts:
 
 def _total(counts: _Counts, name: str) -> int:
     return sum(count for (each, _), count in counts.items() if each == name)
+
+
+def _whole(sizes: Collection[int], nodes: Iterable[_Counts]) -> int | None:
+    if len(sizes) != 1:
+        return None
+    (whole,) = sizes
+    is_even = all(_total(node, "shard") == whole * _total(node, "gpu") for node in nodes)
+    return whole if is_even else None
 
 
 def _sizes(counts: _Counts, summary: NodeSummary | None, shard: int) -> list[int]:

@@ -85,7 +85,8 @@ class JobEnd:
             )
         if self._record.get("JobState", "").startswith("CANCELLED") and not self._errors:
             return _CANCELLED, f"{self.label} was cancelled"
-        why = self._errors or f"srun ended with exit code {self._result.status}"
+        said = self._errors or clean(self._said.complaint)
+        why = said or f"srun ended with exit code {self._result.status}"
         raise SlurmFailed(f"cannot run the job: {why}", _hint(why))
 
     def _by_slurm(self) -> tuple[int, str] | None:

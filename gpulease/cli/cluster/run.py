@@ -31,6 +31,8 @@ _COMMAND = "GPULEASE_SLURM"
 """What the daemon of the node reads: the command, and options for the frameworks."""
 _LARGEST_COMMAND = 64 * 1024
 """Bytes: of a longer command, only the options are passed."""
+_ENV = "/usr/bin/env"
+"""By its path: with --slurm=--export=NONE, the job has no PATH."""
 _OUTER_JOB = "SLURM_JOB_ID"
 _KEPT = frozenset({"SLURM_CONF"})
 
@@ -72,13 +74,13 @@ def _settings() -> Settings:
 
 
 def _there(argv: Sequence[str], request: SubmitRequest) -> list[str]:
-    """Return a command that fails where the working directory does not exist.
+    """Return the end of srun's options, and a command that fails where the directory is missing.
 
     Slurm would run it in /tmp.
     """
     if "=" in argv[0]:
-        return list(argv)  # env(1) would take it for a variable
-    return ["env", f"--chdir={from_wire(request.cwd)}", "--", *argv]
+        return ["--", *argv]  # env(1) would take it for a variable
+    return ["--", _ENV, f"--chdir={from_wire(request.cwd)}", "--", *argv]
 
 
 def _variables(request: SubmitRequest) -> dict[str, str]:

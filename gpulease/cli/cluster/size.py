@@ -76,6 +76,9 @@ def _whole(options: RunOptions, count: int, capacity: Capacity) -> Size:
                 'name the type of the GPU, as in --slurm "--gres=gpu:TYPE:1"; sinfo -o %G lists '
                 "the types",
             )
+    if count == 1 and capacity.whole:
+        # Slurm 22.05 grants gpu:1 on a GPU with shards in use, which its node has to refuse.
+        return Size(f"shard:{capacity.whole}", "a whole GPU")
     return Size(f"gpu:{count}", "a whole GPU" if count == 1 else f"{count} whole GPUs")
 
 

@@ -32,6 +32,7 @@ _STATUS = re.compile(r"\(status=0x([0-9a-f]{4})\)")
 _ENDED = re.compile(r"srun: (?:error: )?.*(?:_task_finish|: tasks? [\d,-]+: )")
 _ERROR = re.compile(r"srun: (?:error|fatal): (.*)")
 _NOTICE = re.compile(r"srun: gpulease: ")
+_OPTIONS_READ = "defined options"
 _BUSY = "Requested nodes are busy"
 
 
@@ -49,7 +50,14 @@ class Said:
     wait_status: int = 0
     """How the task ended, as in wait(2). srun itself may exit with 0 after a cancellation."""
     errors: list[str] = field(default_factory=list)
+    first: str = ""
+    """Its first words; of options that it does not understand, all that it says."""
     _rest: bytes = b""
+
+    @property
+    def complaint(self) -> str:
+        """What it says if it does not understand its options."""
+        return "" if self.first.startswith(_OPTIONS_READ) else self.first
 
     @property
     def busy(self) -> bool:
@@ -77,6 +85,8 @@ class Said:
                 self.wait_status = max(self.wait_status, int(found[1], 16))
         elif found := _ERROR.match(line):
             self.errors.append(found[1])
+        elif not self.first:
+            self.first = line.removeprefix("srun: ")
 
 
 class Srun:
