@@ -11,10 +11,10 @@ The daemon changes only what begins with "gpulease:", not what an admin has writ
 import logging
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 
 from gpulease.errors import SlurmFailed
 from gpulease.host.slurm_commands import NOTE, RunSlurm, run_slurm
+from gpulease.record import replace
 from gpulease.service.log_once import LogOnce
 from gpulease.slurm.node_summary import GpuSummary, NodeSummary, encode
 from gpulease.slurm.records import parse_records

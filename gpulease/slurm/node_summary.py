@@ -4,15 +4,22 @@ It is JSON in the field Extra of the node (`scontrol update nodename=n1 extra=..
 space, since scontrol prints fields separated by spaces.
 """
 
+from __future__ import annotations
+
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from types import MappingProxyType
+
+from gpulease.record import record
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 VERSION = 1
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True)
 class GpuSummary:
     """One GPU of a node. Sizes are bytes; null is unknown."""
 
@@ -32,7 +39,7 @@ class GpuSummary:
     """Why it takes no leases."""
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True)
 class NodeSummary:
     """The GPUs of a node at one moment."""
 
@@ -45,13 +52,15 @@ class NodeSummary:
     """Of gpulease."""
     publish_every: float = 15.0
     """Seconds after which the next one is due, if anything has changed or not."""
-    learnt: Mapping[str, int] = field(default_factory=dict)
+    learnt: Mapping[str, int] = MappingProxyType({})
     """Bytes that jobs needed at their peak, by the digest of user and command."""
 
 
 def encode(summary: NodeSummary) -> str:
     """Return a summary as text without spaces."""
-    text = json.dumps({"v": VERSION, **asdict(summary)}, separators=(",", ":"))
+    gpus = [vars(gpu) for gpu in summary.gpus]
+    fields = {"v": VERSION, **vars(summary), "gpus": gpus, "learnt": dict(summary.learnt)}
+    text = json.dumps(fields, separators=(",", ":"))
     return text.replace(" ", "\\u0020")
 
 
@@ -69,4 +78,4 @@ def decode(text: str | None) -> NodeSummary | None:
 
 
 def _known(kind: type, read: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: read[name] for name in kind.__dataclass_fields__ if name in read}  # type: ignore[attr-defined]
+    return {name: read[name] for name in kind.__annotations__ if name in read}
