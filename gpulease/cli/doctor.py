@@ -13,6 +13,7 @@ import typer
 
 import gpulease
 from gpulease.cli.caller import environment, trusted_environment, working_directory
+from gpulease.cli.cluster import SLURM, cluster
 from gpulease.cli.connect import SocketOption, connect, named_socket
 from gpulease.cli.format import clean
 from gpulease.cli.program import python_of
@@ -89,7 +90,8 @@ def _checks_of_the_daemon(ctx: typer.Context, socket: Path | None) -> DoctorView
         is_expected = is_named or has_daemon() or isinstance(error, NotTrusted)
         state: CheckState = "failure" if is_expected else "warning"
         daemon = CheckView("daemon", state, error.message, error.hint)
-        return DoctorView([daemon] if is_named else [daemon, _driver_check()])
+        is_elsewhere = is_named or cluster(environment()) == SLURM
+        return DoctorView([daemon] if is_elsewhere else [daemon, _driver_check()])
     except GpuleaseError as error:
         return DoctorView([CheckView("daemon", "failure", error.message, error.hint)])
     found.checks.insert(0, CheckView("daemon", "ok", f"answers on {client.path}"))

@@ -19,7 +19,7 @@ from gpulease.host.slurm_controller import SlurmCommands
 from gpulease.host.slurm_enforcement import SlurmEnforcement
 from gpulease.host.slurm_jobs import SlurmJobs
 from gpulease.host.slurm_learnt import LearntSizes
-from gpulease.host.slurm_publication import SlurmPublication
+from gpulease.host.slurm_publication import LOOK_EVERY, PublicationPace, SlurmPublication
 from gpulease.host.slurm_reconciliation import RunningJob, SlurmReconciliation
 from gpulease.server.auth import Caller
 from gpulease.server.machine_views import MachineViews
@@ -124,24 +124,26 @@ class SlurmNode:
         )  # fmt: skip
         self._learnt = LearntSizes(base.store, base.writer, base.clock)
         self._publication = SlurmPublication(self._summary, self._name)
+        self._pace = PublicationPace()
         self._reconciliation = SlurmReconciliation(
             base.store.holding,
             processes.slurm,
             self._lease_running,
             launchers.jobs.lost,
             self._name,
+            self._commands.take_up,
         )
 
     def start(self, timers: Timers, views: MachineViews) -> None:
         """Compare leases with jobs, and publish what `views` show, every few seconds."""
         self._views = views
         timers.every(_COMPARE_EVERY, self._compare)
-        self._publishing = timers.every(self._publish_every(), self._publish)
+        self._publishing = timers.every(self._look_every(), self._publish)
 
     def adopt(self) -> None:
         """Use the settings after a reload."""
         if self._publishing is not None:
-            self._publishing.change(self._publish_every())
+            self._publishing.change(self._look_every())
 
     async def close(self) -> None:
         """Stop waiting for Slurm."""
@@ -169,10 +171,16 @@ class SlurmNode:
     def _publish_every(self) -> timedelta:
         return SlurmSettings(**self._base.settings().slurm).publish_every
 
+    def _look_every(self) -> timedelta:
+        return min(LOOK_EVERY, self._publish_every())
+
     async def _publish(self) -> None:
-        if self._name() is not None:
+        if self._name() is None:
+            return
+        held = [job.id for job in self._base.store.holding()]
+        if self._pace.is_due(held, round(self._publish_every() / self._look_every())):
             await self._learnt.update()
-        await self._publication.publish()
+            await self._publication.publish()
 
     async def _compare(self) -> None:
         if self._name() is not None:

@@ -4,19 +4,18 @@ It is JSON in the field Extra of the node (`scontrol update nodename=n1 extra=..
 space, since scontrol prints fields separated by spaces.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from types import MappingProxyType
+from typing import Any, Final, get_args
 
 from gpulease.record import record
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
-
 VERSION = 1
+_LARGEST: Final = 1 << 53
+"""Beyond all sizes."""
+_LATEST: Final = 1 << 36
+"""Seconds since the epoch that a date can express."""
 
 
 @record(frozen=True)
@@ -67,15 +66,41 @@ def encode(summary: NodeSummary) -> str:
 def decode(text: str | None) -> NodeSummary | None:
     """Return the summary in the field Extra of a node; None if gpulease did not write it.
 
-    Fields that this version does not know are ignored.
+    Fields that this version does not know are ignored. Admins can write anything there.
     """
     try:
         read: dict[str, Any] = json.loads(text or "")
         gpus = tuple(GpuSummary(**_known(GpuSummary, each)) for each in read.pop("gpus"))
-        return NodeSummary(**{**_known(NodeSummary, read), "gpus": gpus})
-    except (ValueError, TypeError, KeyError, AttributeError):
+        learnt = read.pop("learnt", {})
+        _check_learnt(learnt)
+        summary = NodeSummary(**_known(NodeSummary, read), gpus=gpus, learnt=learnt)
+        return summary if summary.shard > 0 and summary.at < _LATEST else None
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return None
 
 
 def _known(kind: type, read: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: read[name] for name in kind.__annotations__ if name in read}
+    """Return the fields that a class has. Raises: TypeError, ValueError: a value does not fit."""
+    found = {}
+    for name, each in kind.__annotations__.items():
+        if name in read:
+            _check(read[name], get_args(each) or (each,))
+            found[name] = read[name]
+    return found
+
+
+def _check(value: object, kinds: tuple[type, ...]) -> None:
+    # int and bool are different here, unlike in Python.
+    if type(value) not in ((*kinds, int) if float in kinds else kinds):
+        raise TypeError(f"{value!r} is none of {kinds}")
+    if isinstance(value, str):
+        value.encode()  # half of a surrogate pair cannot be printed
+    elif isinstance(value, int | float) and not 0 <= value < _LARGEST:
+        raise ValueError(value)
+
+
+def _check_learnt(value: object) -> None:
+    if not isinstance(value, dict):
+        raise TypeError(f"{value!r} is no object")
+    for size in value.values():
+        _check(size, (int,))

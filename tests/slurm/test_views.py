@@ -179,6 +179,16 @@ def test_both_ways_of_reading_a_line_ask_slurm_and_start_no_daemon(idle: Cluster
     assert not list(idle.home.glob("alice/.local/state/gpulease/**/gpulease.db"))
 
 
+def test_a_machine_without_a_daemon_names_what_slurm_has_instead(idle: Cluster) -> None:
+    instead = {"requeue": "scontrol requeue JOB", "history": "sacct", "hold": "run --shell"}
+    for verb, words in (("requeue", "requeue 17"), ("history", "history"), ("hold", "hold 4G")):
+        said = ask(idle, *words.split(), status=125)
+        assert said.startswith(f"cannot {verb}: no gpuleased runs on this machine")
+        assert instead[verb] in said
+    assert "driver" not in ask(idle, "doctor")
+    assert not list(idle.home.glob("alice/.local/state/gpulease/**/gpulease.db"))
+
+
 def test_jobs_of_others_are_refused(idle: Cluster) -> None:
     job = started(idle, "sleep 300", "--gres=shard:8", "--nodelist=n1", "--time=60", user="bob")
     for words in (["cancel", f"{job}"], ["extend", f"{job}", "-30m"]):
