@@ -11,12 +11,12 @@ The daemon changes only what begins with "gpulease:", not what an admin has writ
 import logging
 import time
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import replace
 from datetime import timedelta
 
 from gpulease.domain.gpu import JobId
 from gpulease.errors import SlurmFailed
 from gpulease.host.slurm_commands import RunSlurm, run_slurm
+from gpulease.record import replace
 from gpulease.service.log_once import LogOnce
 from gpulease.slurm.node_summary import GpuSummary, NodeSummary, encode
 from gpulease.slurm.notes import OURS

@@ -6,8 +6,10 @@ space, since scontrol prints fields separated by spaces.
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from types import MappingProxyType
 from typing import Any, Final, get_args
+
+from gpulease.record import record
 
 VERSION = 1
 _LARGEST: Final = 1 << 53
@@ -16,7 +18,7 @@ _LATEST: Final = 1 << 36
 """Seconds since the epoch that a date can express."""
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True)
 class GpuSummary:
     """One GPU of a node. Sizes are bytes; null is unknown."""
 
@@ -36,7 +38,7 @@ class GpuSummary:
     """Why it takes no leases."""
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True)
 class NodeSummary:
     """The GPUs of a node at one moment."""
 
@@ -49,13 +51,15 @@ class NodeSummary:
     """Of gpulease."""
     publish_every: float = 15.0
     """Seconds after which the next one is due, if anything has changed or not."""
-    learnt: Mapping[str, int] = field(default_factory=dict)
+    learnt: Mapping[str, int] = MappingProxyType({})
     """Bytes that jobs needed at their peak, by the digest of user and command."""
 
 
 def encode(summary: NodeSummary) -> str:
     """Return a summary as text without spaces."""
-    text = json.dumps({"v": VERSION, **asdict(summary)}, separators=(",", ":"))
+    gpus = [vars(gpu) for gpu in summary.gpus]
+    fields = {"v": VERSION, **vars(summary), "gpus": gpus, "learnt": dict(summary.learnt)}
+    text = json.dumps(fields, separators=(",", ":"))
     return text.replace(" ", "\\u0020")
 
 
@@ -78,9 +82,9 @@ def decode(text: str | None) -> NodeSummary | None:
 def _known(kind: type, read: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields that a class has. Raises: TypeError, ValueError: a value does not fit."""
     found = {}
-    for name, each in kind.__dataclass_fields__.items():  # type: ignore[attr-defined]
+    for name, each in kind.__annotations__.items():
         if name in read:
-            _check(read[name], get_args(each.type) or (each.type,))
+            _check(read[name], get_args(each) or (each,))
             found[name] = read[name]
     return found
 

@@ -74,6 +74,15 @@ def test_an_everyday_command_imports_these_modules_and_no_other(daemon: StandIn,
     assert imported(daemon, *line.split()) <= OURS[verb] | FROM_PYTHON
 
 
+def test_a_job_for_slurm_starts_without_slow_modules() -> None:
+    program = "import sys, gpulease.cli.cluster.run; print(*sys.modules)"
+    ran = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    slow = {"asyncio", "dataclasses", "hashlib", "inspect", "msgspec", "shutil", "typer"}
+    assert not {*slow, "gpulease.config"} & set(ran.stdout.split())
+
+
 def test_the_version_imports_next_to_nothing(daemon: StandIn) -> None:
     program = _PROGRAM.replace("main()", "sys.argv = ['gpulease', '--version']; main()")
     ran = subprocess.run(

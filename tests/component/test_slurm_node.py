@@ -28,6 +28,7 @@ from gpulease.host.slurm_processes import SlurmProcesses
 from gpulease.host.slurm_publication import PublicationPace, SlurmPublication
 from gpulease.host.slurm_reconciliation import RunningJob, SlurmReconciliation
 from gpulease.host.slurm_refusals import SlurmRefusals
+from gpulease.record import replace as with_
 from gpulease.service.ports import SlurmAllocation, SlurmRefusal, WorkerExited, WorkerStarted
 from gpulease.shim.process_tree import Entry
 from gpulease.slurm.node_summary import GpuSummary, NodeSummary, decode
@@ -420,7 +421,7 @@ def test_a_notice_reaches_the_element_of_an_array() -> None:
 # Publishing.
 
 GOOD = GpuSummary(0, "GPU-a", "A", "available", leased=0)
-BAD = replace(GOOD, index=1, state="drained", detail="XID 79")
+BAD = with_(GOOD, index=1, state="drained", detail="XID 79")
 
 
 class Publishing:
@@ -455,7 +456,7 @@ def test_gpus_are_published_when_they_change_and_now_and_then() -> None:
         return len(node.slurm.commands)
 
     assert publications(8) == 2
-    node.publish(replace(GOOD, leased=5))
+    node.publish(with_(GOOD, leased=5))
     assert decode(node.slurm.node["Extra"]) == NodeSummary(1234.6, 256, node.gpus)
 
 
@@ -473,7 +474,7 @@ def test_the_comment_of_an_admin_is_not_changed() -> None:
 
 
 def test_a_node_without_gpus_is_drained_and_resumed() -> None:
-    node = Publishing(BAD, replace(GOOD, local=True))
+    node = Publishing(BAD, with_(GOOD, local=True))
     assert node.publish()["State"] == "IDLE+DRAIN"
     assert node.slurm.node["Reason"] == "gpulease: GPU 1: XID 79"
     assert node.publish(GOOD)["State"] == "IDLE"

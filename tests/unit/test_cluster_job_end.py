@@ -19,6 +19,12 @@ def comment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "shown"
 
 
+def started(job: int) -> Said:
+    said = Said()
+    said.job, said.started = job, True
+    return said
+
+
 @pytest.mark.parametrize(
     ("reason", "why", "status"),
     [
@@ -32,13 +38,13 @@ def test_a_stop_by_the_node_is_told_from_a_cancellation(
 ) -> None:
     note = with_note("project x; ", stop_note(Stop(reason, why)))
     comment.write_text(f"JobId=7 JobState=CANCELLED AdminComment={note} StdIn=/dev/null\n")
-    end = JobEnd(Result(143, Said(job=7, started=True)))
+    end = JobEnd(Result(143, started(7)))
     assert end.status() == (status, f"gpulease: job 7 was stopped: {why}")
 
 
 @pytest.mark.parametrize("note", ["cancel", "refused 1 time (n1): n1: cancelled by x", ""])
 def test_other_comments_are_no_stop(comment: Path, note: str) -> None:
     comment.write_text(f"JobId=7 JobState=CANCELLED AdminComment={note}\n")
-    end = JobEnd(Result(143, Said(job=7, started=True)))
+    end = JobEnd(Result(143, started(7)))
     assert end.status() == (143, "gpulease: job 7 was cancelled")
     assert stop_in(note_in(note)) is None

@@ -3,8 +3,8 @@
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 
+from gpulease.record import record
 from gpulease.slurm.commands import run_slurm
 from gpulease.slurm.node_summary import NodeSummary, decode
 from gpulease.slurm.records import parse_records
@@ -14,7 +14,7 @@ _GRES = re.compile(r"(?:^|,)(gpu|shard)(?::([^:,()]*[^:,()\d][^:,()]*))?(?::(\d+
 """Such as gpu:2, gpu:a100:2(S:0-1) or shard:192."""
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True)
 class Capacity:
     """All nodes together, those that are down included: jobs can wait for them."""
 
@@ -24,7 +24,7 @@ class Capacity:
     """How many shards GPUs have."""
     gpus: int = 0
     """GPUs of the node that has most."""
-    learnt: Sequence[Mapping[str, int]] = field(default_factory=list)
+    learnt: Sequence[Mapping[str, int]] = ()
     whole: int | None = None
     """How many shards every GPU has, if Slurm counts as many for each of them."""
 
