@@ -64,7 +64,7 @@ def test_only_jobs_that_ask_for_gpus_use_them() -> None:
         ("FAILED", "33280", "exited", 130),
         ("TIMEOUT", "0", "time_limit", 124),
         ("CANCELLED", "15", "cancelled", 143),
-        ("NODE_FAIL", "0", "lost", 0),
+        ("NODE_FAIL", "0", "lost", None),
         ("FAILED", "strange", "exited", None),
     ],
 )
