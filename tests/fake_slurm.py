@@ -50,6 +50,9 @@ class FakeSlurm:
 
     def _squeue(self, options: tuple[str, ...]) -> str:
         given = dict(each.lstrip("-").partition("=")[::2] for each in options)
+        if given.get("states") == "PENDING":
+            waiting = [(number, job) for number, job in self.jobs.items() if job.state == "PENDING"]
+            return "".join(f"{number}|{job.comment}\n" for number, job in waiting)
         if "jobs" not in given:
             running = (number for number, job in self.jobs.items() if job.state == "RUNNING")
             return "".join(f"{number}\n" for number in running)

@@ -133,6 +133,7 @@ class SlurmNode:
             self._lease_running,
             launchers.jobs.lost,
             self._name,
+            self._commands.take_up,
         )
 
     def start(self, timers: Timers, views: MachineViews) -> None:

@@ -5,7 +5,7 @@ from gpulease.errors import SlurmFailed
 from gpulease.host.slurm_commands import RunSlurm, is_unknown_job, run_slurm
 from gpulease.host.slurm_refusals import SlurmRefusals
 from gpulease.service.ports import SlurmAllocation, SlurmRefusal
-from gpulease.slurm.allocations import Unclear, allocation_on, element_of
+from gpulease.slurm.allocations import JobIsOver, Unclear, allocation_on, element_of
 
 
 class SlurmCommands:
@@ -19,7 +19,7 @@ class SlurmCommands:
         """Return what a job has on its node.
 
         Raises:
-            SlurmRefusal: Slurm does not know the job, or what it says of this node is ambiguous.
+            SlurmRefusal: it is over, or what Slurm says of it is ambiguous.
             SlurmFailed: Slurm does not answer.
         """
         try:
@@ -28,10 +28,12 @@ class SlurmCommands:
                 text = await self._show(element)
         except SlurmFailed as error:
             if is_unknown_job(error):
-                raise SlurmRefusal(error.message) from error
+                raise SlurmRefusal(error.message, is_over=True) from error
             raise
         try:
             found = allocation_on(text, job.id, job.node)
+        except JobIsOver as error:
+            raise SlurmRefusal(str(error), is_over=True) from error
         except Unclear as error:
             raise SlurmRefusal(str(error)) from error
         return SlurmAllocation(found.name, found.is_batch, found.gpus, found.shards)
@@ -40,12 +42,20 @@ class SlurmCommands:
         return await self._run("scontrol", "show", "job", "-d", job)
 
     async def refuse(self, job: SlurmJob, why: str, *, counts: bool = True) -> None:
-        """Have Slurm queue a batch job again, for another node; it is held after three times.
+        """Have Slurm queue a batch job again, for another node; it is held after three rounds.
 
         Raises:
             SlurmFailed: Slurm does not answer.
         """
         await self._refusals.refuse(job, why, counts=counts)
+
+    async def take_up(self, node: str) -> None:
+        """Allow nodes again that a daemon of this node, which ran before, would have allowed.
+
+        Raises:
+            SlurmFailed: Slurm does not answer.
+        """
+        await self._refusals.take_up(node)
 
     async def close(self) -> None:
         """Stop waiting for what Slurm carries out."""

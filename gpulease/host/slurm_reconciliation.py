@@ -60,17 +60,22 @@ class SlurmReconciliation:
         lease: Lease,
         lost: Callable[[Job], Awaitable[None]],
         node: Callable[[], str | None],
+        take_up: Callable[[str], Awaitable[None]],
         run: RunSlurm = run_slurm,
     ) -> None:
-        """`lost` ends a lease without a job; `node` is this one, None without Slurm."""
+        """`lost` ends a lease without a job; `node` is this one, None without Slurm.
+
+        `take_up` is called once, for jobs that a daemon of this node refused before.
+        """
         self._holding = holding
         self._processes = processes
         self._lease = lease
         self._lost = lost
         self._node = node
+        self._take_up = take_up
         self._run = run
         self._has_listed = False
-        """Slurm has listed the jobs here once, since the start."""
+        """Slurm has listed the jobs here once, and those refused here, since the start."""
         self._without_step: dict[int, int] = {}
         """For how many looks a lease has had no slurmstepd, by Slurm's number."""
         self._dealt_with: set[int] = set()
@@ -123,6 +128,8 @@ class SlurmReconciliation:
         for number in candidates - leases.keys() - self._dealt_with:
             await self._adopt(number, node)
             self._dealt_with.add(number)
+        if not self._has_listed:
+            await self._take_up(node)
         self._has_listed = True
 
     async def _adopt(self, number: int, node: str) -> None:

@@ -1,10 +1,13 @@
 """Refuses Slurm jobs that do not fit on this node: Slurm queues them again, for other nodes.
 
-The count of refusals is in the job's AdminComment, which only admins and nodes write, so that it is
-common to all nodes and survives their daemons. The third refusal holds the job.
+A node that refuses a job is excluded from its nodes. When no other one is left, that was a round:
+the job waits for a while, and all of its nodes are asked again. After three rounds it is held.
 
-Refusals because of other leases do not count, since leases end: Slurm 22.05 may assign a GPU twice,
-as shards and whole.
+The state is in the job's AdminComment, which only admins and nodes write, so that it is common to
+all nodes and survives their daemons.
+
+Rounds with a refusal because of other leases do not count, since leases end: Slurm 22.05 may assign
+a GPU twice, as shards and whole.
 
 An excluded node is allowed again after a while: other nodes may not suit the job, which would then
 wait without end.
@@ -13,8 +16,8 @@ wait without end.
 import asyncio
 import logging
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Coroutine, Sequence
+from dataclasses import dataclass, replace
 
 from gpulease.domain.job import SlurmJob, one_line
 from gpulease.errors import SlurmFailed
@@ -24,10 +27,52 @@ from gpulease.slurm.notes import with_note
 _log = logging.getLogger(__name__)
 
 _MOST = 3
-"""The refusal that holds the job."""
-_REFUSED = re.compile(r"gpulease: refused ([0-9]{1,3}) times? \(([^()]*)\): ")
+"""The rounds after which a job is held."""
+_LEASES = "; waits for leases"
+_REFUSED = re.compile(
+    r"gpulease: refused (?P<count>[0-9]{1,6}) times? \((?P<nodes>[^();]*)"
+    rf"(?P<leases>{_LEASES})?(?:; by all nodes (?P<rounds>[0-9]) of [0-9] times)?\): "
+)
 _FIELDS = "--Format=JobID:|,State:|,ReqNodes:|,Partition:|,BatchFlag:|,admin_comment:"
 """Without what the user chooses."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Refusals:
+    """How often a job was refused, as its AdminComment says."""
+
+    count: int = 0
+    nodes: Sequence[str] = ()
+    """Those that refused it in this round; the latest last."""
+    rounds: int = 0
+    """How often all of its nodes refused it."""
+    for_leases: bool = False
+    """In this round, leases were in the way on one of them."""
+
+    def __str__(self) -> str:
+        times = "time" if self.count == 1 else "times"
+        leases = _LEASES if self.for_leases else ""
+        rounds = f"; by all nodes {self.rounds} of {_MOST} times" if self.rounds else ""
+        return f"refused {self.count} {times} ({' '.join(self.nodes)}{leases}{rounds}): "
+
+    def by(self, node: str, excluded: Collection[str], *, for_leases: bool) -> "_Refusals":
+        """Return what they are after one more. Nodes that are not excluded are of former rounds."""
+        same = [each for each in self.nodes if each in excluded and each != node]
+        return _Refusals(
+            self.count + 1,
+            (*same, node),
+            # An admin has released a job that was held.
+            self.rounds if self.rounds < _MOST else 0,
+            for_leases or (self.for_leases and bool(same)),
+        )
+
+
+def _refusals_in(comment: str) -> _Refusals:
+    found = _REFUSED.search(comment)
+    if found is None:
+        return _Refusals()
+    nodes, rounds = tuple(found["nodes"].split()), int(found["rounds"] or 0)
+    return _Refusals(int(found["count"]), nodes, rounds, found["leases"] is not None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,12 +89,6 @@ class _Asked:
     is_batch: bool
     excluded: Sequence[str]
 
-    @property
-    def refused_by(self) -> tuple[int, list[str]]:
-        """How often it was refused, and by which nodes."""
-        found = _REFUSED.search(self.comment)
-        return (int(found[1]), found[2].split()) if found else (0, [])
-
 
 class SlurmRefusals:
     """Sends jobs elsewhere; closed at the end of the daemon."""
@@ -62,7 +101,7 @@ class SlurmRefusals:
         most_looks: int = 120,
         wait_here_s: int = 60,
     ) -> None:
-        """`wait_here_s`: seconds until a node is asked again, where no other one may do."""
+        """`wait_here_s`: seconds until nodes that refused a job are asked again."""
         self._run = run
         self._look_again_s = look_again_s
         self._most_looks = most_looks
@@ -83,24 +122,48 @@ class SlurmRefusals:
             if is_unknown_job(error):
                 return
             raise
-        count, nodes = asked.refused_by
-        refusing = list(dict.fromkeys([*nodes, job.node]))
-        if counts:
-            count, nodes = count + 1, refusing
-        is_held = counts and count >= _MOST
-        comment = f"{_counted(count, nodes)}{job.node}: {one_line(why)}"
+        before = _refusals_in(asked.comment)
+        now = before.by(job.node, asked.excluded, for_leases=not counts)
+        elsewhere = not asked.is_batch or await self._may_run_elsewhere(asked, job.node)
+        if not (elsewhere or now.for_leases):
+            now = replace(now, rounds=now.rounds + 1)
+        comment = f"{now}{job.node}: {one_line(why)}"
         await self._update(asked.label, f"admincomment={with_note(asked.comment, comment)}")
         if not asked.is_batch:
             return
-        how = "requeuehold" if is_held else "requeue"
+        is_held = now.rounds >= _MOST
         try:
-            await self._run("scontrol", how, asked.label)
+            await self._run("scontrol", "requeuehold" if is_held else "requeue", asked.label)
         except SlurmFailed as error:
             _log.warning("cannot send Slurm job %s elsewhere, it fails: %s", job.id, error)
             return
-        task = asyncio.create_task(self._when_pending(job, refusing, is_held=is_held))
+        self._begin(self._when_pending(job.id, now, elsewhere=elsewhere, is_held=is_held))
+
+    async def take_up(self, node: str) -> None:
+        """Allow nodes again that a daemon of this node, which ran before, would have allowed.
+
+        Raises:
+            SlurmFailed: Slurm does not answer.
+        """
+        listed = await self._run(
+            "squeue", "--noheader", "--array", "--states=PENDING", "--Format=JobID:|,admin_comment:"
+        )
+        for line in listed.splitlines():
+            number, _, comment = line.partition("|")
+            refusals = _refusals_in(comment)
+            if number.isdecimal() and refusals.nodes[-1:] == (node,):
+                self._begin(self._allow_again(int(number), refusals))
+
+    def _begin(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.create_task(self._logged(work))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+    async def _logged(self, work: Coroutine[None, None, None]) -> None:
+        try:
+            await work
+        except SlurmFailed as error:
+            _log.info("a refused job of Slurm starts after Slurm's own delay: %s", error)
 
     async def close(self) -> None:
         """Stop waiting for jobs to be queued again; Slurm starts them after its own delay."""
@@ -109,30 +172,27 @@ class SlurmRefusals:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _when_pending(self, job: SlurmJob, nodes: Sequence[str], *, is_held: bool) -> None:
+    async def _when_pending(
+        self, job: int, refusals: _Refusals, *, elsewhere: bool, is_held: bool
+    ) -> None:
         """Let Slurm start the job at once elsewhere, or here later; by itself it waits for minutes.
 
         Slurm takes these changes only while the job is pending.
         """
-        try:
-            if await self._until_pending(job.id) is None:
-                return
-            # slurmd may report only now that it has not launched the job. Slurm 22.05 would take
-            # that for the end of the next run.
-            await asyncio.sleep(2 * self._look_again_s)
-            if (asked := await self._until_pending(job.id)) is None:
-                return
-            elsewhere = not is_held and await self._may_run_elsewhere(asked, job.node)
-            others = [each for each in asked.excluded if each not in nodes]
-            excluded = ",".join([*others, *nodes] if elsewhere else others)
-            when = "now" if elsewhere else f"now+{self._wait_here_s}"
-            start = [] if is_held else [f"starttime={when}"]
-            await self._update(asked.label, f"excnodelist={excluded}", *start)
-            if elsewhere:
-                await asyncio.sleep(self._wait_here_s)
-                await self._allow_again(job)
-        except SlurmFailed as error:
-            _log.info("Slurm job %s starts after Slurm's own delay: %s", job.id, error)
+        if await self._until_pending(job) is None:
+            return
+        # slurmd may report only now that it has not launched the job. Slurm 22.05 would take that
+        # for the end of the next run.
+        await asyncio.sleep(2 * self._look_again_s)
+        if (asked := await self._until_pending(job)) is None:
+            return
+        others = [each for each in asked.excluded if each not in refusals.nodes]
+        excluded = ",".join([*others, *refusals.nodes] if elsewhere else others)
+        when = "now" if elsewhere else f"now+{self._wait_here_s}"
+        start = [] if is_held else [f"starttime={when}"]
+        await self._update(asked.label, f"excnodelist={excluded}", *start)
+        if elsewhere:
+            await self._allow_again(job, refusals)
 
     async def _until_pending(self, job: int) -> _Asked | None:
         for _ in range(self._most_looks):
@@ -141,11 +201,12 @@ class SlurmRefusals:
             await asyncio.sleep(self._look_again_s)
         return None
 
-    async def _allow_again(self, job: SlurmJob) -> None:
-        """Take this node off the excluded ones of a job that still waits."""
-        asked = await self._ask(job.id)
-        if asked.state == "PENDING" and job.node in asked.excluded:
-            kept = [each for each in asked.excluded if each != job.node]
+    async def _allow_again(self, job: int, refusals: _Refusals) -> None:
+        """Let all nodes have a job that still waits; the node that refused it last does that."""
+        await asyncio.sleep(self._wait_here_s)
+        asked = await self._ask(job)
+        if asked.state == "PENDING" and _refusals_in(asked.comment) == refusals:
+            kept = [each for each in asked.excluded if each not in refusals.nodes]
             await self._update(asked.label, f"excnodelist={','.join(kept)}")
 
     async def _ask(self, job: int) -> _Asked:
@@ -180,9 +241,3 @@ class SlurmRefusals:
 
     async def _update(self, label: str, *changes: str) -> None:
         await self._run("scontrol", "update", f"jobid={label}", *changes)
-
-
-def _counted(count: int, nodes: Sequence[str]) -> str:
-    """Return how often a job was refused, and by which nodes, as `_REFUSED` reads it."""
-    times = "time" if count == 1 else "times"
-    return f"refused {count} {times} ({' '.join(nodes)}): " if count else "waits: "

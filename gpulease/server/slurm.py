@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 from gpulease.domain.job import Exit, Invocation, Job, SlurmJob
 from gpulease.domain.lease import State
-from gpulease.errors import BadValue, NoRoomNow, NotAllowed, WrongState
+from gpulease.errors import CannotLease, NoRoomNow, NotAllowed, WrongState
 from gpulease.fingerprint import fingerprint_of
 from gpulease.server.auth import Caller
 from gpulease.server.context import (
@@ -34,7 +34,6 @@ COMMAND_VARIABLE = "GPULEASE_SLURM"
 _TASKS = "SLURM_STEP_TASKS_PER_NODE"
 _LARGEST_NUMBER = (1 << 32) - 1
 _STATUSES = 1 << 16
-_MOST_GPUS = 1024
 
 
 class SlurmHandlers:
@@ -85,7 +84,8 @@ class SlurmHandlers:
 
     def _leases(self) -> SlurmLeases:
         if self._context.slurm is None or self._context.scheduler.policy.slurm is None:
-            raise WrongState(
+            # No 409: the prolog would start the job, whose tasks would fail.
+            raise CannotLease(
                 "cannot lease for a job of Slurm: this daemon has all GPUs for its own queue",
                 'set cluster = "slurm" in /etc/gpulease/config.toml on this node',
             )
@@ -123,22 +123,7 @@ def request_of(asked: SlurmLeaseRequest) -> SlurmRequest:
     uid = within("uid", asked.job_uid, 0, _LARGEST_NUMBER, verb)
     gid = within("gid", asked.job_gid, 0, _LARGEST_NUMBER, verb)
     restarts = within("restarts", asked.job_restart_count, 0, _LARGEST_NUMBER, verb)
-    return SlurmRequest(
-        SlurmJob(number, asked.node, restarts),
-        Caller(0, uid, gid).owner,
-        tuple(_numbers(asked.job_gpus)),
-    )
-
-
-def _numbers(text: str) -> list[int]:
-    """Return numbers such as those of "0,2" or "0-1"."""
-    found: list[int] = []
-    for part in filter(None, text.split(",")):
-        first, _, last = part.partition("-")
-        if not (first.isdecimal() and (last or first).isdecimal() and len(part) < 12):
-            raise BadValue(f"cannot read the GPUs of a job of Slurm: {text[:80]!r}")
-        found += range(int(first), min(int(last or first) + 1, _MOST_GPUS))
-    return found
+    return SlurmRequest(SlurmJob(number, asked.node, restarts), Caller(0, uid, gid).owner)
 
 
 def command_in(environment: Mapping[str, str]) -> SlurmCommandRequest:

@@ -547,14 +547,18 @@ class SlurmAllocation:
 class SlurmRefusal(Exception):
     """A job of Slurm gets no lease on this node now; the text says why, for its owner."""
 
-    def __init__(self, why: str, *, may_pass: bool = False, by_leases: bool = False) -> None:
+    def __init__(
+        self, why: str, *, may_pass: bool = False, by_leases: bool = False, is_over: bool = False
+    ) -> None:
         """`may_pass`: memory is in use that a job may have freed a moment ago.
 
         `by_leases`: leases of other jobs are in the way, which end by themselves.
+        `is_over`: the job does not run any more, so there is nothing to send elsewhere.
         """
         super().__init__(why)
         self.may_pass = may_pass
         self.by_leases = by_leases
+        self.is_over = is_over
 
 
 class SlurmController(Protocol):
@@ -564,14 +568,15 @@ class SlurmController(Protocol):
         """Return what a job has on its node.
 
         Raises:
-            SlurmRefusal: what Slurm says of this node is ambiguous: somebody may have forged it.
+            SlurmRefusal: the job is over, or what Slurm says of it is ambiguous: somebody may have
+                forged that.
             SlurmFailed: Slurm does not answer; the prolog asks again.
         """
 
     async def refuse(self, job: SlurmJob, why: str, *, counts: bool = True) -> None:
-        """Have Slurm queue a batch job again, for another node; it is held after three times.
+        """Have Slurm queue a batch job again, for another node; it is held after three rounds.
 
-        A refusal that does not count never holds it.
+        A round with a refusal that does not count never holds it.
 
         The owner reads `why` in Slurm. Returns without waiting for Slurm to carry it out. A job
         that is no batch job gets the comment alone.

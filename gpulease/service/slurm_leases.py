@@ -15,7 +15,7 @@ from typing import Final
 from gpulease.domain.gpu import GpuMemory, GpuReading, GpuUuid, JobId
 from gpulease.domain.job import CommandFingerprint, Exit, Invocation, Job, Owner, SlurmJob, grant
 from gpulease.domain.lease import Claim, Trigger
-from gpulease.domain.placement import ObstacleKind, Placement, find_obstacle
+from gpulease.domain.placement import Obstacle, ObstacleKind, Placement, find_obstacle
 from gpulease.domain.snapshot import ledgers
 from gpulease.errors import WrongState
 from gpulease.service.adoption import GpuUse, find_uses, without
@@ -52,8 +52,6 @@ class SlurmRequest:
 
     job: SlurmJob
     owner: Owner
-    gpus: tuple[int, ...] = ()
-    """Its GPUs on this node, for a Slurm that names none in its allocation."""
     is_running: bool = False
     """It runs already, and may use memory: nobody granted a lease when it began."""
 
@@ -176,7 +174,8 @@ class SlurmLeases:
         while len(self._refused) > _MOST_REFUSED:
             del self._refused[next(iter(self._refused))]
         _log.info("job %d of Slurm gets no lease: %s", number, why)
-        await self._slurm.refuse(request.job, why, counts=not refusal.by_leases)
+        if not refusal.is_over:
+            await self._slurm.refuse(request.job, why, counts=not refusal.by_leases)
 
     async def end(self, number: int, exit_: Exit | None = None) -> None:
         """End the leases of a job of Slurm; return when its memory is free, or after a while.
@@ -273,7 +272,7 @@ def grant_at_once(
     gpus = {gpu.uuid: gpu for gpu in ledgers(snapshot(live, seen, policy, tx.drained(), at))}
     claim = replace(order.claim, gpus=1)
     sizes = {
-        uuid: _size(claim, without(gpus[uuid], uses[uuid]) if uuid in uses else gpus[uuid])
+        uuid: _size(claim, without(gpus[uuid], uses[uuid]) if uuid in uses else gpus[uuid], policy)
         for uuid in order.claim.named
     }
     tx.add_gpus(seen.readings, at)
@@ -282,29 +281,43 @@ def grant_at_once(
     return job
 
 
-def _size(claim: Claim, gpu: GpuMemory) -> int:
+def _size(claim: Claim, gpu: GpuMemory, policy: Policy) -> int:
     """Return the bytes to lease on a GPU. Raises: SlurmRefusal."""
     if (obstacle := find_obstacle(claim, gpu)) is not None:
         size = "" if claim.exclusive else f"{format_size(claim.memory_on(0))} does not fit on "
         raise SlurmRefusal(
-            f"{size}GPU {obstacle.label}: {obstacle.why}",
+            f"{size}GPU {obstacle.label}: {obstacle.why}{_instead(claim, gpu, obstacle, policy)}",
             may_pass=obstacle.kind is ObstacleKind.UNMANAGED,
             by_leases=obstacle.kind is ObstacleKind.LEASED,
         )
     return claim.memory_on(gpu.allocatable or 0)
 
 
+def _instead(claim: Claim, gpu: GpuMemory, obstacle: Obstacle, policy: Policy) -> str:
+    """Return what to ask Slurm for: 22.05 assigns GPUs whole while their shards are in use."""
+    one_whole = claim.exclusive and len(claim.named) == 1
+    if policy.slurm is None or not (one_whole and obstacle.kind is ObstacleKind.LEASED):
+        return ""
+    count = (gpu.allocatable or 0) // policy.slurm.shard
+    return (
+        "; Slurm may assign a whole GPU while its shards are in use, so ask for all shards of one "
+        f"instead: --gres=shard:{count}"
+    )
+
+
 def _submission(
     request: SlurmRequest, allocation: SlurmAllocation, seen: Observation, slurm: SlurmPolicy
 ) -> Submission:
     """Return what a job of Slurm gets: shards of one GPU, or whole GPUs. Raises: SlurmRefusal."""
-    gpus = _chosen(allocation.gpus or request.gpus, seen.readings, slurm)
+    gpus = _chosen(allocation.gpus, seen.readings, slurm)
     named = tuple(gpu.uuid for gpu in gpus)
     if allocation.shards:
         claim = Claim(allocation.shards * slurm.shard, named=named)
     else:
         claim = Claim(_ALL, len(named), exclusive=True, named=named)
-    if not gpus or (allocation.shards and len(gpus) != 1):
+    if not gpus:
+        raise SlurmRefusal("Slurm names no GPU of this node for it")
+    if allocation.shards and len(gpus) != 1:
         raise SlurmRefusal(f"Slurm names {len(gpus)} GPUs for {allocation.shards} shards")
     return Submission(
         owner=request.owner,

@@ -67,7 +67,7 @@ def _remarks(node: SlurmNode, settings: Settings) -> Iterator[str]:
     for gpu in node.local:
         yield f"# GPU {gpu.label} is left to the local queue (local_gpus)"
     if len(node.runs) > 1:
-        yield "# The GPUs differ in size, so they have types. Keep their order in Gres="
+        yield "# The GPUs differ in size. Keep the order of their types in Gres="
     if node.simulated:
         files = device_files(node.minors)
         yield f"# Simulated GPUs: slurmd needs character devices {files}"

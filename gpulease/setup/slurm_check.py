@@ -25,6 +25,7 @@ OLDEST = (22, 5)
 _HOOKS = ("Prolog", "Epilog", "TaskProlog")
 _SETTING = re.compile(r"^(\w+)(?:\[\d+\])? *= (.*)$", re.MULTILINE)
 _GRES = re.compile(r"(gpu|shard):(?:([^:,()]+):)?(\d+)")
+_LINES = "gpulease-setup slurm prints the lines for slurm.conf and gres.conf"
 _LONGEST_HOOK_S = 18
 """It waits 15 s for a daemon that restarts, and has its own work."""
 
@@ -138,6 +139,12 @@ def _node(found: Found) -> Iterator[CheckView]:
     else:
         yield CheckView("node", "ok", f"{name} is {state}")
     yield _counts(found, record.get("Gres", ""))
+    if any(name == "gpu" and not kind for name, kind, _ in _GRES.findall(record.get("Gres", ""))):
+        yield CheckView(
+            "types", "warning",
+            "GPUs have no type: Slurm 22.05 starts jobs for whole GPUs where shards are in use, "
+            "and they are refused there", _LINES,
+        )  # fmt: skip
 
 
 def shards_by_gpu(gres: str) -> list[int]:
@@ -154,26 +161,27 @@ def shards_by_gpu(gres: str) -> list[int]:
 
 
 def _counts(found: Found, gres: str) -> CheckView:
-    node, lines = found.node, "gpulease-setup slurm prints the lines for slurm.conf and gres.conf"
+    node = found.node
     known = shards_by_gpu(gres)
     if len(known) != len(node.gpus):
         return CheckView(
             "counts", "failure",
-            f"Slurm knows {len(known)} GPUs of this node, which has {len(node.gpus)} for it", lines,
+            f"Slurm knows {len(known)} GPUs of this node, which has {len(node.gpus)} for it",
+            _LINES,
         )  # fmt: skip
     for gpu, slurms, ours in zip(node.gpus, known, node.shards, strict=True):
         if slurms > ours:
             return CheckView(
                 "counts", "failure",
                 f"Slurm gives GPU {gpu.label} {slurms} shards, and it has memory for {ours}: "
-                "jobs that do not fit are refused on this node", lines,
+                "jobs that do not fit are refused on this node", _LINES,
             )  # fmt: skip
     unused = sum(node.shards) - sum(known)
     if unused:
         return CheckView(
             "counts", "warning",
             f"Slurm does not know {unused} shards ({format_size(unused * node.shard)}) of this "
-            "node, so no job can use them", lines,
+            "node, so no job can use them", _LINES,
         )  # fmt: skip
     return CheckView("counts", "ok", f"{gres}, shards of {format_size(node.shard)}")
 

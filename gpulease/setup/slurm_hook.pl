@@ -19,9 +19,8 @@ exit $hook->();
 
 # As root, before the job. 0: Slurm continues. 1: Slurm drains the node, and queues the job again.
 sub prolog {
-    my $gpus = $ENV{SLURM_JOB_GPUS} // '';
-    return 0 if $gpus eq '';
-    my %fields = (job_gpus => json($gpus), node => json($ENV{SLURMD_NODENAME}));
+    return 0 if ($ENV{SLURM_JOB_GPUS} // '') eq '';
+    my %fields = (node => json($ENV{SLURMD_NODENAME}));
     for (qw(job_id job_uid job_gid job_restart_count)) {
         $fields{$_} = $1 if ($ENV{"SLURM_\U$_"} // '') =~ /^(\d+)$/;
     }

@@ -1,9 +1,11 @@
 """What Slurm should know of this node: the lines of its files, with counts from the driver.
 
 Slurm counts memory of GPUs in shards (gres.conf(5)), and divides a Count evenly over the GPUs of a
-node. Where they differ in size, each run of equal GPUs gets a Type, and each GPU a line for its
-shards. Slurm numbers GPUs by the order of the types in Gres= of slurm.conf, so the types are in the
-order of the device numbers.
+node. Where they differ in size, each GPU gets a line for its shards.
+
+Each run of equal GPUs has a Type. Without one, Slurm 22.05 gives a job that asks for a whole GPU
+one whose shards are in use. Slurm numbers GPUs by the order of the types in Gres= of slurm.conf, so
+the types are in the order of the device numbers.
 """
 
 import os
@@ -77,9 +79,8 @@ class SlurmNode:
 
     @property
     def gres(self) -> str:
-        """Return what Gres= of slurm.conf says, such as gpu:2,shard:192."""
-        counts = [f"gpu:{run.type}:{len(run.minors)}" for run in self.runs]
-        gpus = ",".join(counts) if len(counts) > 1 else f"gpu:{len(self.gpus)}"
+        """Return what Gres= of slurm.conf says, such as gpu:mem24g:2,shard:192."""
+        gpus = ",".join(f"gpu:{run.type}:{len(run.minors)}" for run in self.runs)
         return f"{gpus},shard:{sum(self.shards)}"
 
     def gres_conf(self) -> Iterator[str]:
@@ -87,7 +88,7 @@ class SlurmNode:
         runs, head = self.runs, f"NodeName={self.name} Name="
         yield "AutoDetect=off"
         if len(runs) == 1:
-            yield f"{head}gpu File={device_files(runs[0].minors)}"
+            yield f"{head}gpu Type={runs[0].type} File={device_files(runs[0].minors)}"
             yield f"{head}shard Count={sum(self.shards)}"
             return
         for run in runs:

@@ -11,6 +11,12 @@ from gpulease.slurm.hostlist import includes
 
 _ON_NODES = re.compile(r"^ +Nodes=(\S+) CPU_IDs=\S* Mem=\S* GRES=(.*)$", re.MULTILINE)
 _BATCH = re.compile(r"^ +Requeue=[01] Restarts=[0-9]+ BatchFlag=([0-9]) ", re.MULTILINE)
+_STATE = re.compile(r"^   JobState=(\w+) Reason=", re.MULTILINE)
+_OVER = frozenset({"BOOT_FAIL", "CANCELLED", "COMPLETED", "COMPLETING", "DEADLINE", "FAILED",
+                   "LAUNCH_FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PENDING", "PREEMPTED",
+                   "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "REVOKED", "SPECIAL_EXIT",
+                   "TIMEOUT"})  # fmt: skip
+"""The states of a job whose run is over: it may be in its prolog, or wait for its next run."""
 _NAME = re.compile(r"^JobId=.*? JobName=(.*)$", re.MULTILINE)
 _ELEMENT = re.compile(
     r"^JobId=([0-9]+) (?:ArrayJobId=([0-9]+) ArrayTaskId=([0-9]+)"
@@ -30,11 +36,15 @@ class NodeAllocation:
     gpus: tuple[int, ...]
     """Numbers in the order of gres.conf."""
     shards: int
-    """0: it has whole GPUs, or none."""
+    """0: it has whole GPUs, or nothing."""
 
 
 class Unclear(Exception):
     """What Slurm says about a job cannot be trusted, or does not fit; the text says why."""
+
+
+class JobIsOver(Unclear):
+    """The job does not run any more: it was cancelled or queued again, perhaps in its prolog."""
 
 
 def element_of(text: str, job: int) -> str | None:
@@ -55,8 +65,14 @@ def allocation_on(text: str, job: int, node: str) -> NodeAllocation:
     """Return what the only job in `text` has on `node`.
 
     Raises:
+        JobIsOver: it does not run any more. Slurm then shows a GRES= without GPUs.
         Unclear: there is no such job on the node, or what `text` says is ambiguous.
     """
+    states = _STATE.findall(text)
+    if len(states) > 1:
+        raise _ambiguous(job)
+    if states and states[0] in _OVER:
+        raise JobIsOver(f"job {job} does not run any more: it is {states[0]}")
     there = [gres for nodes, gres in _ON_NODES.findall(text) if includes(nodes, node)]
     batch, name = _BATCH.findall(text), _NAME.search(text)
     if not there or not batch or name is None:

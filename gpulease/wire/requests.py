@@ -162,8 +162,6 @@ class SlurmLeaseRequest:
     job_id: int
     job_uid: int
     job_gid: int
-    job_gpus: str
-    """Numbers of GPUs in the order of gres.conf, such as "0,1"."""
     node: str = ""
     """SLURMD_NODENAME."""
     job_restart_count: int = 0

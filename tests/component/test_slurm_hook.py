@@ -90,7 +90,7 @@ def test_the_script_has_no_mistakes_that_perl_sees(tmp_path: Path) -> None:
 
 def test_the_prolog_asks_for_a_lease(daemon: StandIn) -> None:
     daemon.listen()
-    for status, code in ((201, 0), (409, 0), (400, 1), (500, 1)):
+    for status, code in ((201, 0), (409, 0), (400, 1), (404, 1), (422, 1), (500, 1)):
         daemon.answers = [reply(status, b"cannot lease: no memory")]
         done = daemon.run(
             "prolog_slurmd", SLURM_JOB_GPUS="0,1", SLURM_JOB_UID="7", SLURM_JOB_GID="8",
@@ -101,7 +101,7 @@ def test_the_prolog_asks_for_a_lease(daemon: StandIn) -> None:
     line, body = daemon.requests[0]
     assert line == "POST /v1/slurm/leases HTTP/1.0"
     assert json.loads(body) == {
-        "job_id": 17, "job_uid": 7, "job_gid": 8, "job_gpus": "0,1", "node": "n1",
+        "job_id": 17, "job_uid": 7, "job_gid": 8, "node": "n1",
         "job_restart_count": 2,
     }  # fmt: skip
 

@@ -86,14 +86,16 @@ def test_a_job_that_slurm_does_not_describe_is_refused(shown: str) -> None:
 
 
 def refuse(
-    slurm: FakeSlurm, why: str = "GPU 1 is drained", *, counts: bool = True, **settings: float
+    slurm: FakeSlurm, node: str = "n1", *, counts: bool = True, wait_here_s: int = 0
 ) -> FakeJob:
-    """Refuse job 17 and wait until everything about it was done."""
+    """Refuse job 17 and wait until everything about it was done; or until a pause of 60 s."""
 
     async def scenario() -> None:
-        refusals = SlurmRefusals(slurm, look_again_s=0, **{"wait_here_s": 0, **settings})  # type: ignore[arg-type]
-        await refusals.refuse(JOB, why, counts=counts)
-        await asyncio.gather(*refusals._tasks)
+        refusals = SlurmRefusals(slurm, look_again_s=0, wait_here_s=wait_here_s)
+        await refusals.refuse(replace(JOB, node=node), "GPU 1 is drained", counts=counts)
+        for _ in range(100):
+            await asyncio.sleep(0)
+        await refusals.close()
 
     run(scenario())
     return slurm.jobs[17]
@@ -121,22 +123,62 @@ def test_a_job_that_can_only_run_here_waits_for_this_node(
     assert (job.start, job.excluded) == ("now+60", "")
 
 
-def test_the_third_refusal_holds_a_job_whichever_nodes_refused_it() -> None:
+def test_a_job_is_held_after_three_rounds_of_all_nodes() -> None:
     slurm = FakeSlurm("n2", "n3")
-    comment = "gpulease: refused 2 times (n2 n3): n3: GPU 0 is drained"
-    slurm.jobs[17] = FakeJob("17", comment=comment, excluded="n9,n2,n3")
+    job = slurm.jobs[17] = FakeJob("17", excluded="n9")
+    seen = []
+    for node in ["n1", "n2", "n3"] * 3:
+        job.state, job.start = "RUNNING", ""
+        refuse(slurm, node=node, wait_here_s=60)
+        seen.append((job.comment.partition(": ")[2].partition(": ")[0], job.start, job.excluded))
+    assert seen[:4] == [
+        ("refused 1 time (n1)", "now", "n9,n1"),
+        ("refused 2 times (n1 n2)", "now", "n9,n1,n2"),
+        ("refused 3 times (n1 n2 n3; by all nodes 1 of 3 times)", "now+60", "n9"),
+        ("refused 4 times (n1; by all nodes 1 of 3 times)", "now", "n9,n1"),
+    ]
+    assert seen[-1] == ("refused 9 times (n1 n2 n3; by all nodes 3 of 3 times)", "", "n9")
+    assert job.actions == ["requeue"] * 8 + ["requeuehold"]
+
+
+def test_a_job_that_an_admin_releases_has_three_more_rounds() -> None:
+    slurm = FakeSlurm()
+    held = "gpulease: refused 9 times (n1; by all nodes 3 of 3 times): n1: GPU 0 is drained"
+    slurm.jobs[17] = FakeJob("17", comment=held)
     job = refuse(slurm)
-    assert job.comment == "gpulease: refused 3 times (n2 n3 n1): n1: GPU 1 is drained"
-    assert (job.actions, job.excluded, job.start) == (["requeuehold"], "n9", "")
+    assert "refused 10 times (n1; by all nodes 1 of 3 times)" in job.comment
+    assert job.actions == ["requeue"]
 
 
-@pytest.mark.parametrize("before", ["waits: ", "refused 2 times (n2 n3): "])
-def test_refusals_that_do_not_count_never_hold_a_job(before: str) -> None:
+def test_rounds_with_leases_in_the_way_never_hold_a_job() -> None:
+    slurm = FakeSlurm("n2")
+    job = slurm.jobs[17] = FakeJob("17")
+    for _ in range(9):
+        for node in ("n1", "n2"):
+            job.state = "RUNNING"
+            refuse(slurm, node=node, counts=node == "n2", wait_here_s=60)
+    assert job.comment.startswith("gpulease: refused 18 times (n1 n2; waits for leases): n2: ")
+    assert set(job.actions) == {"requeue"}
+    job.state = "RUNNING"
+    assert "(n1)" in refuse(slurm).comment
+
+
+def test_a_daemon_takes_up_what_the_one_before_has_left() -> None:
     slurm = FakeSlurm("n2", "n3")
-    slurm.jobs[17] = FakeJob("17", comment=f"gpulease: {before}n3: GPU 0 is drained")
-    job = refuse(slurm, counts=False)
-    assert job.comment == f"gpulease: {before}n1: GPU 1 is drained"
-    assert (job.actions, job.start) == (["requeue"], "now")
+    note = "gpulease: refused 2 times (n2 n1): n1: GPU 0 is drained"
+    slurm.jobs = {
+        17: FakeJob("17", "PENDING", comment=note, excluded="n9,n1,n2"),
+        18: FakeJob("18", "PENDING", comment=note.replace("n2 n1", "n1 n2"), excluded="n1,n2"),
+        19: FakeJob("19", "PENDING", excluded="n1"),
+    }
+
+    async def scenario() -> None:
+        refusals = SlurmRefusals(slurm, wait_here_s=0)
+        await refusals.take_up("n1")
+        await asyncio.gather(*refusals._tasks)
+
+    run(scenario())
+    assert [job.excluded for job in slurm.jobs.values()] == ["n9", "n1,n2", "n1"]
 
 
 def test_only_batch_jobs_are_queued_again() -> None:
@@ -150,7 +192,9 @@ def test_only_batch_jobs_are_queued_again() -> None:
 def test_the_comment_of_an_admin_stays() -> None:
     slurm = FakeSlurm()
     slurm.jobs[17] = FakeJob("17", comment="project x; gpulease: refused 1 time (n1): n1: y")
-    assert refuse(slurm).comment.startswith("project x; gpulease: refused 2 times (n1): n1: ")
+    assert refuse(slurm).comment.startswith(
+        "project x; gpulease: refused 2 times (n1; by all nodes 1 of 3"
+    )
 
 
 def test_a_job_that_slurm_forgot_is_not_refused() -> None:
@@ -170,10 +214,12 @@ class Node:
         self.processes: set[int] = set()
         self.lost: list[JobId] = []
         self.granted: list[RunningJob] = []
+        self.taken_up: list[str] = []
         self.name: str | None = "n1"
         self.reconciliation = SlurmReconciliation(
-            lambda: self.leases, self, self.grant, self.lose, lambda: self.name, self.slurm
-        )
+            lambda: self.leases, self, self.grant, self.lose, lambda: self.name, self.take_up,
+            self.slurm,
+        )  # fmt: skip
 
     def with_steps(self, jobs: Collection[int]) -> set[int]:
         return set(self.steps)
@@ -183,6 +229,9 @@ class Node:
 
     async def grant(self, job: RunningJob) -> None:
         self.granted.append(job)
+
+    async def take_up(self, node: str) -> None:
+        self.taken_up.append(node)
 
     async def lose(self, job: Job) -> None:
         self.lost.append(job.id)
@@ -246,6 +295,14 @@ def test_a_job_without_a_lease_gets_one_once() -> None:
     node.slurm.jobs[7] = FakeJob("7", restarts=2)
     node.look()
     assert node.granted[1:] == [RunningJob(SlurmJob(7, "n1", 2), 47201, 47201)]
+
+
+def test_jobs_refused_before_are_taken_up_once_slurm_answers() -> None:
+    node = Node()
+    node.slurm.is_away = True
+    assert not node.look().taken_up
+    node.slurm.is_away = False
+    assert node.look().taken_up == ["n1"]
 
 
 def test_without_slurm_nothing_is_asked() -> None:

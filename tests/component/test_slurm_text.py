@@ -2,12 +2,12 @@
 
 import pytest
 
-from gpulease.slurm.allocations import NodeAllocation, Unclear, allocation_on, element_of
+from gpulease.slurm.allocations import JobIsOver, NodeAllocation, Unclear, allocation_on, element_of
 from gpulease.slurm.hostlist import includes
 
 _JOB = """JobId={id} {array}JobName={name}
    UserId=alice(47201) GroupId=alice(47201) MCS_label=N/A
-   JobState=RUNNING Reason=None Dependency=(null)
+   JobState={state} Reason=None Dependency=(null)
    Requeue=1 Restarts=0 BatchFlag=1 Reboot=0 ExitCode=0:0
    NodeList=n1
    JOB_GRES=shard:40
@@ -25,8 +25,11 @@ def shown(
     comment: str = "(null)",
     job: int = 17,
     array: str = "",
+    state: str = "RUNNING",
 ) -> str:
-    return _JOB.format(id=job, array=array, name=name, nodes=nodes, gres=gres, comment=comment)
+    return _JOB.format(
+        id=job, array=array, name=name, nodes=nodes, gres=gres, comment=comment, state=state
+    )
 
 
 @pytest.mark.parametrize(
@@ -48,6 +51,14 @@ def test_nodes_with_the_same_share_are_on_one_line() -> None:
     assert allocation_on(shown(nodes="n[1-3,7]"), 17, "n2").shards == 40
     with pytest.raises(Unclear):
         allocation_on(shown(nodes="n[1-3,7]"), 17, "n4")
+
+
+@pytest.mark.parametrize("state", ["COMPLETING", "CANCELLED", "PENDING", "REQUEUED"])
+def test_a_job_whose_run_is_over_has_nothing(state: str) -> None:
+    with pytest.raises(JobIsOver, match=state):
+        allocation_on(shown("", state=state), 17, "n1")
+    with pytest.raises(Unclear, match="not clear"):
+        allocation_on(shown(name="x\n   JobState=PENDING Reason=None"), 17, "n1")
 
 
 @pytest.mark.parametrize("place", ["name", "comment"])

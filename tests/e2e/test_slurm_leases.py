@@ -30,6 +30,7 @@ case "$1 $2" in
 esac
 """
 _JOB = """JobId={id} JobName=train.py
+   JobState={state} Reason=None Dependency=(null)
    Requeue=1 Restarts=0 BatchFlag=1 Reboot=0 ExitCode=0:0
      Nodes=n1 CPU_IDs=0 Mem=0 GRES={gres}
 """
@@ -49,8 +50,8 @@ class Node:
         self.daemon = daemon
         self.bin = bin
 
-    def give(self, job: int, gres: str) -> None:
-        (self.bin / f"job-{job}").write_text(_JOB.format(id=job, gres=gres))
+    def give(self, job: int, gres: str, state: str = "RUNNING") -> None:
+        (self.bin / f"job-{job}").write_text(_JOB.format(id=job, gres=gres, state=state))
 
     def post(self, path: str, body: object = None) -> tuple[int, str]:
         link = HTTPConnection("node", timeout=60)
@@ -59,9 +60,11 @@ class Node:
             answer = link.getresponse()
             return answer.status, answer.read().decode("latin-1")
 
-    def prolog(self, job: int, gres: str = "shard:16(IDX:0)", uid: int = 0) -> tuple[int, str]:
-        self.give(job, gres)
-        asked = {"job_id": job, "job_uid": uid, "job_gid": uid, "job_gpus": "0", "node": "n1"}
+    def prolog(
+        self, job: int, gres: str = "shard:16(IDX:0)", uid: int = 0, state: str = "RUNNING"
+    ) -> tuple[int, str]:
+        self.give(job, gres, state)
+        asked = {"job_id": job, "job_uid": uid, "job_gid": uid, "node": "n1"}
         return self.post("leases", asked)
 
     def task_prolog(self, job: int, **environment: str) -> tuple[int, str]:
@@ -152,6 +155,23 @@ def test_a_job_that_does_not_fit_is_refused_and_its_tasks_say_why(node: Node) ->
     assert status == 409
     assert "256M does not fit on GPU 0: job" in why
     assert node.prolog(20, "shard:1(IDX:1)")[0] == 201
+
+
+def test_a_job_cancelled_in_its_prolog_is_left_to_its_epilog(node: Node) -> None:
+    status, why = node.prolog(27, "", state="COMPLETING")
+    assert (status, node.daemon.client.status().jobs) == (409, [])
+    assert "job 27 does not run any more" in why
+    assert not (node.bin / "asked").exists()
+
+
+def test_a_daemon_that_does_not_know_of_slurm_fails_the_prolog(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    """The hook takes 409 for a refusal, and would start all jobs of the cluster here to fail."""
+    with daemons(tmp_path_factory.mktemp("d")) as make:
+        status, why = Node(make().start(), tmp_path_factory.mktemp("bin")).prolog(28)
+    assert status == 422
+    assert 'cluster = "slurm"' in why
 
 
 def test_a_task_gets_the_environment_of_the_lease(node: Node) -> None:

@@ -120,6 +120,8 @@ def test_jobs_avoid_a_drained_gpu(idle: Cluster) -> None:
         wait_for(f"job {job} has a lease", lambda job=job: where(idle, job))
     gpus = idle.nodes["n1"].client().status().gpus
     assert gpus[0].memory.leased == 0
+    idle.run("scancel", "--user=alice", user="root")
+    idle.wait_until_idle()
     done = idle.run("srun", "--nodelist=n1", "--gres=gpu:2", "true", check=False)
     assert done.returncode != 0
     assert "dust" in done.stdout + done.stderr

@@ -40,7 +40,7 @@ from gpulease.service.idleness import IdleWatch
 from gpulease.service.jobs import Settle, extend, requeue, take_back_grants
 from gpulease.service.observation import GpuObserver, Observation
 from gpulease.service.overuse import OveruseWatch
-from gpulease.service.ports import Policy, SlurmPolicy, SlurmRefusal, WorkerExited
+from gpulease.service.ports import Policy, SlurmAllocation, SlurmPolicy, SlurmRefusal, WorkerExited
 from gpulease.service.queue_state import QueueState
 from gpulease.service.scheduler import Scheduler, planned, reconcile
 from gpulease.service.slurm_gpus import gpus_of_slurm, local_gpus, refuse_closed_queue
@@ -255,6 +255,36 @@ def test_a_refused_job_is_sent_elsewhere_and_its_task_prolog_finds_out_why() -> 
         assert node.leases.why_refused(17) == "no room"
         await node.leases.grant(request(restarts=1))
         assert node.leases.why_refused(17) is None
+
+    run(scenario)
+
+
+def test_a_job_that_is_over_is_not_sent_elsewhere() -> None:
+    async def scenario(node: Node) -> None:
+        await node.leases.refuse(request(), SlurmRefusal("it is COMPLETING", is_over=True))
+        assert not node.slurm.refused
+        assert node.leases.why_refused(17) == "it is COMPLETING"
+
+    run(scenario)
+
+
+def test_a_job_to_which_slurm_assigns_no_gpu_gets_none() -> None:
+    async def scenario(node: Node) -> None:
+        node.slurm.allocations[17] = SlurmAllocation("train.py", True, (), 0)
+        with pytest.raises(SlurmRefusal, match="names no GPU"):
+            await node.leases.grant(request())
+        assert node.store.live() == ()
+
+    run(scenario)
+
+
+def test_a_whole_gpu_with_shards_in_use_is_refused_with_what_to_ask_for() -> None:
+    async def scenario(node: Node) -> None:
+        await node.grant(1)
+        node.slurm.give(18, 0, 0)
+        with pytest.raises(SlurmRefusal, match=r"ask for all shards .*--gres=shard:32$") as refused:
+            await node.leases.grant(request(18))
+        assert refused.value.by_leases
 
     run(scenario)
 

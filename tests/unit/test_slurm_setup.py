@@ -33,8 +33,8 @@ def gres_conf(made: SlurmNode) -> list[str]:
 
 def test_equal_gpus_share_a_line_for_their_files_and_one_for_their_shards() -> None:
     made = node(gpu(0, 24), gpu(1, 24))
-    assert made.gres == "gpu:2,shard:192"
-    files = "Name=gpu File=/dev/nvidia[0-1]"
+    assert made.gres == "gpu:mem24g:2,shard:192"
+    files = "Name=gpu Type=mem24g File=/dev/nvidia[0-1]"
     assert gres_conf(made) == ["AutoDetect=off", files, "Name=shard Count=192"]
 
 
@@ -59,7 +59,7 @@ def test_sizes_that_differ_by_less_than_a_gib_have_different_types() -> None:
 
 def test_the_margin_and_the_reserve_of_the_driver_are_no_shards() -> None:
     settings = replace(SETTINGS, margin=GIB)
-    assert node(gpu(0, 24, reserved=300 * MIB), settings=settings).gres == "gpu:1,shard:90"
+    assert node(gpu(0, 24, reserved=300 * MIB), settings=settings).gres == "gpu:mem22g:1,shard:90"
 
 
 def test_the_device_number_counts_and_not_the_index() -> None:
@@ -71,8 +71,8 @@ def test_the_device_number_counts_and_not_the_index() -> None:
 def test_local_gpus_are_left_out() -> None:
     settings = replace(SETTINGS, slurm={"node": "n1", "local_gpus": ("0", "GPU-2")})
     made = node(gpu(0, 24), gpu(1, 48), gpu(2, 24, mig_mode=True), settings=settings)
-    assert made.gres == "gpu:1,shard:192"
-    assert gres_conf(made)[1] == "Name=gpu File=/dev/nvidia1"
+    assert made.gres == "gpu:mem48g:1,shard:192"
+    assert gres_conf(made)[1] == "Name=gpu Type=mem48g File=/dev/nvidia1"
     printed = "\n".join(lines(made, settings))
     assert "# GPU 0 is left to the local queue" in printed
     with pytest.raises(SetupFailed):
@@ -111,7 +111,7 @@ TaskProlog              = {hook}
 Cgroup Support Configuration:
 ConstrainDevices        = yes
 """
-RECORD = {"State": "IDLE", "Gres": "gpu:2,shard:192"}
+RECORD = {"State": "IDLE", "Gres": "gpu:mem24g:2,shard:192"}
 
 
 @pytest.fixture
@@ -201,11 +201,11 @@ def test_a_hook_that_users_cannot_run_is_unfit(hook: Path) -> None:
 @pytest.mark.parametrize(
     ("gres", "state"),
     [
-        ("gpu:2,shard:190", "warning"),
-        ("gpu:2,shard:194", "failure"),
-        ("gpu:1,shard:96", "failure"),
+        ("gpu:a:2,shard:190", "warning"),
+        ("gpu:a:2,shard:194", "failure"),
+        ("gpu:a:1,shard:96", "failure"),
         ("gpu:a:1,gpu:b:1,shard:a:100,shard:b:92", "failure"),
-        ("gpu:2(S:0-1),shard:192(S:0-1)", None),
+        ("gpu:a:2(S:0-1),shard:192(S:0-1)", None),
         ("(null)", "failure"),
     ],
 )
@@ -214,6 +214,10 @@ def test_counts_of_slurm_are_compared_with_the_gpus(
 ) -> None:
     found = wrong(hook, record={**RECORD, "Gres": gres})
     assert found == ({} if state is None else {"counts": state})
+
+
+def test_gpus_without_a_type_are_found(hook: Path) -> None:
+    assert wrong(hook, record={**RECORD, "Gres": "gpu:2,shard:192"}) == {"types": "warning"}
 
 
 def test_shards_of_types_belong_to_the_gpus_of_the_type() -> None:
