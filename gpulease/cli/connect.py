@@ -6,7 +6,6 @@ from typing import Annotated
 import typer
 
 from gpulease import config, user_daemon
-from gpulease.cli.cluster import SLURM, cluster
 from gpulease.cli.render import print_stderr
 from gpulease.client import (
     Client,
@@ -15,6 +14,7 @@ from gpulease.client import (
     no_daemon_on,
     trusted_users,
 )
+from gpulease.cluster_choice import SLURM, cluster
 
 SocketOption = Annotated[
     Path | None,

@@ -13,7 +13,6 @@ import typer
 
 import gpulease
 from gpulease.cli.caller import environment, trusted_environment, working_directory
-from gpulease.cli.cluster import SLURM, cluster
 from gpulease.cli.connect import SocketOption, connect, named_socket
 from gpulease.cli.format import clean
 from gpulease.cli.program import python_of
@@ -21,6 +20,7 @@ from gpulease.cli.prove import prove as prove_levels
 from gpulease.cli.render import print_stderr, print_stdout, screen_of, show_page
 from gpulease.cli.tables import Block, Hanging, Page, Span, Style
 from gpulease.client import encode, has_daemon
+from gpulease.cluster_choice import SLURM, cluster
 from gpulease.config import candidate_sockets
 from gpulease.errors import CommandNotExecutable, GpuleaseError, NoDaemon, NotTrusted
 from gpulease.light_json import indent

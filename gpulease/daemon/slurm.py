@@ -19,7 +19,7 @@ from gpulease.host.slurm_controller import SlurmCommands
 from gpulease.host.slurm_enforcement import SlurmEnforcement
 from gpulease.host.slurm_jobs import SlurmJobs
 from gpulease.host.slurm_learnt import LearntSizes
-from gpulease.host.slurm_publication import LOOK_EVERY, PublicationPace, SlurmPublication
+from gpulease.host.slurm_publication import PublicationPace, SlurmPublication
 from gpulease.host.slurm_reconciliation import RunningJob, SlurmReconciliation
 from gpulease.server.auth import Caller
 from gpulease.server.machine_views import MachineViews
@@ -38,6 +38,8 @@ _log = logging.getLogger(__name__)
 
 _COMPARE_EVERY = timedelta(seconds=5)
 _USE_OTHERS = "in /etc/gpulease/config.toml, use indexes or UUIDs; nvidia-smi -L lists both"
+_LOOK_EVERY = timedelta(seconds=2)
+"""Between two looks for changed leases; to publish them costs slurmctld less than 1 ms."""
 
 
 def slurm_settings(settings: Settings) -> SlurmSettings | None:
@@ -185,12 +187,12 @@ class SlurmNode:
         return SlurmSettings(**self._base.settings().slurm).publish_every
 
     def _look_every(self) -> timedelta:
-        return min(LOOK_EVERY, self._publish_every())
+        return min(_LOOK_EVERY, self._publish_every())
 
     async def _publish(self) -> None:
         if self._name() is None:
             return
-        held = [job.id for job in self._base.store.holding()]
+        held = frozenset(job.id for job in self._base.store.holding())
         if self._pace.is_due(held, round(self._publish_every() / self._look_every())):
             await self._learnt.update()
             await self._publication.publish()

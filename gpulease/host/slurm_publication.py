@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable, Collection, Mapping
 from datetime import timedelta
 
-from gpulease.domain.gpu import JobId
 from gpulease.errors import SlurmFailed
 from gpulease.host.slurm_commands import RunSlurm, run_slurm
 from gpulease.record import replace
@@ -24,8 +23,6 @@ from gpulease.slurm.records import parse_records
 
 _log = logging.getLogger(__name__)
 
-LOOK_EVERY = timedelta(seconds=2)
-"""Between two looks for changes of leases; to publish costs slurmctld less than 1 ms."""
 _OUT = frozenset({"drained", "unreadable", "lost", "prohibited"})
 """The states of a GPU that takes no leases."""
 _AT_LEAST_EVERY = 4
@@ -37,16 +34,16 @@ class PublicationPace:
     """When to publish: once in a period, and at the next look after leases have changed."""
 
     def __init__(self) -> None:
-        self._held: frozenset[JobId] = frozenset()
+        self._held: frozenset[int] = frozenset()
         self._looks = 0
         """Since the last publication."""
 
-    def is_due(self, held: Collection[JobId], looks_in_period: int) -> bool:
+    def is_due(self, held: frozenset[int], looks_in_period: int) -> bool:
         """Return whether to publish at this look, when the jobs `held` have leases."""
         self._looks += 1
-        if self._looks < looks_in_period and self._held == frozenset(held):
+        if self._looks < looks_in_period and self._held == held:
             return False
-        self._held, self._looks = frozenset(held), 0
+        self._held, self._looks = held, 0
         return True
 
 

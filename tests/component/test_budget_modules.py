@@ -15,8 +15,8 @@ ALWAYS = {
     "cli", "cli.app", "cli.cluster", "cli.everyday", "cli.format", "cli.light_connection",
     "cli.quick_options", "cli.quick_parser", "cli.render", "cli.signals", "cli.tables", "client",
     "client.http", "client.known_sockets", "client.light_client", "client.transport",
-    "client.unix_socket", "build", "errors", "light_json", "locations", "peer_credentials",
-    "record", "units", "wire", "wire.text",
+    "client.unix_socket", "build", "cluster_choice", "errors", "light_json", "locations",
+    "peer_credentials", "record", "units", "wire", "wire.text",
 }  # fmt: skip
 JOBS = {"cli.job_gpus", "cli.job_page", "cli.job_report", "cli.job_selection", "cli.script"}
 OURS = {

@@ -440,8 +440,8 @@ class Publishing:
 
 def test_a_change_of_leases_is_published_at_the_next_look() -> None:
     pace = PublicationPace()
-    held = [[], [JobId(1)], [JobId(1)], [JobId(2)], [], [], [], []]
-    due = [pace.is_due(each, looks_in_period=3) for each in held]
+    held: list[set[int]] = [set(), {1}, {1}, {2}, set(), set(), set(), set()]
+    due = [pace.is_due(frozenset(each), looks_in_period=3) for each in held]
     assert due == [False, True, False, True, True, False, False, True]
 
 

@@ -181,10 +181,13 @@ def test_both_ways_of_reading_a_line_ask_slurm_and_start_no_daemon(idle: Cluster
 
 def test_a_machine_without_a_daemon_names_what_slurm_has_instead(idle: Cluster) -> None:
     instead = {"requeue": "scontrol requeue JOB", "history": "sacct", "hold": "run --shell"}
-    for verb, words in (("requeue", "requeue 17"), ("history", "history"), ("hold", "hold --mem 4G")):
-        said = ask(idle, *words.split(), status=125)
-        assert said.startswith(f"cannot {verb}: no gpuleased runs on this machine")
-        assert instead[verb] in said
+    for words in (["requeue", "17"], ["history"], ["hold", "--mem", "4G"]):
+        said = ask(idle, *words, status=125)
+        assert said.startswith(f"cannot {words[0]}: no gpuleased runs on this machine")
+        assert instead[words[0]] in said
+    program = "import gpulease; gpulease.lease('4G').__enter__()"
+    done = idle.run("python", "-c", program, env={"GPULEASE_CLUSTER": "slurm"}, check=False)
+    assert "cannot lease: no gpuleased runs on this machine" in done.stderr
     assert "driver" not in ask(idle, "doctor")
     assert not list(idle.home.glob("alice/.local/state/gpulease/**/gpulease.db"))
 
