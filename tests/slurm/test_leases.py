@@ -8,7 +8,7 @@ import pytest
 from daemon_rig import wait_for
 
 from .cluster import Cluster
-from .leased_cluster import leases, leasing, run_hook, where
+from .leased_cluster import CONFIG, leases, leasing, run_hook, where
 
 GIB = 1024**3
 _SHOW = "import json, os; print(json.dumps(dict(os.environ)))"
@@ -177,6 +177,49 @@ def test_the_prolog_waits_for_a_daemon_that_restarts(idle: Cluster) -> None:
     node.start_daemon()
     wait_for("it has a lease", lambda: where(idle, job) == ["n2"])
     assert idle.job(job)["JobState"] == "RUNNING"
+
+
+def test_a_job_cancelled_in_its_prolog_gets_no_lease(idle: Cluster) -> None:
+    node = idle.nodes["n2"]
+    node.kill_daemon()
+    job = idle.sbatch("sleep 300", "--gres=shard:16", "--nodelist=n2")
+    wait_for("it is in its prolog", lambda: idle.job(job)["JobState"] != "PENDING")
+    idle.run("scancel", str(job))
+    node.start_daemon()
+    idle.wait_until_idle()
+    assert f"job {job} of Slurm gets no lease" in node.machine.log("gpuleased")
+    assert idle.job(job)["JobState"] == "CANCELLED"
+
+
+def test_a_node_whose_daemon_does_not_know_of_slurm_is_drained(idle: Cluster) -> None:
+    node = idle.nodes["n1"]
+    node.kill_daemon()
+    node.start_daemon(CONFIG.replace('"slurm"', '"none"'))
+    job = idle.sbatch("sleep 300", "--gres=shard:16", "--nodelist=n1")
+    wait_for("Slurm drains it", lambda: idle.states()["n1"].startswith("drain"))
+    assert idle.wait_until(job, "PENDING")["Restarts"] == "1"
+    idle.run("scancel", str(job))
+    node.kill_daemon()
+    node.start_daemon(CONFIG)
+    idle.scontrol("update", "nodename=n1", "state=resume")
+
+
+def test_a_job_that_all_nodes_refuse_waits_and_is_not_held(idle: Cluster) -> None:
+    strangers = [
+        node.stranger(GIB, gpu) for node in (idle.nodes["n1"], idle.nodes["n2"]) for gpu in (0, 1)
+    ]
+    job = idle.sbatch("sleep 300", "--gres=shard:96", "--exclude=n3")
+
+    def is_refused() -> bool:
+        return "by all nodes 1 of 3 times" in idle.scontrol("show", "job", str(job))
+
+    wait_for("all nodes have refused it", is_refused)
+    for each in strangers:
+        each.communicate()
+    wait_for("it waits", lambda: idle.job(job)["Reason"] == "BeginTime")
+    wait_for("no other node is excluded", lambda: idle.job(job)["ExcNodeList"] == "n3")
+    idle.scontrol("update", f"jobid={job}", "starttime=now")
+    idle.wait_until(job, "RUNNING")
 
 
 def test_without_a_daemon_jobs_go_elsewhere() -> None:
