@@ -10,8 +10,7 @@ The daemon changes only what begins with "gpulease:", not what an admin has writ
 
 import logging
 import time
-from collections.abc import Callable, Collection, Mapping
-from datetime import timedelta
+from collections.abc import Callable, Mapping
 
 from gpulease.errors import SlurmFailed
 from gpulease.host.slurm_commands import RunSlurm, run_slurm
