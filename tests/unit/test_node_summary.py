@@ -29,8 +29,8 @@ _SCALARS = (
 _JSON = st.recursive(
     _SCALARS, lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner), max_leaves=5
 )
-_FIELDS = sorted(NodeSummary.__dataclass_fields__)
-_GPU_FIELDS = sorted(GpuSummary.__dataclass_fields__)
+_FIELDS = sorted(NodeSummary.__annotations__)
+_GPU_FIELDS = sorted(GpuSummary.__annotations__)
 
 
 @given(_SUMMARIES)
