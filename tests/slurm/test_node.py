@@ -99,7 +99,7 @@ def test_a_job_over_its_lease_is_notified_and_stopped(idle: Cluster) -> None:
     script = f'python -c "{_HOLD.format(size=GIB)}"'
     job = idle.sbatch(script, "--gres=shard:1", "--nodelist=n1", "--output=over")
     idle.wait_until(job, "CANCELLED")
-    assert "gpulease: n1: " in idle.scontrol("show", "job", str(job))
+    assert "gpulease: stopped (over_lease): n1: " in idle.scontrol("show", "job", str(job))
     assert "its lease is 256M" in (idle.home / "alice/over").read_text()
     wait_for("its lease ends", lambda: has_ended(idle, job))
 
