@@ -8,12 +8,12 @@ command may contain secrets, and the keys outlive it.
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from hashlib import sha256
 from posixpath import basename, join, normpath
 
+from gpulease.record import record
 
-@dataclass(frozen=True, slots=True)
+
+@record(frozen=True)
 class CommandFingerprint:
     """Identifies runs of the same command by digests, which do not reveal it."""
 
@@ -112,4 +112,6 @@ def _is_number(word: str) -> bool:
 def _digest(words: Sequence[str]) -> str:
     # Each word with its length, so that different lists never give the same text.
     text = "".join(f"{len(word)}:{word}" for word in words)
+    from hashlib import sha256  # not needed where the size is given
+
     return sha256(text.encode("utf-8", "surrogateescape")).hexdigest()[:32]

@@ -14,6 +14,7 @@ from gpulease.client import (
     no_daemon_on,
     trusted_users,
 )
+from gpulease.cluster_choice import SLURM, cluster
 
 SocketOption = Annotated[
     Path | None,
@@ -31,20 +32,22 @@ def named_socket(ctx: typer.Context, socket: Path | None) -> Path | None:
 
 def connect(ctx: typer.Context, socket: Path | None) -> Client:
     """Return a client of the first daemon that answers. Raises as `reach`."""
-    return reach(named_socket(ctx, socket))
+    return reach(named_socket(ctx, socket), ctx.info_name)
 
 
-def reach(named: Path | str | None) -> Client:
+def reach(named: Path | str | None, verb: str | None = None) -> Client:
     """Return a client of the first daemon that answers; `named` is the value of --socket.
 
     Raises:
-        NoDaemon: no daemon answers.
+        NoDaemon: no daemon answers; the message says what cannot be done, `verb`.
     """
     candidates = config.candidate_sockets(None if named is None else Path(named))
     if len(candidates) == 1:
         return _named(named, candidates[0])
     state = config.personal_settings().state
     found = _first_answering(candidates[-1], state)
+    if found is None:
+        _refuse_on_cluster(verb)
     if found is None and state.joinpath("gpulease.db").exists():
         # The user's own daemon has exited, as idle ones do, and its record holds ended jobs.
         found, _ = reach_or_start(named)
@@ -55,14 +58,15 @@ def reach(named: Path | str | None) -> Client:
 
 def connect_or_start(ctx: typer.Context, socket: Path | None) -> tuple[Client, bool]:
     """Return a client, and whether a daemon was started for it. Raises as `reach_or_start`."""
-    return reach_or_start(named_socket(ctx, socket))
+    return reach_or_start(named_socket(ctx, socket), ctx.info_name)
 
 
-def reach_or_start(named: Path | str | None) -> tuple[Client, bool]:
+def reach_or_start(named: Path | str | None, verb: str | None = None) -> tuple[Client, bool]:
     """Return a client, and whether a daemon was started for it; `named` is the value of --socket.
 
-    A daemon is started for the user if none was named, the machine has none, and the user has none
-    that answers. A message says if the user's daemon simulates other GPUs than GPULEASE_SIMULATE.
+    A daemon is started for the user if none was named, the machine has none and is not part of a
+    cluster, and the user has none that answers. A message says if the user's daemon simulates other
+    GPUs than GPULEASE_SIMULATE.
 
     Raises:
         NoDaemon: the machine's daemon does not return, or the user's cannot be started.
@@ -75,10 +79,19 @@ def reach_or_start(named: Path | str | None) -> tuple[Client, bool]:
         if found.path != config.SYSTEM_SOCKET and (warning := _other_gpus(settings.state)):
             print_stderr(warning)
         return found, False
+    _refuse_on_cluster(verb)
     path, started = user_daemon.ensure(
         settings.socket, settings.state, answers, user_daemon.daemon_command()
     )
     return _trusting(path), started
+
+
+def _refuse_on_cluster(verb: str | None) -> None:
+    """Refuse `verb` where Slurm has the GPUs: a daemon for the user would have none."""
+    if cluster(config.environment()) == SLURM:
+        from gpulease.cli.cluster.no_daemon import no_daemon_here
+
+        raise no_daemon_here(verb)
 
 
 def started_message(client: Client) -> str:

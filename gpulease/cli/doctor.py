@@ -20,6 +20,7 @@ from gpulease.cli.prove import prove as prove_levels
 from gpulease.cli.render import print_stderr, print_stdout, screen_of, show_page
 from gpulease.cli.tables import Block, Hanging, Page, Span, Style
 from gpulease.client import encode, has_daemon
+from gpulease.cluster_choice import SLURM, cluster
 from gpulease.config import candidate_sockets
 from gpulease.errors import CommandNotExecutable, GpuleaseError, NoDaemon, NotTrusted
 from gpulease.light_json import indent
@@ -89,7 +90,8 @@ def _checks_of_the_daemon(ctx: typer.Context, socket: Path | None) -> DoctorView
         is_expected = is_named or has_daemon() or isinstance(error, NotTrusted)
         state: CheckState = "failure" if is_expected else "warning"
         daemon = CheckView("daemon", state, error.message, error.hint)
-        return DoctorView([daemon] if is_named else [daemon, _driver_check()])
+        is_elsewhere = is_named or cluster(environment()) == SLURM
+        return DoctorView([daemon] if is_elsewhere else [daemon, _driver_check()])
     except GpuleaseError as error:
         return DoctorView([CheckView("daemon", "failure", error.message, error.hint)])
     found.checks.insert(0, CheckView("daemon", "ok", f"answers on {client.path}"))

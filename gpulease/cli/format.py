@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
     from gpulease.wire.jobs import ClaimView, JobView, LeaseView, RefusalView
     from gpulease.wire.machine import EnforcementLevelView, GpuView
+    from gpulease.wire.usage import PastJobView
 else:
     from _datetime import datetime, timedelta  # the module around it takes ten times as long
 
@@ -186,7 +187,7 @@ def _begin_of(job: JobView) -> str | None:
     return options.begin_at if options and options.blocked_by == "begin" else None
 
 
-def named(job: JobView) -> str:
+def named(job: JobView | PastJobView) -> str:
     """Write the name of a job, marked if it is a lease without a job, or a job of Slurm."""
     name = clean(job.name)
     if job.slurm_job is not None:

@@ -12,7 +12,7 @@ import typer
 
 from gpulease.cli.caller import environment, is_user
 from gpulease.cli.connect import SocketOption, connect
-from gpulease.cli.format import UNKNOWN, between, clean, clock, instant, size
+from gpulease.cli.format import UNKNOWN, between, clean, clock, instant, named, size
 from gpulease.cli.render import print_stdout, screen_of, show_page
 from gpulease.cli.tables import Column, Line, Page, Table, line
 from gpulease.client import Client, encode
@@ -186,7 +186,7 @@ def _row(job: PastJobView, now: datetime) -> tuple[Line, ...]:
     return (
         line(clean(job.label)),
         line(clean(job.user)),
-        line(clean(job.name) if job.kind == "run" else "(hold)"),
+        line("(hold)" if job.kind == "hold" else named(job)),
         line(f"{job.gpus} x {amount}" if job.gpus > 1 else amount),
         line(size(job.used)),
         line(UNKNOWN if job.utilization is None else f"{job.utilization}%"),

@@ -115,7 +115,7 @@ SlurmOption = Annotated[
     _waiting(
         "--slurm",
         metavar="OPTIONS",
-        help="On a cluster: options for srun and sbatch, as '--partition=gpu'.",
+        help="On a cluster: options for srun and sbatch, as '-p long -w gpu2'.",
     ),
 ]
 SnapshotOption = Annotated[

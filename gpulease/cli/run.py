@@ -96,7 +96,7 @@ def run(  # noqa: PLR0913, PLR0917  typer reads the options from the arguments
       gpulease run --mem 4G --after 17 evaluate.py
       gpulease run --mem 4G --shell
       gpulease run --mem 4G --dry-run train.py
-      gpulease run --mem 4G --slurm "--partition=a100" train.py
+      gpulease run --mem 4G --slurm "--partition=a100 --nodelist=gpu2" train.py
 
     \b
     Exit code: that of COMMAND, or

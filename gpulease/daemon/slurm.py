@@ -19,15 +19,16 @@ from gpulease.host.slurm_controller import SlurmCommands
 from gpulease.host.slurm_enforcement import SlurmEnforcement
 from gpulease.host.slurm_jobs import SlurmJobs
 from gpulease.host.slurm_learnt import LearntSizes
-from gpulease.host.slurm_publication import SlurmPublication
+from gpulease.host.slurm_publication import PublicationPace, SlurmPublication
 from gpulease.host.slurm_reconciliation import RunningJob, SlurmReconciliation
 from gpulease.server.auth import Caller
 from gpulease.server.machine_views import MachineViews
 from gpulease.service.job_supervisor import LauncherOf
 from gpulease.service.jobs import note_limits
+from gpulease.service.log_once import LogOnce
 from gpulease.service.ports import JobLauncher, SlurmPolicy, SlurmRefusal
 from gpulease.service.scheduler import Scheduler
-from gpulease.service.slurm_gpus import gpus_of_slurm
+from gpulease.service.slurm_gpus import gpus_of_slurm, missing_local_gpus
 from gpulease.service.slurm_leases import SlurmLeases, SlurmRequest
 from gpulease.slurm.node_summary import GpuSummary, NodeSummary
 from gpulease.timers import Timer, Timers
@@ -36,6 +37,9 @@ from gpulease.wire.machine import CheckView, GpuView
 _log = logging.getLogger(__name__)
 
 _COMPARE_EVERY = timedelta(seconds=5)
+_USE_OTHERS = "in /etc/gpulease/config.toml, use indexes or UUIDs; nvidia-smi -L lists both"
+_LOOK_EVERY = timedelta(seconds=2)
+"""Between two looks for changed leases; to publish them costs slurmctld less than 1 ms."""
 
 
 def slurm_settings(settings: Settings) -> SlurmSettings | None:
@@ -118,12 +122,14 @@ class SlurmNode:
         self._commands = SlurmCommands()
         self._views: MachineViews | None = None
         self._publishing: Timer | None = None
+        self._complaints = LogOnce(_log)
         self.leases = SlurmLeases(
             scheduler, processes, base.clock, base.writer, self._commands, launchers.jobs.ended,
             launchers.enforcement.limit,
         )  # fmt: skip
         self._learnt = LearntSizes(base.store, base.writer, base.clock)
         self._publication = SlurmPublication(self._summary, self._name)
+        self._pace = PublicationPace()
         self._reconciliation = SlurmReconciliation(
             base.store.holding,
             processes.slurm,
@@ -137,12 +143,12 @@ class SlurmNode:
         """Compare leases with jobs, and publish what `views` show, every few seconds."""
         self._views = views
         timers.every(_COMPARE_EVERY, self._compare)
-        self._publishing = timers.every(self._publish_every(), self._publish)
+        self._publishing = timers.every(self._look_every(), self._publish)
 
     def adopt(self) -> None:
         """Use the settings after a reload."""
         if self._publishing is not None:
-            self._publishing.change(self._publish_every())
+            self._publishing.change(self._look_every())
 
     async def close(self) -> None:
         """Stop waiting for Slurm."""
@@ -153,6 +159,8 @@ class SlurmNode:
         name, failure = self._name(), self._publication.failure
         if name is None:
             return
+        if missing := self._missing():
+            yield CheckView("slurm", "warning", missing, _USE_OTHERS)
         if failure is None:
             yield CheckView(
                 "slurm", "ok", f"Slurm assigns the GPUs of this machine, its node {name}"
@@ -164,18 +172,36 @@ class SlurmNode:
             '[slurm] node = "NAME" in /etc/gpulease/config.toml',
         )  # fmt: skip
 
+    def _missing(self) -> str | None:
+        """Return which of `local_gpus` this machine does not have."""
+        seen, policy = self._scheduler.seen, self._scheduler.policy.slurm
+        missing = (
+            () if seen is None or policy is None else missing_local_gpus(seen.readings, policy)
+        )
+        return f"local_gpus: this machine has no GPU {' or '.join(missing)}" if missing else None
+
     def _name(self) -> str | None:
         return node_name(self._base.settings())
 
     def _publish_every(self) -> timedelta:
         return SlurmSettings(**self._base.settings().slurm).publish_every
 
+    def _look_every(self) -> timedelta:
+        return min(_LOOK_EVERY, self._publish_every())
+
     async def _publish(self) -> None:
-        if self._name() is not None:
+        if self._name() is None:
+            return
+        held = frozenset(job.id for job in self._base.store.holding())
+        if self._pace.is_due(held, round(self._publish_every() / self._look_every())):
             await self._learnt.update()
-        await self._publication.publish()
+            await self._publication.publish()
 
     async def _compare(self) -> None:
+        if missing := self._missing():
+            self._complaints.say("local_gpus", f"{missing}; {_USE_OTHERS}")
+        else:
+            self._complaints.passed("local_gpus")
         if self._name() is not None:
             await self._launchers.enforcement.ask()
         await self._reconciliation.look()

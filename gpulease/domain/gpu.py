@@ -5,7 +5,7 @@ GPU whose memory cannot be read takes no new lease.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import NewType
 
@@ -88,6 +88,11 @@ class GpuReading:
         return str(self.index) if self.mig_index is None else f"{self.index}:{self.mig_index}"
 
 
+def job_title(job: int | str, slurm: int | None) -> str:
+    """Return a job as people know it: by its label here, or by its number in Slurm."""
+    return f"job {job}" if slurm is None else f"job {slurm} of Slurm"
+
+
 @dataclass(frozen=True, slots=True)
 class LedgerEntry:
     """One job's lease in the ledger of one GPU."""
@@ -123,6 +128,8 @@ class GpuMemory:
     """Why it takes no new leases, if it is drained."""
     one_process: bool = False
     """Its compute mode admits one process at a time, and no MPS server runs on it."""
+    slurm: Mapping[JobId, int] = field(default_factory=dict, compare=False)
+    """The numbers in Slurm of the jobs that have one, on any GPU."""
 
     @property
     def uuid(self) -> GpuUuid:
@@ -199,6 +206,7 @@ def build_ledger(
     margin: int = 0,
     drained: str | None = None,
     mps_servers: Collection[int] = (),
+    slurm: Mapping[JobId, int] | None = None,
 ) -> GpuMemory:
     """Return the ledger of one GPU.
 
@@ -209,6 +217,7 @@ def build_ledger(
         margin: bytes that are never leased.
         drained: why the GPU takes no new leases, or None.
         mps_servers: the pids of MPS servers; the driver may count memory of jobs as theirs.
+        slurm: the numbers in Slurm of jobs that have one.
     """
     usage = _Attribution(reading, jobs_by_pid, mps_servers)
     seen = tuple(replace(entry, used=usage.used_by(entry.job)) for entry in entries)
@@ -221,6 +230,7 @@ def build_ledger(
         usage.jobs_without_lease(seen),
         drained,
         reading.compute_mode is ComputeMode.EXCLUSIVE_PROCESS and not usage.has_mps_server,
+        slurm or {},
     )
 
 

@@ -11,7 +11,7 @@ from enum import StrEnum
 from fractions import Fraction
 from typing import Final, Literal
 
-from gpulease.domain.gpu import GpuUuid, JobId, LedgerEntry
+from gpulease.domain.gpu import GpuUuid, JobId, LedgerEntry, job_title
 from gpulease.domain.lease import HOLDS_MEMORY, Claim, Lease, State, Trigger, next_state
 from gpulease.domain.placement import Placement
 from gpulease.domain.queue_options import NO_OPTIONS, QueueOptions
@@ -281,6 +281,11 @@ class Job:
         """The id as people see it: 17, or 17_3 for the element of an array with index 3."""
         array = self.queue.array
         return str(self.id) if array is None else f"{array.job}_{array.index}"
+
+    @property
+    def title(self) -> str:
+        """The job in messages for its owner and others: job 17, or job 7 of Slurm."""
+        return job_title(self.label, None if self.slurm is None else self.slurm.id)
 
     @property
     def kind(self) -> Literal["run", "hold", "slurm"]:

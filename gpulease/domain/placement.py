@@ -1,7 +1,7 @@
 """Places one claim on GPUs, or explains for each GPU why it does not fit."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from gpulease.domain.choice import suits, why_unsuitable
@@ -40,6 +40,8 @@ class Obstacle:
     """The jobs that have to end first."""
     mig_index: int | None = None
     """For a MIG device: its number on the GPU with this index."""
+    slurm: Mapping[JobId, int] = field(default_factory=dict, compare=False)
+    """The numbers in Slurm of jobs that have one."""
 
     @property
     def label(self) -> str:
@@ -92,8 +94,13 @@ def find_obstacle(claim: Claim, gpu: GpuMemory) -> Obstacle | None:
     found = _why_not_asked_for(claim, gpu) or _why_out_of_service(gpu) or _why_too_full(claim, gpu)
     if found is None:
         return None
-    kind, why, waits_for = found
-    return Obstacle(gpu.uuid, gpu.index, kind, why, waits_for, gpu.reading.mig_index)
+    return _obstacle(gpu, *found)
+
+
+def _obstacle(
+    gpu: GpuMemory, kind: ObstacleKind, why: str, waits_for: tuple[JobId, ...]
+) -> Obstacle:
+    return Obstacle(gpu.uuid, gpu.index, kind, why, waits_for, gpu.reading.mig_index, gpu.slurm)
 
 
 _Found = tuple[ObstacleKind, str, tuple[JobId, ...]] | None
@@ -152,13 +159,13 @@ def _why_leased(claim: Claim, memory: int, gpu: GpuMemory) -> _Found:
     holders = tuple(sorted(holding.job for holding in gpu.entries))
     exclusive = tuple(holding.job for holding in gpu.entries if holding.exclusive)
     if exclusive:
-        return ObstacleKind.LEASED, f"{_hold(exclusive)} an exclusive lease on it", exclusive
+        return ObstacleKind.LEASED, f"{_hold(gpu, exclusive)} an exclusive lease on it", exclusive
     if claim.exclusive and holders:
-        return ObstacleKind.LEASED, f"{_hold(holders)} a lease on it", holders
+        return ObstacleKind.LEASED, f"{_hold(gpu, holders)} a lease on it", holders
     if gpu.one_process and holders:
         return (
             ObstacleKind.LEASED,
-            f"{_hold(holders)} a lease on it, and {gpu.mode_restriction}",
+            f"{_hold(gpu, holders)} a lease on it, and {gpu.mode_restriction}",
             holders,
         )
     headroom = gpu.headroom or 0
@@ -171,15 +178,24 @@ def _unmanaged_use(gpu: GpuMemory) -> str:
     if not gpu.jobs_without_lease:
         return "a process outside any lease is on it"
     verb = "is" if len(gpu.jobs_without_lease) == 1 else "are"
-    return f"{_jobs(gpu.jobs_without_lease)} {verb} on it without a lease"
+    return f"{_jobs(gpu, gpu.jobs_without_lease)} {verb} on it without a lease"
 
 
-def _hold(jobs: Sequence[JobId]) -> str:
-    return f"{_jobs(jobs)} {'holds' if len(jobs) == 1 else 'hold'}"
+def _hold(gpu: GpuMemory, jobs: Sequence[JobId]) -> str:
+    return f"{_jobs(gpu, jobs)} {'holds' if len(jobs) == 1 else 'hold'}"
 
 
-def _jobs(jobs: Sequence[JobId]) -> str:
-    return "job " + str(jobs[0]) if len(jobs) == 1 else "jobs " + ", ".join(map(str, jobs))
+def _jobs(gpu: GpuMemory, jobs: Sequence[JobId]) -> str:
+    """Return jobs as people know them, such as "jobs 1, 2 and job 7 of Slurm"."""
+    own = [job for job in jobs if job not in gpu.slurm]
+    theirs = [gpu.slurm[job] for job in jobs if job in gpu.slurm]
+    found = [_named(own, ""), _named(theirs, " of Slurm")]
+    return " and ".join(each for each in found if each)
+
+
+def _named(jobs: Sequence[int], whose: str) -> str:
+    numbers = ", ".join(map(str, jobs))
+    return numbers and f"job{'s' if len(jobs) > 1 else ''} {numbers}{whose}"
 
 
 def can_be_combined(claim: Claim, gpu: GpuMemory) -> bool:
@@ -204,17 +220,15 @@ def shared_by_too_many(gpu: GpuMemory) -> Obstacle:
     """Return the obstacle on a GPU with free memory that another job would slow down too much."""
     holders = tuple(sorted(entry.job for entry in gpu.entries))
     busy = gpu.reading.utilization
-    why = f"{_jobs(holders)} {'keeps' if len(holders) == 1 else 'keep'} it busy"
-    seen = "" if busy is None else f" ({busy} %)"
-    return Obstacle(
-        gpu.uuid, gpu.index, ObstacleKind.BUSY, why + seen, holders, gpu.reading.mig_index
-    )
+    why = f"{_jobs(gpu, holders)} {'keeps' if len(holders) == 1 else 'keep'} it busy"
+    why += "" if busy is None else f" ({busy} %)"
+    return _obstacle(gpu, ObstacleKind.BUSY, why, holders)
 
 
 def reserved_for(job: JobId, gpu: GpuMemory) -> Obstacle:
     """Return the obstacle on a GPU that is reserved for `job`, which is earlier in the queue."""
     why = f"it is reserved for job {job}, which is earlier in the queue"
-    return Obstacle(gpu.uuid, gpu.index, ObstacleKind.RESERVED, why, (job,), gpu.reading.mig_index)
+    return _obstacle(gpu, ObstacleKind.RESERVED, why, (job,))
 
 
 def granted(job: JobId, claim: Claim, memory: int, gpu: GpuMemory) -> GpuMemory:

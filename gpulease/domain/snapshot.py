@@ -61,8 +61,11 @@ def ledgers(snapshot: Snapshot) -> tuple[GpuMemory, ...]:
     if snapshot.gpus is not None:
         return tuple(snapshot.gpus)
     entries: dict[GpuUuid, list[LedgerEntry]] = {}
+    slurm: dict[JobId, int] = {}
     for job in snapshot.jobs:
         if job.holds_memory:
+            if job.slurm is not None:
+                slurm[job.id] = job.slurm.id
             for lease in job.leases:
                 entries.setdefault(lease.gpu, []).append(job.ledger_entry(lease))
     return tuple(
@@ -73,6 +76,7 @@ def ledgers(snapshot: Snapshot) -> tuple[GpuMemory, ...]:
             snapshot.margin,
             _drained(reading, snapshot.drained),
             snapshot.mps_servers,
+            slurm,
         )
         for reading in snapshot.readings
     )

@@ -28,6 +28,7 @@ _NEXT_WITHIN_S = 0.05
 _MOST_BLOCKED = 4
 """Blocked reads of one user."""
 _PIECE = 1 << 16
+_BEGIN = 1024
 
 
 class _BlockedRead(NamedTuple):
@@ -105,10 +106,18 @@ def _content(path: str, most: int) -> bytes:
 
 def real_uid(pid: int) -> int | None:
     """Return the real uid of a process. The effective one of a setuid program may differ."""
-    for line in _status(pid):
-        if line.startswith(b"Uid:"):
-            return int(line.split()[1])
-    return None
+    # Near the begin of the file. Scans of /proc call this for each process.
+    try:
+        descriptor = os.open(f"/proc/{pid}/status", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        uids = os.read(descriptor, _BEGIN).partition(b"\nUid:")[2].split(None, 1)
+    except OSError:
+        return None
+    finally:
+        os.close(descriptor)
+    return int(uids[0]) if uids else None
 
 
 def name_of(pid: int) -> str | None:
@@ -117,13 +126,6 @@ def name_of(pid: int) -> str | None:
         return os.fsdecode(Path(f"/proc/{pid}/comm").read_bytes().removesuffix(b"\n"))
     except OSError:
         return None
-
-
-def _status(pid: int) -> list[bytes]:
-    try:
-        return Path(f"/proc/{pid}/status").read_bytes().splitlines()
-    except OSError:
-        return []
 
 
 _reader = ProcReader()

@@ -165,14 +165,16 @@ class ProcessTable:
         owner: int | None = None,
         session: int | None = None,
         scope: JobId | None = None,
+        among: Collection[Entry] | None = None,
     ) -> set[Entry]:
         """Return the processes that a dead shim has left behind.
 
         They have the marker `mark`, with or without its code, or are in `session`, which the shim
         led and whose id is not reused while it has members; and they belong to `owner`, if given.
-        Processes in the scope of the job `scope` are included in any case.
+        Processes in the scope of the job `scope` are included in any case. `among` are all that
+        there are, if they are known.
         """
-        there = list(processes())
+        there = list(processes()) if among is None else among
         in_scope = set() if scope is None else cgroups.members(scope)
         if any(found.pid == session and not found.zombie for found in there):
             # The shim is dead, so this is another session with the same id.

@@ -17,8 +17,6 @@ from gpulease.slurm.commands import (
 
 RunSlurm = Callable[..., Awaitable[str]]
 """Like `run_slurm` below."""
-NOTE = "gpulease: "
-"""The begin of all that gpulease writes for people in Slurm's fields."""
 _UNKNOWN = "Slurm does not know job"
 
 
@@ -82,12 +80,6 @@ async def label_of(run: RunSlurm, job: int) -> str:
         SlurmFailed: Slurm does not answer, or does not know the job.
     """
     return await list_job(run, job, "--format=%A|%i")
-
-
-def with_note(comment: str, text: str) -> str:
-    """Return a job's AdminComment with a note for its owner, and with what admins wrote before."""
-    kept = "" if comment.strip() == "(null)" else comment.partition(NOTE)[0]
-    return f"{kept}{NOTE}{text}"
 
 
 def is_unknown_job(error: SlurmFailed) -> bool:

@@ -12,13 +12,14 @@ from datetime import timedelta
 
 from gpulease.domain.gpu import JobId
 from gpulease.domain.job import Exit, Invocation, Job, Outcome, one_line
-from gpulease.errors import SlurmFailed
+from gpulease.errors import SlurmFailed, split_hint
 from gpulease.host.processes import ProcessTable
-from gpulease.host.slurm_commands import RunSlurm, label_of, list_job, run_slurm, with_note
+from gpulease.host.slurm_commands import RunSlurm, label_of, list_job, run_slurm
 from gpulease.host.slurm_processes import SlurmProcesses
 from gpulease.service.log_once import LogOnce
 from gpulease.service.ports import Clock, WorkerExited, WorkerNews, WorkerStarted
-from gpulease.shim.process_tree import Entry
+from gpulease.shim.process_tree import Entry, processes
+from gpulease.slurm.notes import Stop, stop_note, with_note
 
 _log = logging.getLogger(__name__)
 
@@ -109,7 +110,7 @@ class SlurmJobs:
         """
         own = self.grace(job)
         grace = own if grace is None else min(grace, own)
-        if not await self._cancel(job, job.detail or reason):
+        if not await self._cancel(job, reason):
             await self._table.end(lambda: self._left(job), grace)
             return
         followed = self._followed.get(job.id)
@@ -119,14 +120,16 @@ class SlurmJobs:
         except TimeoutError:
             await self._table.end(lambda: self._left(job), timedelta())
 
-    async def _cancel(self, job: Job, why: str) -> bool:
+    async def _cancel(self, job: Job, reason: str) -> bool:
         """Have Slurm cancel a job, and note the reason; return whether it does."""
         assert job.slurm is not None, "it is a job of Slurm"
         number = job.slurm.id
         try:
             label = await label_of(self._run, number)
             before = await list_job(self._run, number, "--Format=JobID:|,admin_comment:")
-            note = with_note(before, f"{job.slurm.node}: {one_line(why)}")
+            said = "; ".join(filter(None, split_hint(job.detail or reason)))
+            why = f"{job.slurm.node}: {one_line(said)}"
+            note = with_note(before, stop_note(Stop(reason, why)))
             await self._run("scontrol", "update", f"jobid={label}", f"admincomment={note}")
             await self._run("scancel", label)
         except SlurmFailed as error:
@@ -137,16 +140,17 @@ class SlurmJobs:
         return True
 
     def _left(self, job: Job) -> set[Entry]:
-        """Return the processes of a job, by Slurm or by their marker. Reads all of /proc."""
+        """Return the processes of a job, by Slurm or by their marker. Reads all of /proc, once."""
         assert job.slurm is not None, "it is a job of Slurm"
-        number = job.slurm.id
+        number, there = job.slurm.id, list(processes())
+        marker, owner = self._marker_of(job.id), job.owner.uid
         # A job that was submitted inside this one inherits its environment with the marker.
         marked = {
             each
-            for each in self._table.survivors(self._marker_of(job.id), job.owner.uid)
+            for each in self._table.survivors(marker, owner, among=there)
             if self._processes.job_of(each.pid) in (None, number)
         }
-        return marked | self._processes.of_job(number)
+        return marked | self._processes.of_job(number, there)
 
     def grace(self, job: Job) -> timedelta:
         """Return the time between SIGTERM and SIGKILL."""

@@ -48,19 +48,20 @@ class SlurmProcesses:
         found = {each.pid: self._step(each) for each in processes() if not each.zombie}
         return {pid: job for pid, job in found.items() if job is not None}
 
-    def of_job(self, job: int) -> set[Entry]:
-        """Return the living processes of a job. Reads all of /proc.
+    def of_job(self, job: int, among: Collection[Entry] | None = None) -> set[Entry]:
+        """Return the living processes of a job. Reads all of /proc, unless `among` are all.
 
         Leaves out root's: slurmstepd, and the epilog, which may run in the job's cgroup.
         """
-        there = {each.pid: each for each in processes()}
+        there = {each.pid: each for each in (processes() if among is None else among)}
         below: dict[int, bool] = {}
         return {
             found
             for found in there.values()
+            # The user first: most processes are root's, and the rest costs several reads.
             if not found.zombie
-            and (self._is_below(found, job, there, below) or _is_in_cgroup(found, job))
             and real_uid(found.pid) != 0
+            and (self._is_below(found, job, there, below) or _is_in_cgroup(found, job))
         }
 
     def _is_below(

@@ -11,12 +11,13 @@ The daemon changes only what begins with "gpulease:", not what an admin has writ
 import logging
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 
 from gpulease.errors import SlurmFailed
-from gpulease.host.slurm_commands import NOTE, RunSlurm, run_slurm
+from gpulease.host.slurm_commands import RunSlurm, run_slurm
+from gpulease.record import replace
 from gpulease.service.log_once import LogOnce
 from gpulease.slurm.node_summary import GpuSummary, NodeSummary, encode
+from gpulease.slurm.notes import OURS
 from gpulease.slurm.records import parse_records
 
 _log = logging.getLogger(__name__)
@@ -28,8 +29,25 @@ _AT_LEAST_EVERY = 4
 _LONGEST = 200
 
 
+class PublicationPace:
+    """When to publish: once in a period, and at the next look after leases have changed."""
+
+    def __init__(self) -> None:
+        self._held: frozenset[int] = frozenset()
+        self._looks = 0
+        """Since the last publication."""
+
+    def is_due(self, held: frozenset[int], looks_in_period: int) -> bool:
+        """Return whether to publish at this look, when the jobs `held` have leases."""
+        self._looks += 1
+        if self._looks < looks_in_period and self._held == held:
+            return False
+        self._held, self._looks = held, 0
+        return True
+
+
 class SlurmPublication:
-    """Publishes when something has changed, and now and then; called once in each period."""
+    """Publishes when something has changed, and now and then; called as `PublicationPace` says."""
 
     def __init__(
         self,
@@ -99,17 +117,17 @@ def _fault(gpu: GpuSummary) -> str:
 
 
 def _comment(shown: Mapping[str, str], faults: str) -> list[str]:
-    now, wanted = shown.get("Comment", ""), f"{NOTE}{faults}" if faults else ""
-    is_ours = not now or now.startswith(NOTE)
+    now, wanted = shown.get("Comment", ""), f"{OURS}{faults}" if faults else ""
+    is_ours = not now or now.startswith(OURS)
     return [f"comment={wanted}"] if is_ours and now != wanted else []
 
 
 def _drain(shown: Mapping[str, str], faults: str, *, all_out: bool) -> list[str]:
     """Return the change of the node's state, if it is undrained or drained by gpulease."""
     is_drained = "DRAIN" in shown.get("State", "")
-    is_ours = shown.get("Reason", "").startswith(NOTE)
+    is_ours = shown.get("Reason", "").startswith(OURS)
     if all_out and not is_drained:
-        return ["state=drain", f"reason={NOTE}{faults}"]
+        return ["state=drain", f"reason={OURS}{faults}"]
     if not all_out and is_drained and is_ours:
         return ["state=undrain"]
     return []

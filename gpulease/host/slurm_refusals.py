@@ -21,7 +21,8 @@ from dataclasses import dataclass, replace
 
 from gpulease.domain.job import SlurmJob, one_line
 from gpulease.errors import SlurmFailed
-from gpulease.host.slurm_commands import RunSlurm, is_unknown_job, list_job, with_note
+from gpulease.host.slurm_commands import RunSlurm, is_unknown_job, list_job
+from gpulease.slurm.notes import with_note
 
 _log = logging.getLogger(__name__)
 

@@ -14,6 +14,7 @@ from typing import Literal, Self, TypeVar
 
 from gpulease import config, user_daemon
 from gpulease.client import Client, answers, machine_daemon, trusted_users
+from gpulease.cluster_choice import SLURM, cluster
 from gpulease.errors import BadValue, GpuleaseError, NoDaemon, NoRoomNow, TooMany
 from gpulease.units import Share, parse_memory, parse_size, parse_span, parse_split
 from gpulease.wire.jobs import EnvironmentView, JobView
@@ -307,7 +308,8 @@ def connect() -> Client:
     A daemon that GPULEASE_SOCKET names is not checked here: requests fail if it does not answer.
 
     Raises:
-        NoDaemon: the machine's daemon does not come back, or none can be started.
+        NoDaemon: the machine's daemon does not come back, or none can be started, as on a machine
+            of a cluster without one.
     """
     *system, own = config.candidate_sockets(None)
     if not system:
@@ -315,7 +317,18 @@ def connect() -> Client:
     state = config.personal_settings().state
     found = machine_daemon(_log.warning) or user_daemon.answering(own, state, answers)
     if found is None:
+        _refuse_on_cluster()
         found, started = user_daemon.ensure(own, state, answers, user_daemon.daemon_command())
         if started:
             _log.warning("gpulease: no daemon was running; started one for you (socket %s)", found)
     return Client(found, trusted=trusted_users())
+
+
+def _refuse_on_cluster() -> None:
+    if cluster(config.environment()) == SLURM:
+        raise NoDaemon(
+            "cannot lease: no gpuleased runs on this machine, which uses the GPUs of a Slurm "
+            "cluster",
+            "run the program as a job: gpulease run python ...; for GPUs of this machine, set "
+            "GPULEASE_CLUSTER=none",
+        )

@@ -91,4 +91,5 @@ def past_job_view(job: Job) -> PastJobView:
         utilization=job.utilization,
         time_limit=claim.time_limit.total_seconds() if claim.time_limit else None,
         command=f"{fingerprint.similar_key} {fingerprint.exact_key}" if fingerprint else None,
+        slurm_job=None if job.slurm is None else job.slurm.id,
     )

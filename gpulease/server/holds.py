@@ -99,7 +99,7 @@ class HoldHandlers:
             return json_response(NestedView(None))
         stored = context.scheduler.store.invocation(job.id)
         if job.slurm is not None:
-            stored = invocation_of_task(command_in(environment), environment)
+            stored = invocation_of_task(command_in(environment, job.slurm.id), environment)
         invocation = invocation_of(stored, body, environment)
         part = part_of(
             job,
@@ -126,7 +126,7 @@ class HoldHandlers:
         if not job.holds_memory:
             why = "it waits for its GPU" if job.state is State.QUEUED else "it has ended"
             raise WrongState(
-                f"cannot read the environment of job {job.label}: {why}",
+                f"cannot read the environment of {job.title}: {why}",
                 f"gpulease show {job.label} shows more",
             )
         invocation = context.scheduler.store.invocation(job.id)
@@ -341,7 +341,7 @@ def invocation_of(
 
 
 def _exceeds(job: Job, why: str, hint: str) -> AlreadyLeased:
-    return AlreadyLeased(f"cannot run within the lease of job {job.label}: {why}", hint)
+    return AlreadyLeased(f"cannot run within the lease of {job.title}: {why}", hint)
 
 
 def _visible(job: Job, environment: Mapping[str, str], by_index: bool) -> Sequence[Lease]:

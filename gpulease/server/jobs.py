@@ -93,7 +93,7 @@ class JobHandlers:
     async def _refuse_nested(self, caller: Caller, environment: Mapping[str, str]) -> None:
         around = await job_of_caller(caller, environment, self._context)
         if around is not None:
-            raise WithinLease(f"cannot submit: this process runs within job {around.label}")
+            raise WithinLease(f"cannot submit: this process runs within {around.title}")
 
     async def jobs(
         self,
@@ -300,7 +300,7 @@ class JobHandlers:
             )
         if job.slurm is not None:
             raise WrongState(
-                f"cannot read the output of job {job.label}: Slurm has it",
+                f"cannot read the output of {job.title}: Slurm has it",
                 f"scontrol show job {job.slurm.id} names its files",
             )
         begin = {}

@@ -6,6 +6,7 @@ In a long queue most jobs wait for the same reason: `WaitReasonCache` draws it o
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from gpulease.domain.gpu import JobId, job_title
 from gpulease.domain.job import QUEUED_AGAIN, Job, Outcome
 from gpulease.domain.lease import Claim, State
 from gpulease.domain.placement import Obstacle, ObstacleKind
@@ -155,8 +156,13 @@ def _obstacles(waiting: WaitReason) -> Sequence[Obstacle]:
 
 
 def _one_of(obstacles: Sequence[Obstacle]) -> str:
-    jobs = sorted({job for each in obstacles for job in each.waits_for})
+    slurm = {job: each.slurm.get(job) for each in obstacles for job in each.waits_for}
+    jobs = sorted(slurm)
     if len(jobs) == 1:
-        return f"job {jobs[0]}"
-    named = ", ".join(map(str, jobs[:_MOST_JOBS_NAMED]))
+        return job_title(jobs[0], slurm[jobs[0]])
+    named = ", ".join(_short(job, slurm[job]) for job in jobs[:_MOST_JOBS_NAMED])
     return f"one of the jobs {named}{', ...' if len(jobs) > _MOST_JOBS_NAMED else ''}"
+
+
+def _short(job: JobId, slurm: int | None) -> str:
+    return str(job) if slurm is None else f"{slurm} of Slurm"

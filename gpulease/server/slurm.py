@@ -6,9 +6,11 @@ Their errors are plain text: the script that asks has no JSON parser, and shows 
 import os
 from collections.abc import Mapping
 
+import msgspec
+
 from gpulease.domain.job import Exit, Invocation, Job, SlurmJob
 from gpulease.domain.lease import State
-from gpulease.errors import CannotLease, NoRoomNow, NotAllowed, WrongState
+from gpulease.errors import BadValue, CannotLease, NoRoomNow, NotAllowed, WrongState
 from gpulease.fingerprint import fingerprint_of
 from gpulease.server.auth import Caller
 from gpulease.server.context import (
@@ -28,12 +30,14 @@ from gpulease.wire.requests import (
     SlurmEndRequest,
     SlurmEnvironmentRequest,
     SlurmLeaseRequest,
+    WorkerOptionsRequest,
 )
 
 COMMAND_VARIABLE = "GPULEASE_SLURM"
 _TASKS = "SLURM_STEP_TASKS_PER_NODE"
 _LARGEST_NUMBER = (1 << 32) - 1
 _STATUSES = 1 << 16
+_MOST_DETAIL = 200
 
 
 class SlurmHandlers:
@@ -75,11 +79,13 @@ class SlurmHandlers:
         if job is None:
             raise _no_lease(number, leases.why_refused(number) or "it has no lease")
         self._refuse_others(caller, job)
-        command = command_in(before)
+        command = command_in(before, number)
         if command.argv:
             job = await leases.describe(job, _described(command))
         job = await leases.limited(job)
-        after = context.environment(job, invocation_of_task(command, before), job)
+        after = {**context.environment(job, invocation_of_task(command, before), job)}
+        after.pop(COMMAND_VARIABLE, None)
+        after |= bound(command, number)
         return Response(task_prolog_lines(before, after), media_type=PLAIN_TEXT)
 
     def _leases(self) -> SlurmLeases:
@@ -87,18 +93,19 @@ class SlurmHandlers:
             # No 409: the prolog would start the job, whose tasks would fail.
             raise CannotLease(
                 "cannot lease for a job of Slurm: this daemon has all GPUs for its own queue",
-                'set cluster = "slurm" in /etc/gpulease/config.toml on this node',
+                'set cluster = "slurm" in /etc/gpulease/config.toml on this node, then '
+                "systemctl reload gpuleased",
             )
         return self._context.slurm
 
     def _refuse_others(self, caller: Caller, job: Job) -> None:
         if not self._context.rights.owns(caller, job):
             raise NotAllowed(
-                f"cannot read the environment of job {job.label}: it belongs to {job.owner.user}",
+                f"cannot read the environment of {job.title}: it belongs to {job.owner.user}",
                 "only its owner and root may",
             )
         if job.state is State.RELEASING:
-            raise WrongState(f"cannot start a task of job {job.label}: {job.detail}")
+            raise WrongState(f"cannot start a task of {job.title}: {job.detail}")
 
 
 def _no_lease(number: int, why: str) -> NoRoomNow:
@@ -126,14 +133,32 @@ def request_of(asked: SlurmLeaseRequest) -> SlurmRequest:
     return SlurmRequest(SlurmJob(number, asked.node, restarts), Caller(0, uid, gid).owner)
 
 
-def command_in(environment: Mapping[str, str]) -> SlurmCommandRequest:
-    """Return what `gpulease run` has handed over; nothing for a job submitted otherwise.
+def command_in(environment: Mapping[str, str], number: int) -> SlurmCommandRequest:
+    """Return what `gpulease run` has handed to a job; nothing for one submitted otherwise.
 
     Raises:
         BadValue: somebody has changed it.
     """
     text = environment.get(COMMAND_VARIABLE, "{}")
-    return read_body(SlurmCommandRequest, os.fsencode(text))
+    try:
+        command = read_body(SlurmCommandRequest, os.fsencode(text))
+    except BadValue as error:
+        raise BadValue(
+            f"cannot read the variable {COMMAND_VARIABLE}: {str(error.__cause__)[:_MOST_DETAIL]}",
+            "gpulease run sets it; without it, the job has no options for frameworks",
+        ) from error
+    return command if command.job in (None, number) else SlurmCommandRequest()
+
+
+def bound(command: SlurmCommandRequest, number: int) -> Mapping[str, str]:
+    """Return the variable for the later steps of a job, with the options alone; none for defaults.
+
+    It names the job, so that it has no effect in another one that inherits it.
+    """
+    if command.options == WorkerOptionsRequest():
+        return {}
+    kept = SlurmCommandRequest(options=command.options, job=number)
+    return {COMMAND_VARIABLE: msgspec.json.encode(kept).decode()}
 
 
 def _described(command: SlurmCommandRequest) -> Command:

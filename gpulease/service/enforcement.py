@@ -34,42 +34,49 @@ from gpulease.service.submission import most_of
 from gpulease.units import format_above, format_size, format_span
 
 _NO_MORE = "no GPU here offers more"
-_USE_OWN = "use the GPUs in the CUDA_VISIBLE_DEVICES that gpulease sets, or lease more with --gpus"
+_USE_OWN = "use the GPUs in the CUDA_VISIBLE_DEVICES that gpulease sets, or"
 _A_SECOND = timedelta(seconds=1)
 
 
-def size_to_ask_for(found: Finding, peak: int, most: int) -> str | None:
+def size_to_ask_for(found: Finding, peak: int, most: int, shard: int) -> str | None:
     """Return the size to ask for next time, as it is written; None: no GPU here has more.
 
-    `most` is the largest lease that a GPU here can grant, in bytes; 0: unknown.
+    `most` is the largest lease that a GPU here can grant, in bytes; 0: unknown. `shard` is the
+    unit of Slurm: --mem of its commands is memory of the machine.
     """
     size = advised_size(peak)
     size = min(size, most) if most else size
     shown = format_size(size)
-    return None if size <= found.lease.memory or shown == format_size(found.lease.memory) else shown
+    if size <= found.lease.memory or shown == format_size(found.lease.memory):
+        return None
+    if found.job.slurm is not None:
+        shards = f", or --gres=shard:{-(-size // shard)}" if shard else ""
+        return f"gpulease run --mem {shown}{shards}"
+    return shown if found.job.holder is not None else f"--mem {shown}"
 
 
-def _mem(found: Finding) -> str:
-    """Return the option for another size; --mem of Slurm's commands is memory of the machine."""
-    return "--mem" if found.job.slurm is None else "gpulease run --mem"
-
-
-def overuse_warning(found: Finding, peak: int, most: int) -> str:
+def overuse_warning(found: Finding, ask: str | None) -> str:
     """Return the notice that a job exceeds its lease, with the consequence."""
     if not found.is_leased:
         return _without_lease(found)
     why = ", and other jobs wait for that memory" if found.policy.elastic and found.wanted else ""
-    return f"{_holds(found)}{why}; {_consequence(found, peak, most)}"
+    return f"{_holds(found)}{why}; {_consequence(found, ask)}"
 
 
 def _without_lease(found: Finding) -> str:
     what = f"{format_size(found.used)} of GPU {found.label}" if found.used else f"GPU {found.label}"
-    said = f"job {found.job.label} uses {what}, which it did not lease"
+    said = f"{found.job.title} uses {what}, which it did not lease"
     left = found.state.left(found.policy)
     if left is None:
-        return f"{said}; {_USE_OWN}"
+        return f"{said}; {_use_own(found)}"
     why = ", and other jobs wait for that memory" if found.policy.elastic else ""
-    return f"{said}{why}; {_deadline(left, 'leaves that GPU')}; {_USE_OWN}"
+    return f"{said}{why}; {_deadline(left, 'leaves that GPU')}; {_use_own(found)}"
+
+
+def _use_own(found: Finding) -> str:
+    if found.job.slurm is None:
+        return f"{_USE_OWN} lease more with --gpus"
+    return f"{_USE_OWN} ask Slurm for more with --gres=gpu:N"
 
 
 def _deadline(left: timedelta, unless: str) -> str:
@@ -78,11 +85,10 @@ def _deadline(left: timedelta, unless: str) -> str:
     return f"it is stopped in {format_span(left)} unless it {unless}"
 
 
-def _consequence(found: Finding, peak: int, most: int) -> str:
-    ask = size_to_ask_for(found, peak, most)
+def _consequence(found: Finding, ask: str | None) -> str:
     if found.job.holder is not None:
         return f"{f'hold {ask} instead, or ' if ask else ''}use less"
-    next_time = f"next time {f'use {_mem(found)} {ask}' if ask else f'reduce its use: {_NO_MORE}'}"
+    next_time = f"next time {f'use {ask}' if ask else f'reduce its use: {_NO_MORE}'}"
     if found.policy.consequence is Consequence.WARN:
         return next_time
     left = found.state.left(found.policy) or timedelta(0)
@@ -91,7 +97,7 @@ def _consequence(found: Finding, peak: int, most: int) -> str:
 
 def overuse_clear(found: Finding) -> str:
     """Return the notice that a job is not stopped after an earlier notice."""
-    job, gpu = f"job {found.job.label}", f"GPU {found.label}"
+    job, gpu = found.job.title, f"GPU {found.label}"
     within = found.used <= found.lease.memory + found.policy.tolerance
     if within and not found.is_leased:
         return f"{job} holds only a CUDA context on {gpu} now, and is not stopped"
@@ -105,7 +111,7 @@ def overuse_clear(found: Finding) -> str:
     return f"{job} is not stopped: no job waits for the memory beyond its lease of {gpu}"
 
 
-def overuse_stop(found: Finding, peak: int, most: int) -> tuple[str, str]:
+def overuse_stop(found: Finding, peak: int, ask: str | None) -> tuple[str, str]:
     """Return why a job is stopped, for the record with a hint, and for its output."""
     after = format_span(found.policy.grace)
     used = _used(found)
@@ -113,12 +119,10 @@ def overuse_stop(found: Finding, peak: int, most: int) -> tuple[str, str]:
     held = f"it held {used} of GPU {found.label}{at_most}"
     if found.is_leased:
         why = f"{held} under a lease of {format_size(found.lease.memory)} for longer than {after}"
-        ask = size_to_ask_for(found, peak, most)
-        more = f"use {_mem(found)} {ask}"
-        hint = more if ask else f"{_NO_MORE}: reduce its use, or use more GPUs"
+        hint = f"use {ask}" if ask else f"{_NO_MORE}: reduce its use, or use more GPUs"
     else:
-        why, hint = f"{held}, which it did not lease, for longer than {after}", _USE_OWN
-    return with_hint(why, hint), f"job {found.job.label} is stopped: {why}; {hint}"
+        why, hint = f"{held}, which it did not lease, for longer than {after}", _use_own(found)
+    return with_hint(why, hint), f"{found.job.title} is stopped: {why}; {hint}"
 
 
 def shortfall_warning(found: Shortfall) -> str:
@@ -127,7 +131,7 @@ def shortfall_warning(found: Shortfall) -> str:
         format_size, (found.lease.memory, found.unmanaged, found.promised)
     )
     return (
-        f"job {found.job.label} may run out of memory within its lease of {lease} on GPU "
+        f"{found.job.title} may run out of memory within its lease of {lease} on GPU "
         f"{found.label}: {unmanaged} is in use there without a lease, and leases need {promised} "
         "of it; save the job's work, and ask the owners of the unmanaged processes in gpulease "
         "status to end them, or run the job again"
@@ -136,13 +140,14 @@ def shortfall_warning(found: Shortfall) -> str:
 
 def idle_warning(found: IdleFinding) -> str:
     """Return the notice that a lease is not used, with the consequence."""
-    job = found.job.label
+    job, slurm = found.job.label, found.job.slurm
     said = (
-        f"job {job} has been idle on its {_gpus(found)} for {format_span(found.idle_for)}, "
+        f"{found.job.title} has been idle on its {_gpus(found)} for {format_span(found.idle_for)}, "
         "and other jobs wait for the memory"
     )
     if found.policy.release is Release.WARN:
-        return f"{said}; gpulease cancel {job} releases it"
+        cancel = f"gpulease cancel {job}" if slurm is None else f"scancel {slurm.id}"
+        return f"{said}; {cancel} releases it"
     what = "the job is stopped" if found.job.holder is None else "the lease is revoked"
     return (
         f"{said}; after another {format_span(found.policy.grace)} without use, {what}; "
@@ -155,7 +160,7 @@ def idle_release(found: IdleFinding) -> tuple[str, str]:
     span = format_span(found.idle_for)
     why = f"it was idle on its {_gpus(found)} for {span} while other jobs waited"
     hint = "if a job is idle on purpose, use gpulease keep in time"
-    return with_hint(why, hint), f"job {found.job.label} is stopped: {why}"
+    return with_hint(why, hint), f"{found.job.title} is stopped: {why}"
 
 
 def _gpus(found: IdleFinding) -> str:
@@ -164,9 +169,7 @@ def _gpus(found: IdleFinding) -> str:
 
 def _holds(found: Finding) -> str:
     lease = format_size(found.lease.memory)
-    return (
-        f"job {found.job.label} holds {_used(found)} of GPU {found.label}, and its lease is {lease}"
-    )
+    return f"{found.job.title} holds {_used(found)} of GPU {found.label}, and its lease is {lease}"
 
 
 def _used(found: Finding) -> str:
@@ -258,14 +261,16 @@ class EnforcementLoop:
         peak = self._scheduler.peaks.by_lease.get((job.id, found.lease.gpu), found.used)
         peak = max(peak, found.used)
         scheduler = self._scheduler
+        slurm = scheduler.policy.slurm
         most = most_of(scheduler.seen, scheduler.policy, job.claim, self._clock.now())
+        ask = size_to_ask_for(found, peak, most, 0 if slurm is None else slurm.shard)
         if found.action is OveruseAction.WARN:
-            await scheduler.notify_owner(job.id, overuse_warning(found, peak, most))
+            await scheduler.notify_owner(job.id, overuse_warning(found, ask))
             return
         if found.action is OveruseAction.CLEAR:
             await scheduler.notify_owner(job.id, overuse_clear(found))
             return
-        detail, notice = overuse_stop(found, peak, most)
+        detail, notice = overuse_stop(found, peak, ask)
         await self._scheduler.revoke(job.id, Outcome.OVER_LEASE, detail, notice)
         _log.info("%s (of %s)", notice, job.owner.user)
 

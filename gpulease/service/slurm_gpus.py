@@ -28,6 +28,13 @@ def local_gpus(readings: Sequence[GpuReading], slurm: SlurmPolicy) -> frozenset[
     return frozenset(each.uuid for each in readings if {each.uuid, each.parent} & named)
 
 
+def missing_local_gpus(readings: Sequence[GpuReading], slurm: SlurmPolicy) -> tuple[str, ...]:
+    """Return the names in the setting `local_gpus` that are no GPU of this machine."""
+    whole = [each for each in readings if each.parent is None]
+    known = {name for each in whole for name in (each.label, each.uuid.lower())}
+    return tuple(name for name in slurm.local_gpus if name.lower() not in known)
+
+
 def kept_for_slurm(
     readings: Sequence[GpuReading], slurm: SlurmPolicy | None
 ) -> Mapping[GpuUuid, str]:

@@ -286,10 +286,13 @@ def _wrong(place: Path) -> Iterator[str]:
 
 
 def write_file(target: Path, text: str, mode: int = 0o644) -> str:
-    """Write a file atomically; return what was done, in one word."""
-    if target.exists() and target.read_text() == text:
-        return "unchanged"
+    """Write a file atomically; return what was done, in one word.
+
+    A file with this text that lacks permissions of `mode` is replaced, too.
+    """
     there = target.exists()
+    if there and target.read_text() == text and not mode & ~target.stat().st_mode:
+        return "unchanged"
     target.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
     fresh = target.with_name(f".{target.name}.new")
     fresh.write_text(text)

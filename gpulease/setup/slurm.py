@@ -1,11 +1,12 @@
 """`gpulease-setup slurm`: prints lines for Slurm's files, installs the hook, and checks both."""
 
+import os
 import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from gpulease.config import SYSTEM_CONFIG, Settings, read_settings
-from gpulease.errors import GpuleaseError
+from gpulease.errors import GpuleaseError, SetupFailed
 from gpulease.path_ownership import refuse_if_changeable
 from gpulease.setup.install import Say
 from gpulease.setup.slurm_check import checks, look
@@ -23,6 +24,12 @@ def slurm(say: Say, *, install: Sequence[Path] | None, check: bool) -> int:
     Raises:
         GpuleaseError: the settings, the GPUs or Slurm cannot be read, or the hook not be written.
     """
+    if (check or install is not None) and os.geteuid() != 0:
+        option = "--check" if check else "--install"
+        raise SetupFailed(
+            f"cannot {option.strip('-')}: only root can do this",
+            f"try: sudo gpulease-setup slurm {option}",
+        )
     settings = read_system_settings()
     if install is not None:
         install_hook(install or [DIRECTORY], settings.socket, say)
@@ -59,7 +66,7 @@ def lines(node: SlurmNode, settings: Settings) -> Iterator[str]:
     yield "SchedulerParameters=nohold_on_prolog_fail"
     yield f"Prolog={hook}\nEpilog={hook}\nTaskProlog={hook}"
     yield f"{_hardware(node)} Gres={node.gres}"
-    yield f"\n# {DIRECTORY}/cgroup.conf on this node"
+    yield f"\n# {DIRECTORY}/cgroup.conf, the same on all machines"
     yield "ConstrainDevices=yes"
 
 
@@ -67,7 +74,7 @@ def _remarks(node: SlurmNode, settings: Settings) -> Iterator[str]:
     for gpu in node.local:
         yield f"# GPU {gpu.label} is left to the local queue (local_gpus)"
     if len(node.runs) > 1:
-        yield "# The GPUs differ in size, so they have types. Keep their order in Gres="
+        yield "# The GPUs differ in size. Keep the order of their types in Gres="
     if node.simulated:
         files = device_files(node.minors)
         yield f"# Simulated GPUs: slurmd needs character devices {files}"

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gpulease.config import SYSTEM_CONFIG, Settings
-from gpulease.errors import GpuleaseError
+from gpulease.errors import GpuleaseError, split_hint
 from gpulease.path_ownership import closed_to_others, shaky
 from gpulease.setup.slurm_hook import MARK, NAME, hook_text
 from gpulease.setup.slurm_node import SlurmNode, daemon_status, device_files, read_node
@@ -25,6 +25,7 @@ OLDEST = (22, 5)
 _HOOKS = ("Prolog", "Epilog", "TaskProlog")
 _SETTING = re.compile(r"^(\w+)(?:\[\d+\])? *= (.*)$", re.MULTILINE)
 _GRES = re.compile(r"(gpu|shard):(?:([^:,()]+):)?(\d+)")
+_LINES = "gpulease-setup slurm prints the lines for slurm.conf and gres.conf"
 _LONGEST_HOOK_S = 18
 """It waits 15 s for a daemon that restarts, and has its own work."""
 
@@ -129,8 +130,13 @@ def _node(found: Found) -> Iterator[CheckView]:
         )  # fmt: skip
         return
     state = record.get("State", "unknown")
-    if {"DOWN", "DRAIN", "INVALID_REG", "NOT_RESPONDING"} & set(re.split(r"[+*]", state)):
-        why = record.get("Reason", "no reason given")
+    why = record.get("Reason", "no reason given")
+    if "INVALID_REG" in state:
+        yield CheckView(
+            "node", "failure", f"{name} is {state}: {why}",
+            f"{_LINES}; then restart slurmctld and the slurmd of this node",
+        )  # fmt: skip
+    elif {"DOWN", "DRAIN", "NOT_RESPONDING"} & set(re.split(r"[+*]", state)):
         yield CheckView(
             "node", "warning", f"{name} is {state}: {why}",
             f"when that is over: scontrol update nodename={name} state=resume",
@@ -138,6 +144,12 @@ def _node(found: Found) -> Iterator[CheckView]:
     else:
         yield CheckView("node", "ok", f"{name} is {state}")
     yield _counts(found, record.get("Gres", ""))
+    if any(name == "gpu" and not kind for name, kind, _ in _GRES.findall(record.get("Gres", ""))):
+        yield CheckView(
+            "types", "warning",
+            "GPUs have no type: Slurm 22.05 starts jobs for whole GPUs where shards are in use, "
+            "and they are refused there", _LINES,
+        )  # fmt: skip
 
 
 def shards_by_gpu(gres: str) -> list[int]:
@@ -154,26 +166,27 @@ def shards_by_gpu(gres: str) -> list[int]:
 
 
 def _counts(found: Found, gres: str) -> CheckView:
-    node, lines = found.node, "gpulease-setup slurm prints the lines for slurm.conf and gres.conf"
+    node = found.node
     known = shards_by_gpu(gres)
     if len(known) != len(node.gpus):
         return CheckView(
             "counts", "failure",
-            f"Slurm knows {len(known)} GPUs of this node, which has {len(node.gpus)} for it", lines,
+            f"Slurm knows {len(known)} GPUs of this node, which has {len(node.gpus)} for it",
+            _LINES,
         )  # fmt: skip
     for gpu, slurms, ours in zip(node.gpus, known, node.shards, strict=True):
         if slurms > ours:
             return CheckView(
                 "counts", "failure",
                 f"Slurm gives GPU {gpu.label} {slurms} shards, and it has memory for {ours}: "
-                "jobs that do not fit are refused on this node", lines,
+                "jobs that do not fit are refused on this node", _LINES,
             )  # fmt: skip
     unused = sum(node.shards) - sum(known)
     if unused:
         return CheckView(
             "counts", "warning",
             f"Slurm does not know {unused} shards ({format_size(unused * node.shard)}) of this "
-            "node, so no job can use them", lines,
+            "node, so no job can use them", _LINES,
         )  # fmt: skip
     return CheckView("counts", "ok", f"{gres}, shards of {format_size(node.shard)}")
 
@@ -200,10 +213,13 @@ def _hooks(found: Found) -> Iterator[CheckView]:
         yield _hook(found, key, current)
 
 
-def _files(found: Found, key: str) -> list[Path]:
+def _patterns(found: Found, key: str) -> list[str]:
     folder = Path(_first(found, "SLURM_CONF") or "/etc/slurm/slurm.conf").parent
-    patterns = [str(folder / each) for each in found.slurm.get(key, ())]
-    return [Path(file) for each in patterns for file in _expanded(each)]
+    return [str(folder / each) for each in found.slurm.get(key, ())]
+
+
+def _files(found: Found, key: str) -> list[Path]:
+    return [file for each in _patterns(found, key) for file in _expanded(each)]
 
 
 def _expanded(pattern: str) -> list[Path]:
@@ -218,7 +234,11 @@ def _hook(found: Found, key: str, current: str) -> CheckView:
         if MARK not in text and NAME not in text:
             continue
         if (wrong := found.unfit(file)) is not None:
-            return CheckView(key, "failure", wrong, f"{install} writes it again")
+            again = f"{install} {file.parent} writes it again" if MARK in text else "chmod 755"
+            return CheckView(
+                key, "failure", wrong,
+                f"{again}; all directories above must belong to root, and users must have access",
+            )  # fmt: skip
         if text == current:
             return CheckView(key, "ok", str(file))
         if MARK in text:
@@ -227,17 +247,21 @@ def _hook(found: Found, key: str, current: str) -> CheckView:
                 f"{install} {file.parent}",
             )  # fmt: skip
         return CheckView(key, "ok", f"{file} calls {NAME}")
-    named = ", ".join(map(str, files)) or "not set"
+    named = ", ".join(_patterns(found, key)) or "not set"
+    missing = ", and there is no such file" if found.slurm.get(key) and not files else ""
     return CheckView(
-        key, "failure", f"Slurm does not call {NAME}: {key} is {named}",
+        key, "failure", f"Slurm does not call {NAME}: {key} is {named}{missing}",
         f"{install}, then slurm.conf: {key}=/etc/slurm/{NAME}; or call it in your own script",
     )  # fmt: skip
 
 
 def unfit(file: Path) -> str | None:
-    """Return why slurmd should not or cannot run a file, which task prologs run as users."""
-    if not file.stat().st_mode & stat.S_IXOTH:
-        return f"{file} is not executable for all users"
+    """Return why slurmd should not or cannot run a file, which task prologs run as users.
+
+    Who runs a script must be able to read it.
+    """
+    if ~file.stat().st_mode & (stat.S_IROTH | stat.S_IXOTH):
+        return f"{file} is not readable and executable for all users"
     if (closed := closed_to_others(file)) is not None:
         return f"users cannot access {closed}"
     return shaky(file, 0)
@@ -258,12 +282,13 @@ def _daemon(found: Found) -> Iterator[CheckView]:
         return
     yield CheckView("daemon", "ok", f"answers on {settings.socket}")
     if hook := next((it for it in _files(found, "Epilog") if it.name == NAME), None):
-        wrong = _try_hook(hook)
-        yield CheckView("hook", "failure" if wrong else "ok", wrong or f"{hook} reaches gpuleased")
+        wrong, hint = split_hint(_try_hook(hook))
+        said = " ".join(wrong.split()) or f"{hook} reaches gpuleased"
+        yield CheckView("hook", "failure" if wrong else "ok", said, hint)
 
 
 def _try_hook(file: Path) -> str:
-    """Run the hook as the epilog of a job that does not exist; return what is wrong."""
+    """Run the hook as the epilog of a job that does not exist; return what is wrong, or ""."""
     job = {"SLURM_SCRIPT_CONTEXT": "epilog_slurmd", "SLURM_JOB_ID": "0", "SLURM_JOB_GPUS": "0"}
     try:
         done = subprocess.run(
@@ -274,7 +299,7 @@ def _try_hook(file: Path) -> str:
         return f"{file} does not run ({error.strerror}); is /usr/bin/perl there?"
     except subprocess.TimeoutExpired:
         return f"{file} does not end within {_LONGEST_HOOK_S} s"
-    return " ".join(done.stderr.split())
+    return done.stderr.strip()
 
 
 def _devices(found: Found) -> Iterator[CheckView]:

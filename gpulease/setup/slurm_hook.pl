@@ -45,14 +45,28 @@ sub epilog {
 # As the user, before each task. Slurm reads `export NAME=value`, `unset NAME` and `print text`.
 # 1: Slurm does not start the task.
 sub task_prolog {
-    my $gpus = $ENV{defined $ENV{SLURM_STEP_ID} ? 'SLURM_STEP_GPUS' : 'SLURM_JOB_GPUS'} // '';
+    my ($number, $step) = step();
+    my $is_batch = defined $step ? $step eq 'batch' : !defined $ENV{SLURM_STEP_ID};
+    my $gpus = $ENV{$is_batch ? 'SLURM_JOB_GPUS' : 'SLURM_STEP_GPUS'} // '';
     return 0 if $gpus eq '';
+    # A batch job that was submitted inside a step has its number of tasks, which share a lease.
+    my $unset = $is_batch && defined delete $ENV{SLURM_STEP_TASKS_PER_NODE}
+        ? "unset SLURM_STEP_TASKS_PER_NODE\n" : '';
     my $environment = join ',', map { json($_) . ':' . json($ENV{$_}) } keys %ENV;
-    my ($status, $reply) = post("leases/$job/environment", qq({"environment":{$environment}}));
+    my ($status, $reply) = post("leases/$number/environment", qq({"environment":{$environment}}));
     $reply = join '', map { "print gpulease: $_\n" } grep { /\S/ } split /\n/, $reply
         if $status != 200;
-    syswrite STDOUT, $reply;
+    syswrite STDOUT, $unset . $reply;
     return $status != 200;
+}
+
+# Returns the job of a task and the name of its step, from the slurmstepd that runs this. Variables
+# say less: a batch job inherits those of the step that submits it, and SLURM_JOB_ID is that of the
+# first component of a heterogeneous job.
+sub step {
+    open my $parent, '<', '/proc/' . getppid . '/cmdline' or return $job;
+    my ($number, $step) = (<$parent> // '') =~ /^slurmstepd: \[(\d+)\.(\w+)\]/;
+    return ($number // $job, $step);
 }
 
 # One character for each byte, since environments need not be UTF-8.

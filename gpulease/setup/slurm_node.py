@@ -1,9 +1,11 @@
 """What Slurm should know of this node: the lines of its files, with counts from the driver.
 
 Slurm counts memory of GPUs in shards (gres.conf(5)), and divides a Count evenly over the GPUs of a
-node. Where they differ in size, each run of equal GPUs gets a Type, and each GPU a line for its
-shards. Slurm numbers GPUs by the order of the types in Gres= of slurm.conf, so the types are in the
-order of the device numbers.
+node. Where they differ in size, each GPU gets a line for its shards.
+
+Each run of equal GPUs has a Type. Without one, Slurm 22.05 gives a job that asks for a whole GPU
+one whose shards are in use. Slurm numbers GPUs by the order of the types in Gres= of slurm.conf, so
+the types are in the order of the device numbers.
 """
 
 import os
@@ -19,7 +21,7 @@ from gpulease.errors import GpuleaseError, SetupFailed
 from gpulease.gpu.nvml import NvmlProbe
 from gpulease.gpu.simulated import parse_simulation
 from gpulease.service.ports import SlurmPolicy
-from gpulease.service.slurm_gpus import gpus_of_slurm
+from gpulease.service.slurm_gpus import gpus_of_slurm, missing_local_gpus
 from gpulease.slurm.shards import shards_of_gpu
 from gpulease.units import GIB, format_size
 from gpulease.wire.machine import StatusView
@@ -77,9 +79,8 @@ class SlurmNode:
 
     @property
     def gres(self) -> str:
-        """Return what Gres= of slurm.conf says, such as gpu:2,shard:192."""
-        counts = [f"gpu:{run.type}:{len(run.minors)}" for run in self.runs]
-        gpus = ",".join(counts) if len(counts) > 1 else f"gpu:{len(self.gpus)}"
+        """Return what Gres= of slurm.conf says, such as gpu:mem24g:2,shard:192."""
+        gpus = ",".join(f"gpu:{run.type}:{len(run.minors)}" for run in self.runs)
         return f"{gpus},shard:{sum(self.shards)}"
 
     def gres_conf(self) -> Iterator[str]:
@@ -87,7 +88,7 @@ class SlurmNode:
         runs, head = self.runs, f"NodeName={self.name} Name="
         yield "AutoDetect=off"
         if len(runs) == 1:
-            yield f"{head}gpu File={device_files(runs[0].minors)}"
+            yield f"{head}gpu Type={runs[0].type} File={device_files(runs[0].minors)}"
             yield f"{head}shard Count={sum(self.shards)}"
             return
         for run in runs:
@@ -125,7 +126,14 @@ def node_of(settings: Settings, readings: Sequence[GpuReading], *, simulated: bo
         SetupFailed: Slurm cannot have one of them.
     """
     slurm = SlurmSettings(**settings.slurm)
-    kept = gpus_of_slurm(readings, SlurmPolicy(slurm.shard, slurm.local_gpus))
+    policy = SlurmPolicy(slurm.shard, slurm.local_gpus)
+    if missing := missing_local_gpus(readings, policy):
+        raise SetupFailed(
+            f"cannot describe this node: local_gpus names {', '.join(missing)}, and this machine "
+            "has no such GPU",
+            f"in {SYSTEM_CONFIG}, use indexes or UUIDs; nvidia-smi -L lists both",
+        )
+    kept = gpus_of_slurm(readings, policy)
     for gpu in kept:
         if (why := _unusable(gpu, simulated=simulated)) is not None:
             raise SetupFailed(

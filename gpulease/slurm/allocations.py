@@ -5,8 +5,8 @@ So a line counts only if it is the only one of its kind: a forged one is always 
 """
 
 import re
-from dataclasses import dataclass
 
+from gpulease.record import record
 from gpulease.slurm.hostlist import includes
 
 _ON_NODES = re.compile(r"^ +Nodes=(\S+) CPU_IDs=\S* Mem=\S* GRES=(.*)$", re.MULTILINE)
@@ -27,7 +27,7 @@ _RECORD = re.compile(r"^JobId=", re.MULTILINE)
 _GRES = re.compile(r"(gpu|shard)(?::[^:(,]+)?:([0-9]+)\((?:IDX:)?([0-9,-]*)(?:\([^)]*\))?\)")
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True)
 class NodeAllocation:
     """What a job has on one node."""
 

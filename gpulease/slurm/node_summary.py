@@ -6,13 +6,19 @@ space, since scontrol prints fields separated by spaces.
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from types import MappingProxyType
+from typing import Any, Final, get_args
+
+from gpulease.record import record
 
 VERSION = 1
+_LARGEST: Final = 1 << 53
+"""Beyond all sizes."""
+_LATEST: Final = 1 << 36
+"""Seconds since the epoch that a date can express."""
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True)
 class GpuSummary:
     """One GPU of a node. Sizes are bytes; null is unknown."""
 
@@ -32,7 +38,7 @@ class GpuSummary:
     """Why it takes no leases."""
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True)
 class NodeSummary:
     """The GPUs of a node at one moment."""
 
@@ -45,28 +51,56 @@ class NodeSummary:
     """Of gpulease."""
     publish_every: float = 15.0
     """Seconds after which the next one is due, if anything has changed or not."""
-    learnt: Mapping[str, int] = field(default_factory=dict)
+    learnt: Mapping[str, int] = MappingProxyType({})
     """Bytes that jobs needed at their peak, by the digest of user and command."""
 
 
 def encode(summary: NodeSummary) -> str:
     """Return a summary as text without spaces."""
-    text = json.dumps({"v": VERSION, **asdict(summary)}, separators=(",", ":"))
+    gpus = [vars(gpu) for gpu in summary.gpus]
+    fields = {"v": VERSION, **vars(summary), "gpus": gpus, "learnt": dict(summary.learnt)}
+    text = json.dumps(fields, separators=(",", ":"))
     return text.replace(" ", "\\u0020")
 
 
 def decode(text: str | None) -> NodeSummary | None:
     """Return the summary in the field Extra of a node; None if gpulease did not write it.
 
-    Fields that this version does not know are ignored.
+    Fields that this version does not know are ignored. Admins can write anything there.
     """
     try:
         read: dict[str, Any] = json.loads(text or "")
         gpus = tuple(GpuSummary(**_known(GpuSummary, each)) for each in read.pop("gpus"))
-        return NodeSummary(**{**_known(NodeSummary, read), "gpus": gpus})
-    except (ValueError, TypeError, KeyError, AttributeError):
+        learnt = read.pop("learnt", {})
+        _check_learnt(learnt)
+        summary = NodeSummary(**_known(NodeSummary, read), gpus=gpus, learnt=learnt)
+        return summary if summary.shard > 0 and summary.at < _LATEST else None
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return None
 
 
 def _known(kind: type, read: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: read[name] for name in kind.__dataclass_fields__ if name in read}  # type: ignore[attr-defined]
+    """Return the fields that a class has. Raises: TypeError, ValueError: a value does not fit."""
+    found = {}
+    for name, each in kind.__annotations__.items():
+        if name in read:
+            _check(read[name], get_args(each) or (each,))
+            found[name] = read[name]
+    return found
+
+
+def _check(value: object, kinds: tuple[type, ...]) -> None:
+    # int and bool are different here, unlike in Python.
+    if type(value) not in ((*kinds, int) if float in kinds else kinds):
+        raise TypeError(f"{value!r} is none of {kinds}")
+    if isinstance(value, str):
+        value.encode()  # half of a surrogate pair cannot be printed
+    elif isinstance(value, int | float) and not 0 <= value < _LARGEST:
+        raise ValueError(value)
+
+
+def _check_learnt(value: object) -> None:
+    if not isinstance(value, dict):
+        raise TypeError(f"{value!r} is no object")
+    for size in value.values():
+        _check(size, (int,))

@@ -3,8 +3,7 @@
 All shards of a job are on one GPU. Slurm counts them and limits nothing.
 """
 
-from dataclasses import dataclass
-
+from gpulease.record import record
 from gpulease.units import MIB
 
 DEFAULT_SHARD = 256 * MIB
@@ -22,7 +21,7 @@ def shards_of_gpu(allocatable: int, shard: int) -> int:
     return allocatable // shard
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True)
 class Requested:
     """The GPUs that a job asks for on each node: whole ones, or shards of one."""
 

@@ -190,6 +190,11 @@ class SlurmCommandRequest:
     """The command, one character per byte."""
     cwd: str = "/"
     options: WorkerOptionsRequest = field(default_factory=WorkerOptionsRequest)
+    job: int | None = None
+    """The job of Slurm with these options: jobs that are submitted inside it inherit the variable.
+
+    None before its first task.
+    """
 
 
 @dataclass(slots=True)

@@ -35,6 +35,8 @@ class PastJobView:
     command: str | None
     """Digests of its command: what similar runs have in common, and all arguments. They do not
     reveal it."""
+    slurm_job: int | None = None
+    """The JobId of Slurm, for its jobs."""
 
 
 @dataclass(slots=True)

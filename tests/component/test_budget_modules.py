@@ -15,8 +15,8 @@ ALWAYS = {
     "cli", "cli.app", "cli.cluster", "cli.everyday", "cli.format", "cli.light_connection",
     "cli.quick_options", "cli.quick_parser", "cli.render", "cli.signals", "cli.tables", "client",
     "client.http", "client.known_sockets", "client.light_client", "client.transport",
-    "client.unix_socket", "build", "errors", "light_json", "locations", "peer_credentials",
-    "record", "units", "wire", "wire.text",
+    "client.unix_socket", "build", "cluster_choice", "errors", "light_json", "locations",
+    "peer_credentials", "record", "units", "wire", "wire.text",
 }  # fmt: skip
 JOBS = {"cli.job_gpus", "cli.job_page", "cli.job_report", "cli.job_selection", "cli.script"}
 OURS = {
@@ -72,6 +72,15 @@ def imported(daemon: StandIn, *line: str) -> set[str]:
 def test_an_everyday_command_imports_these_modules_and_no_other(daemon: StandIn, line: str) -> None:
     verb, *_ = line.split()
     assert imported(daemon, *line.split()) <= OURS[verb] | FROM_PYTHON
+
+
+def test_a_job_for_slurm_starts_without_slow_modules() -> None:
+    program = "import sys, gpulease.cli.cluster.run; print(*sys.modules)"
+    ran = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    slow = {"asyncio", "dataclasses", "hashlib", "inspect", "msgspec", "shutil", "typer"}
+    assert not {*slow, "gpulease.config"} & set(ran.stdout.split())
 
 
 def test_the_version_imports_next_to_nothing(daemon: StandIn) -> None:

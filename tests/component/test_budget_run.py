@@ -21,7 +21,7 @@ _BEFORE_THE_REQUEST = {
     "cli.quick_defaults", "cli.quick_options", "cli.quick_parser", "cli.render", "cli.request",
     "cli.run_job", "cli.signals", "cli.waiting_line", "client", "client.http",
     "client.known_sockets", "client.light_client", "client.submission", "client.submitter",
-    "client.transport", "client.unix_socket", "errors", "light_json", "locations",
+    "client.transport", "client.unix_socket", "cluster_choice", "errors", "light_json", "locations",
     "peer_credentials", "record", "units", "wire", "wire.frames", "wire.text",
 }  # fmt: skip
 _WHILE_THE_DAEMON_COMMITS = {

@@ -46,12 +46,18 @@ class StandIn:
                 answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
                 connection.sendall(answer)
 
-    def run(self, context: str, **variables: str | bytes) -> subprocess.CompletedProcess[bytes]:
+    def run(
+        self, context: str, parent: str = "sh", **variables: str | bytes
+    ) -> subprocess.CompletedProcess[bytes]:
+        """Run the hook below a process with the name of `parent`."""
         environment: dict[str, str | bytes] = {
             "SLURM_SCRIPT_CONTEXT": context, "SLURM_JOB_ID": "17", "SLURM_JOB_GPUS": "0",
             **variables,
         }  # fmt: skip
-        return subprocess.run([self.hook], env=environment, capture_output=True, check=False)
+        return subprocess.run(
+            [parent, "-c", f"{self.hook}; exit $?"], executable="/bin/sh", env=environment,
+            capture_output=True, check=False,
+        )  # fmt: skip
 
 
 def _request(connection: socket.socket) -> tuple[str, bytes]:
@@ -127,6 +133,30 @@ def test_the_task_prolog_passes_environments_byte_by_byte(daemon: StandIn) -> No
     assert sent["ODD"].encode("latin-1") == ODD
     assert sent["EMPTY"] == ""
     assert sent["SLURM_JOB_ID"] == "17"
+
+
+@pytest.mark.parametrize(
+    ("parent", "variables", "asks_for"),
+    [
+        ("slurmstepd: [18.0]", {"SLURM_STEP_GPUS": "0"}, "18"),  # a component of a larger job
+        ("slurmstepd: [17.0]", {}, None),  # a step without GPUs
+        ("slurmstepd: [17.batch]", {"SLURM_STEP_ID": "0"}, "17"),
+        ("slurmstepd: [17.batch]", {"SLURM_STEP_GPUS": "0", "SLURM_JOB_GPUS": ""}, None),
+        ("sh", {"SLURM_STEP_ID": "0"}, None),
+    ],
+)
+def test_the_task_prolog_asks_for_the_job_of_its_slurmstepd(
+    daemon: StandIn, parent: str, variables: dict[str, str], asks_for: str | None
+) -> None:
+    daemon.listen()
+    daemon.answers = [reply(200, b"export A=1\n")]
+    inherited = {"SLURM_STEP_TASKS_PER_NODE": "3"}
+    done = daemon.run("prolog_task", parent, **inherited, **variables)
+    assert done.returncode == 0
+    assert [line.split("/")[4] for line, _ in daemon.requests] == ([asks_for] if asks_for else [])
+    if parent.endswith("batch]") and asks_for:
+        assert done.stdout == b"unset SLURM_STEP_TASKS_PER_NODE\nexport A=1\n"
+        assert "SLURM_STEP_TASKS_PER_NODE" not in json.loads(daemon.requests[0][1])["environment"]
 
 
 def test_a_large_environment_passes_in_both_directions(daemon: StandIn) -> None:

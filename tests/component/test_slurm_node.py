@@ -25,9 +25,10 @@ from gpulease.host.slurm_controller import SlurmCommands
 from gpulease.host.slurm_enforcement import SlurmEnforcement
 from gpulease.host.slurm_jobs import SlurmJobs
 from gpulease.host.slurm_processes import SlurmProcesses
-from gpulease.host.slurm_publication import SlurmPublication
+from gpulease.host.slurm_publication import PublicationPace, SlurmPublication
 from gpulease.host.slurm_reconciliation import RunningJob, SlurmReconciliation
 from gpulease.host.slurm_refusals import SlurmRefusals
+from gpulease.record import replace as with_
 from gpulease.service.ports import SlurmAllocation, SlurmRefusal, WorkerExited, WorkerStarted
 from gpulease.shim.process_tree import Entry
 from gpulease.slurm.node_summary import GpuSummary, NodeSummary, decode
@@ -386,16 +387,17 @@ def test_processes_that_are_left_end_before_the_lease() -> None:
 def test_a_job_is_stopped_by_slurm_and_what_is_left_is_killed() -> None:
     jobs, mine = Jobs(), replace(leased(), owner=replace(leased().owner, uid=os.getuid()))
     jobs.slurm.jobs[17].comment = "project x; gpulease: refused 1 time (n1): n1: y"
+    over = replace(mine, detail="over\nits lease\n\nhint: ask")
     with marked() as left:
 
         async def scenario() -> None:
-            stopping = jobs.launcher.stop(replace(mine, detail="over\nits lease"), "over_lease")
+            stopping = jobs.launcher.stop(over, "over_lease")
             await asyncio.gather(stopping, asyncio.to_thread(left.wait))
 
         run(scenario())
     job = jobs.slurm.jobs[17]
     assert job.actions == ["scancel"]
-    assert job.comment == "project x; gpulease: n1: over its lease"
+    assert job.comment == "project x; gpulease: stopped (over_lease): n1: over its lease; ask"
 
 
 def test_a_job_is_stopped_without_slurmctld() -> None:
@@ -419,7 +421,7 @@ def test_a_notice_reaches_the_element_of_an_array() -> None:
 # Publishing.
 
 GOOD = GpuSummary(0, "GPU-a", "A", "available", leased=0)
-BAD = replace(GOOD, index=1, state="drained", detail="XID 79")
+BAD = with_(GOOD, index=1, state="drained", detail="XID 79")
 
 
 class Publishing:
@@ -436,6 +438,13 @@ class Publishing:
         return self.slurm.node
 
 
+def test_a_change_of_leases_is_published_at_the_next_look() -> None:
+    pace = PublicationPace()
+    held: list[set[int]] = [set(), {1}, {1}, {2}, set(), set(), set(), set()]
+    due = [pace.is_due(frozenset(each), looks_in_period=3) for each in held]
+    assert due == [False, True, False, True, True, False, False, True]
+
+
 def test_gpus_are_published_when_they_change_and_now_and_then() -> None:
     node = Publishing(GOOD)
     assert decode(node.publish()["Extra"]) == NodeSummary(1234.6, 256, (GOOD,))
@@ -447,7 +456,7 @@ def test_gpus_are_published_when_they_change_and_now_and_then() -> None:
         return len(node.slurm.commands)
 
     assert publications(8) == 2
-    node.publish(replace(GOOD, leased=5))
+    node.publish(with_(GOOD, leased=5))
     assert decode(node.slurm.node["Extra"]) == NodeSummary(1234.6, 256, node.gpus)
 
 
@@ -465,7 +474,7 @@ def test_the_comment_of_an_admin_is_not_changed() -> None:
 
 
 def test_a_node_without_gpus_is_drained_and_resumed() -> None:
-    node = Publishing(BAD, replace(GOOD, local=True))
+    node = Publishing(BAD, with_(GOOD, local=True))
     assert node.publish()["State"] == "IDLE+DRAIN"
     assert node.slurm.node["Reason"] == "gpulease: GPU 1: XID 79"
     assert node.publish(GOOD)["State"] == "IDLE"

@@ -157,7 +157,7 @@ def test_each_route_is_open_to_whom_the_table_says_and_to_no_one_else(
         for role, status in answers.items():
             wanted = route.status if role in open_to[route.access] else 403
             if route.path.startswith("/slurm/") and (role == "root" or route.access is Access.EACH):
-                wanted = 409  # this daemon knows no Slurm
+                wanted = 422  # this daemon knows no Slurm
             assert status == wanted, f"{role}\n{rows[-1]}"
     with capsys.disabled():
         sys.stdout.write("\n" + "\n".join(rows) + "\n")

@@ -198,7 +198,25 @@ def test_the_options_and_the_command_come_with_the_task(node: Node) -> None:
     assert job.command.startswith("python ")
     status, why = node.task_prolog(22, GPULEASE_SLURM="{")
     assert status == 400
-    assert why.startswith("cannot read the request")
+    assert why.startswith("cannot read the variable GPULEASE_SLURM: ")
+
+
+def test_later_steps_keep_the_options_and_inner_jobs_do_not(node: Node) -> None:
+    assert node.prolog(27)[0] == 201
+    command = {"argv": ["python", "outer.py"], "cwd": "/", "options": {"processes": 4}}
+    task = node.task_of(27, GPULEASE_SLURM=json.dumps(command))
+    step = node.task_of(27, **task)
+    assert processes_in(step) == processes_in(task) == 4
+    assert node.prolog(28)[0] == 201
+    inner = node.task_of(28, **step)
+    assert processes_in(inner) is None
+    assert "GPULEASE_SLURM" not in inner
+    commands = {job.slurm_job: job.command for job in node.daemon.client.status().jobs}
+    assert commands == {27: "python outer.py", 28: "job 28 of Slurm (train.py)"}
+
+
+def processes_in(task: dict[str, str]) -> object:
+    return json.loads(task["GPULEASE_HOOK"])["options"]["processes"]
 
 
 def test_a_task_of_a_job_without_a_lease_is_refused(node: Node) -> None:

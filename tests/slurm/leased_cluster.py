@@ -1,5 +1,6 @@
 """Clusters with gpulease's hook in Slurm, and the leases on their nodes."""
 
+import re
 import subprocess
 import threading
 from collections import defaultdict
@@ -42,11 +43,12 @@ time.sleep(float(sys.argv[2]))
 
 @contextmanager
 def leasing(
-    nodes: Sequence[str] = ("n1", "n2", "n3"), gpus: str = "2x24G", wait_s: int = 20
+    nodes: Sequence[str] = ("n1", "n2", "n3"), gpus: str = "2x24G", wait_s: int = 15
 ) -> Iterator[Cluster]:
     """Yield a cluster whose prologs ask for leases; `wait_s`: how long for an absent daemon."""
     hook = (Path(gpulease.setup.__path__[0]) / "slurm_hook.pl").read_text()
-    hook = hook.replace("$WAIT_S = 20;", f"$WAIT_S = {wait_s};")
+    hook, replaced = re.subn(r"(?<=my \$WAIT_S = )\d+", str(wait_s), hook)
+    assert replaced
     path = f"/etc/slurm/{HOOK}"
     specs = [NodeSpec(name, gpus, settings=CONFIG) for name in nodes]
     settings = Settings(Hooks(path, path, path), slurm_lines=_SLURM_LINES)

@@ -28,7 +28,7 @@ class Node:
     def __init__(self, spec: NodeSpec, shared: Path, disk: Disk, own_cgroups: bool) -> None:
         self.spec = spec
         self.machine = Machine(
-            spec.name, shared, disk, gpus=len(spec.sizes), own_cgroups=own_cgroups
+            spec.name, shared, disk, gpus=len(spec.described.gpus), own_cgroups=own_cgroups
         )
 
     @property

@@ -1,15 +1,14 @@
 """The files of Slurm for a cluster on one machine, with short intervals."""
 
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from gpulease.config import Settings as GpuleaseSettings
+from gpulease.domain.gpu import GpuReading, GpuUuid
 from gpulease.gpu.simulated import parse_simulation
-from gpulease.units import format_size
+from gpulease.setup.slurm_node import SlurmNode, node_of
 
-SHARD = 256 * 1024**2
-"""Bytes of one shard."""
 CPUS = 64
 """Pretended, for each node."""
 
@@ -20,30 +19,15 @@ class NodeSpec:
 
     name: str
     gpus: str = "2x24G"
-    shards: int | None = None
-    """For the node; None: all memory of its GPUs."""
     settings: str = ""
     """What /etc/gpulease/config.toml says, in TOML."""
 
     @property
-    def sizes(self) -> list[int]:
-        return [gpu.size for gpu in parse_simulation(self.gpus)]
-
-    @property
-    def types(self) -> list[str]:
-        """The type of each GPU; Slurm 22.05 assigns GPUs without one twice, whole and as shards."""
-        return [format_size(it).lower() for it in self.sizes]
-
-    @property
-    def gres(self) -> str:
-        """What slurm.conf says of its GPUs and shards."""
-        counted = Counter(self.types)
-        gpus = [f"gpu:{kind}:{count}" for kind, count in counted.items()]
-        return ",".join([*gpus, f"shard:{self.all_shards}"])
-
-    @property
-    def all_shards(self) -> int:
-        return self.shards if self.shards is not None else sum(self.sizes) // SHARD
+    def described(self) -> SlurmNode:
+        """The node as `gpulease-setup slurm` describes it."""
+        made = enumerate(parse_simulation(self.gpus))
+        readings = [GpuReading(GpuUuid(str(at)), at, it.model, total=it.size) for at, it in made]
+        return node_of(GpuleaseSettings(slurm={"node": self.name}), readings, simulated=True)
 
 
 @dataclass(frozen=True)
@@ -73,7 +57,7 @@ class Settings:
     slurm_lines: str = ""
     """Added to slurm.conf; a line with a known key replaces it."""
     gres_lines: str | None = None
-    """All of gres.conf; None: a line for the GPUs and one for the shards of each node."""
+    """All of gres.conf; None: as `gpulease-setup slurm` prints it."""
     cgroup: bool = False
     """Whether jobs are in cgroups, see `machine.has_cgroups`; else Slurm knows a job's processes by
     their ancestry."""
@@ -96,7 +80,7 @@ def slurm_conf(nodes: Sequence[NodeSpec], ports: Ports, settings: Settings) -> s
     lines = [f"{key}={value}" for key, value in chosen.items()]
     lines += [
         f"NodeName={it.name} NodeAddr=127.0.0.1 Port={ports.nodes[it.name]} CPUs={CPUS} "
-        f"RealMemory=256000 Gres={it.gres} State=UNKNOWN"
+        f"RealMemory=256000 Gres={it.described.gres} State=UNKNOWN"
         for it in nodes
     ]
     lines += [f"PartitionName=main Nodes={names} Default=YES MaxTime=INFINITE State=UP"]
@@ -104,27 +88,9 @@ def slurm_conf(nodes: Sequence[NodeSpec], ports: Ports, settings: Settings) -> s
 
 
 def gres_conf(nodes: Sequence[NodeSpec]) -> str:
-    """Return the lines for the GPUs and shards of each node.
-
-    A count without a file is divided evenly over the GPUs. A count for each file holds only where
-    GPUs of different sizes have different types.
-    """
-    lines = ["AutoDetect=off"]
-    for node in nodes:
-        if len(set(node.types)) > 1:
-            lines += _typed(node)
-        else:
-            files = f"Type={node.types[0]} File=/dev/nvidia[0-{len(node.sizes) - 1}]"
-            lines.append(f"NodeName={node.name} Name=gpu {files}")
-            lines.append(f"NodeName={node.name} Name=shard Count={node.all_shards}")
-    return "\n".join(lines) + "\n"
-
-
-def _typed(node: NodeSpec) -> Iterator[str]:
-    for index, (size, kind) in enumerate(zip(node.sizes, node.types, strict=True)):
-        file = f"File=/dev/nvidia{index}"
-        yield f"NodeName={node.name} Name=gpu Type={kind} {file}"
-        yield f"NodeName={node.name} Name=shard Count={size // SHARD} {file}"
+    """Return the lines for the GPUs and shards of each node."""
+    lines = [line for node in nodes for line in node.described.gres_conf()]
+    return "\n".join(dict.fromkeys(lines)) + "\n"
 
 
 def _common(ports: Ports) -> dict[str, str]:

@@ -1,5 +1,7 @@
 """Daemons are killed under load: afterwards no lease is without a job, and no job without a lease.
 
+How the jobs end is only counted: Slurm may fail one whose slurmd is killed while it starts it.
+
 `make torture-slurm` runs more rounds.
 """
 
@@ -57,7 +59,6 @@ def test_leases_follow_jobs_although_daemons_are_killed() -> None:
     wrong = sum(len(each.violations) for each in rounds)
     print(f"{wrong} violations in {_ROUNDS} rounds; jobs: {dict(ended)}")
     assert not wrong, f"seed {seed}"
-    assert set(ended) <= {"COMPLETED", "CANCELLED", None}, f"seed {seed}"
 
 
 def submit(cluster: Cluster, dice: random.Random) -> set[int]:

@@ -79,11 +79,39 @@ def test_a_job_without_gpus_is_not_changed(idle: Cluster) -> None:
     assert not where(idle, job)
 
 
+def test_the_components_of_a_heterogeneous_job_have_leases(idle: Cluster) -> None:
+    show = ("sh", "-c", "echo $SLURM_PROCID $GPULEASE_MEMORY")
+    second = (":", "--gres=shard:2", *show)
+    done = idle.run("srun", "--gres=shard:4", *show, *second)
+    assert sorted(done.stdout.splitlines()) == [f"0 {GIB}", f"1 {GIB // 2}"]
+
+
+def test_jobs_that_are_submitted_inside_another_have_their_own_environment(idle: Cluster) -> None:
+    """They inherit the variables of a step with two tasks, and of `gpulease run --processes`."""
+    inner = f"sbatch --wait --nodelist=n2 --output=%s.json %s --wrap='python -c \"{_SHOW}\"'"
+    lines = (inner % ("gpu", "--gres=shard:4"), inner % ("cpu", ""))
+    script = f"test $SLURM_PROCID = 1 || {{ {lines[0]} && {lines[1]}; }}"
+    handed = json.dumps({"argv": ["outer"], "cwd": "/", "options": {"processes": 2}})
+    outer = ("srun", "--nodelist=n1", "--gres=shard:8", "--ntasks=2", "sh", "-c", script)
+    idle.run(*outer, env={"GPULEASE_SLURM": handed})
+    gpu = json.loads((idle.home / "alice/gpu.json").read_text())
+    hook = json.loads(gpu["GPULEASE_HOOK"])
+    assert gpu["GPULEASE_MEMORY"] == str(GIB)
+    assert (hook["options"]["processes"], hook["ranks"]["SLURM_STEP_TASKS_PER_NODE"]) == (
+        None,
+        None,
+    )
+    assert not {"GPULEASE_SLURM", "SLURM_STEP_TASKS_PER_NODE"} & gpu.keys()
+    assert json.loads((idle.home / "alice/cpu.json").read_text())["SLURM_JOB_ID"]
+
+
 def test_srun_over_its_lease_is_stopped(idle: Cluster) -> None:
     words = ("python", "/etc/slurm/work.py", "800", "300")
     done = idle.run("srun", "--nodelist=n1", "--gres=shard:2", *words, check=False)
     assert done.returncode != 0
     assert "its lease is 512M" in done.stderr
+    assert "of Slurm holds" in done.stderr
+    assert "or --gres=shard:4" in done.stderr
 
 
 def test_other_users_cannot_read_or_end_a_lease(idle: Cluster) -> None:
@@ -120,7 +148,7 @@ def test_jobs_avoid_a_drained_gpu(idle: Cluster) -> None:
         wait_for(f"job {job} has a lease", lambda job=job: where(idle, job))
     gpus = idle.nodes["n1"].client().status().gpus
     assert gpus[0].memory.leased == 0
-    idle.run("scancel", "--user=alice")
+    idle.run("scancel", "--user=alice", user="root")
     idle.wait_until_idle()
     done = idle.run("srun", "--nodelist=n1", "--gres=gpu:2", "true", check=False)
     assert done.returncode != 0

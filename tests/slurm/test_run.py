@@ -252,6 +252,34 @@ def test_a_closed_pipe_ends_the_job(idle: Cluster) -> None:
     assert process.returncode == 128 + signal.SIGPIPE
 
 
+@pytest.mark.parametrize("options", ["--partition=main --nodelist=n2", "-p main -w n2"])
+def test_options_of_slurm_are_passed_on(idle: Cluster, options: str) -> None:
+    done = run(idle, "--mem", "1G", "--slurm", options, "--slurm=--comment=a", "uname", "-n")
+    assert (done.returncode, done.stdout) == (0, "n2\n"), done.stderr
+
+
+@pytest.mark.parametrize("option", ["--nonsense", "--no", "--mem=x", "--partition"])
+def test_what_srun_says_of_its_options_is_shown(idle: Cluster, option: str) -> None:
+    done = run(idle, "--mem", "1G", f"--slurm={option}", "true")
+    assert done.returncode == 125
+    assert option.partition("=")[0].lstrip("-") in done.stderr
+    assert "exit code" not in done.stderr
+
+
+def test_a_job_may_start_without_the_environment_of_its_user(idle: Cluster) -> None:
+    done = run(idle, "--mem", "1G", "--slurm=--export=NONE", "pwd")
+    assert (done.returncode, done.stdout) == (0, "/home/alice\n"), done.stderr
+
+
+def test_whole_gpus_are_those_that_no_job_has_a_part_of(idle: Cluster) -> None:
+    for node in idle.nodes:
+        idle.sbatch("sleep 300", "--gres=shard:8", f"--nodelist={node}", user="bob")
+    wait_for("both run", lambda: len(running(idle, "bob")) == 2)
+    shown = "echo $GPULEASE_MEMORY; sleep 300"
+    whole = [start(idle, "--exclusive", "sh", "-c", shown) for _ in idle.nodes]
+    assert [each.stdout and each.stdout.readline() for each in whole] == [f"{24 * GIB}\n"] * 2
+
+
 def test_without_slurmctld_the_error_says_so(idle: Cluster) -> None:
     idle.kill_controller()
     try:

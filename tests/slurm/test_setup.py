@@ -4,22 +4,17 @@ import os
 import signal
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from daemon_rig import wait_for
-from gpulease.config import SYSTEM_SOCKET, Settings
-from gpulease.domain.gpu import GpuReading, GpuUuid
-from gpulease.gpu.simulated import parse_simulation
+from gpulease.config import SYSTEM_SOCKET
 from gpulease.setup.slurm_hook import NAME, hook_text
-from gpulease.setup.slurm_node import SlurmNode, node_of
 
 from .cluster import Cluster, running
 from .machine import has_cgroups
-from .slurm_files import Hooks, NodeSpec
-from .slurm_files import Settings as SlurmSettings
+from .slurm_files import Hooks, NodeSpec, Settings
 
 _HOOK = f"/etc/slurm/{NAME}"
 _SETTINGS = 'cluster = "slurm"\n'
@@ -27,35 +22,16 @@ _WAIT_S = 15
 """For the daemon, in the hook."""
 
 
-def described(gpus: str, name: str) -> SlurmNode:
-    """Return a node as gpulease-setup describes it."""
-    made = enumerate(parse_simulation(gpus))
-    readings = [GpuReading(GpuUuid(str(at)), at, it.model, total=it.size) for at, it in made]
-    return node_of(Settings(slurm={"node": name}), readings, simulated=True)
-
-
-@dataclass(frozen=True)
-class DescribedNode(NodeSpec):
-    """A node with the Gres= that gpulease-setup prints."""
-
-    @property
-    def gres(self) -> str:
-        return described(self.gpus, self.name).gres
-
-
 NODES = (
-    DescribedNode("n1", "2x24G", settings=_SETTINGS),
-    DescribedNode("n2", "1x24G,1x48G,1x24G", settings=_SETTINGS),
+    NodeSpec("n1", "2x24G", settings=_SETTINGS),
+    NodeSpec("n2", "1x24G,1x48G,1x24G", settings=_SETTINGS),
 )
 
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
-    lines = [line for node in NODES for line in described(node.gpus, node.name).gres_conf()]
-    settings = SlurmSettings(
-        hooks=Hooks(_HOOK, _HOOK, _HOOK), gres_lines="\n".join(dict.fromkeys(lines)) + "\n",
-        cgroup=has_cgroups(), slurm_lines="MessageTimeout=10",
-    )  # fmt: skip
+    hooks = Hooks(_HOOK, _HOOK, _HOOK)
+    settings = Settings(hooks, slurm_lines="MessageTimeout=10", cgroup=has_cgroups())
     with running(NODES, settings, {NAME: hook_text(SYSTEM_SOCKET)}) as made:
         yield made
 
@@ -85,7 +61,7 @@ def test_the_printed_lines_are_those_of_this_cluster(idle: Cluster) -> None:
     gres_conf = (idle.directory / "slurm/gres.conf").read_text().splitlines()
     for_node = [line for line in gres_conf if line.startswith("NodeName=n2 ")]
     assert [line for line in printed if line.startswith("NodeName=n2 Name=")] == for_node
-    gres = idle.nodes["n2"].spec.gres
+    gres = idle.nodes["n2"].spec.described.gres
     assert any(line.endswith(f" Gres={gres}") for line in printed)
 
 
@@ -104,6 +80,50 @@ def test_slurm_counts_the_shards_of_each_size(idle: Cluster) -> None:
     held = wait_for("each job has its lease", leases)
     assert held[jobs[192]] == node.uuid(1)
     assert {held[jobs[shards]] for shards in (96, 95)} == {node.uuid(0), node.uuid(2)}
+
+
+def test_settings_that_are_not_in_use_or_wrong_are_found(idle: Cluster) -> None:
+    node = idle.nodes["n1"]
+
+    def check() -> str:
+        words = ("gpulease-setup", "slurm", "--check")
+        done = idle.run(*words, user="root", node="n1", check=False)
+        assert done.returncode != 0
+        return done.stdout + done.stderr
+
+    refused = idle.run("gpulease-setup", "slurm", "--check", node="n1", check=False)
+    assert "sudo gpulease-setup slurm --check" in refused.stderr
+    node.kill_daemon()
+    node.start_daemon("")
+    node.path("/etc/gpulease/config.toml").write_text(_SETTINGS)
+    said = check().splitlines()
+    reload = next(at for at, line in enumerate(said) if "systemctl reload gpuleased" in line)
+    assert said[reload - 1].startswith("FAILURE hook: ")
+    node.kill_daemon()
+    node.start_daemon(f'{_SETTINGS}[slurm]\nlocal_gpus = "5"\n')
+    assert "local_gpus names 5" in check()
+    missing = "local_gpus: this machine has no GPU 5"
+    wait_for("the daemon says so", lambda: missing in node.machine.log("gpuleased"))
+    node.kill_daemon()
+    node.start_daemon(_SETTINGS)
+
+
+@pytest.mark.parametrize("node", ["n1", "n2"])
+def test_a_whole_gpu_is_one_without_shards_in_use(idle: Cluster, node: str) -> None:
+    """And while there is none, the job waits in Slurm and is not refused."""
+    there = f"--nodelist={node}"
+    sizes = sorted(idle.nodes[node].spec.described.shards, reverse=True)
+    shared = [idle.sbatch("sleep 300", f"--gres=shard:{size - 1}", there) for size in sizes]
+    for job in shared:
+        idle.wait_until(job, "RUNNING")
+    whole = idle.sbatch("sleep 300", "--gres=gpu:1", there)
+    wait_for("Slurm looks at it", lambda: idle.job(whole)["Reason"] == "Resources")
+    freed = idle.job(shared[-1])["GRES"].partition("IDX:")[2]
+    idle.run("scancel", str(shared[-1]))
+    assert idle.wait_until(whole, "RUNNING")["GRES"].endswith(f":1(IDX:{freed}")
+    assert "AdminComment" not in idle.job(whole)
+    beside = idle.sbatch("sleep 300", f"--gres=shard:{sizes[-1]}", there)
+    wait_for("it waits", lambda: idle.job(beside)["Reason"] in ("Resources", "Priority"))
 
 
 def test_a_job_waits_for_a_daemon_that_restarts(idle: Cluster) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import re
+import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -178,6 +179,19 @@ def test_both_ways_of_reading_a_line_ask_slurm_and_start_no_daemon(idle: Cluster
     assert not list(idle.home.glob("alice/.local/state/gpulease/**/gpulease.db"))
 
 
+def test_a_machine_without_a_daemon_names_what_slurm_has_instead(idle: Cluster) -> None:
+    instead = {"requeue": "scontrol requeue JOB", "history": "sacct", "hold": "run --shell"}
+    for words in (["requeue", "17"], ["history"], ["hold", "--mem", "4G"]):
+        said = ask(idle, *words, status=125)
+        assert said.startswith(f"cannot {words[0]}: no gpuleased runs on this machine")
+        assert instead[words[0]] in said
+    program = "import gpulease; gpulease.lease('4G').__enter__()"
+    done = idle.run("python", "-c", program, env={"GPULEASE_CLUSTER": "slurm"}, check=False)
+    assert "cannot lease: no gpuleased runs on this machine" in done.stderr
+    assert "driver" not in ask(idle, "doctor")
+    assert not list(idle.home.glob("alice/.local/state/gpulease/**/gpulease.db"))
+
+
 def test_jobs_of_others_are_refused(idle: Cluster) -> None:
     job = started(idle, "sleep 300", "--gres=shard:8", "--nodelist=n1", "--time=60", user="bob")
     for words in (["cancel", f"{job}"], ["extend", f"{job}", "-30m"]):
@@ -252,6 +266,18 @@ def test_attach_shows_what_srun_started_and_no_batch_job(idle: Cluster) -> None:
     assert f"gpulease logs -f {batch}" in ask(idle, "attach", f"{batch}", status=125)
 
 
+def test_a_watch_leaves_the_input_of_the_job_open(idle: Cluster) -> None:
+    script = "sleep 1; timeout 1 cat || echo open"
+    process = idle.open("srun", "--gres=shard:8", "sh", "-c", script, stdin=subprocess.PIPE)
+
+    def running_job() -> str:
+        return idle.run("squeue", "--noheader", "--states=R", "--format=%i").stdout.strip()
+
+    job = wait_for("it runs", running_job)
+    assert ask(idle, "attach", "--watch", job) == "open\n"
+    assert process.wait() == 0
+
+
 def test_the_last_job_and_names_mean_own_jobs_that_use_gpus(idle: Cluster) -> None:
     job = idle.sbatch("true", "--gres=shard:8", "--hold", "--job-name=sweep-1")
     idle.sbatch("true", "--hold", user="bob")
@@ -266,16 +292,16 @@ def test_a_tab_completes_the_numbers_of_jobs(idle: Cluster) -> None:
     assert f"{job}\tsweep, queued, alice" in ask(idle, "__complete", "cancel", "")
 
 
-def test_within_a_lease_the_verbs_ask_the_daemon_of_the_node(idle: Cluster) -> None:
-    script = "gpulease status --json"
-    job = idle.sbatch(
-        script, "--gres=shard:8", "--nodelist=n2", "--export=ALL,GPULEASE_CLUSTER=slurm"
-    )
+def test_within_a_job_of_slurm_numbers_are_those_of_slurm(idle: Cluster) -> None:
+    waits = idle.sbatch("true", "--gres=shard:8", "--hold")
+    job = idle.sbatch(f"gpulease cancel {waits}", "--gres=shard:8", "--nodelist=n2")
     ask(idle, "wait", f"{job}")
-    assert json.loads(ask(idle, "logs", f"{job}"))["host"] == "n2"
+    assert ask(idle, "logs", f"{job}") == f"job {waits} is cancelled\n"
 
 
 def test_slurmctld_away_is_an_error_within_ten_seconds(idle: Cluster) -> None:
+    # A controller that has not saved the end of a job waits for it again.
+    idle.wait_until_saved(idle.sbatch("true", "--gres=shard:8", "--hold"))
     idle.kill_controller()
     try:
         for verb in (["status"], ["list"], ["cancel", "1"]):

@@ -99,7 +99,8 @@ def past_jobs() -> list[PastJobView]:
     never = replace(
         failed, id=9, label="9", kind="hold", outcome="cancelled", exit_status=None, granted_at=None
     )
-    return [ended, failed, never]
+    of_slurm = replace(failed, id=8, label="8", kind="slurm", exit_status=0, slurm_job=17)
+    return [ended, failed, never, of_slurm]
 
 
 def shares() -> SharesView:

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from gpulease.cli.cluster import acts_on_slurm, cluster
+from gpulease.cli.cluster import acts_on_slurm
+from gpulease.cluster_choice import cluster
 from gpulease.errors import BadConfiguration, BadUsage
 
 
@@ -71,17 +72,30 @@ def test_a_file_without_the_word_is_not_parsed(files: Files) -> None:
         ({}, "/run/s", False),
         ({"GPULEASE_SOCKET": "/run/s"}, None, False),
         ({"GPULEASE_JOB": "7"}, None, False),
+        ({"GPULEASE_JOB": "7", "SLURM_JOB_ID": "9"}, None, True),
+        ({"GPULEASE_SOCKET": "/run/s", "SLURM_JOB_ID": "9"}, None, False),
     ],
 )
 def test_a_socket_or_a_lease_means_the_daemon_of_this_machine(
     monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], socket: str | None, expected: bool
 ) -> None:
-    for name in ("GPULEASE_SOCKET", "GPULEASE_JOB"):
+    for name in ("GPULEASE_SOCKET", "GPULEASE_JOB", "SLURM_JOB_ID"):
         monkeypatch.delenv(name, raising=False)
     for name, value in {"GPULEASE_CLUSTER": "slurm", **variables}.items():
         monkeypatch.setenv(name, value)
 
     assert acts_on_slurm(socket) is expected
+
+
+def test_a_command_within_a_job_of_slurm_runs_within_its_lease(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("GPULEASE_SOCKET", raising=False)
+    for name, value in {"CLUSTER": "slurm", "JOB": "7"}.items():
+        monkeypatch.setenv(f"GPULEASE_{name}", value)
+    monkeypatch.setenv("SLURM_JOB_ID", "9")
+
+    assert not acts_on_slurm(None, new_lease=False)
 
 
 def test_a_new_lease_within_a_lease_is_one_of_slurm(monkeypatch: pytest.MonkeyPatch) -> None:

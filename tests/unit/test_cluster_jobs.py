@@ -32,6 +32,11 @@ def test_a_running_job_has_a_lease_on_its_gpu() -> None:
     assert [(it.node, it.gpu, it.memory) for it in shown.leases] == [("n1", "1", 4 * GIB)]
 
 
+def test_gpus_of_several_types_are_all_shown() -> None:
+    shown = view(job(), SHARD, {"n1": "gpu:mem8g:1(IDX:0),gpu:mem24g:2(IDX:1-2)"})
+    assert [it.gpu for it in shown.leases] == ["0,1-2"]
+
+
 def test_the_gpu_of_another_node_is_not_that_of_the_job() -> None:
     shown = view(job(nodelist="n10"), SHARD, {"n1": "shard:16(IDX:1)"})
     assert [(it.node, it.gpu) for it in shown.leases] == [("n10", None)]
@@ -59,7 +64,7 @@ def test_only_jobs_that_ask_for_gpus_use_them() -> None:
         ("FAILED", "33280", "exited", 130),
         ("TIMEOUT", "0", "time_limit", 124),
         ("CANCELLED", "15", "cancelled", 143),
-        ("NODE_FAIL", "0", "lost", 0),
+        ("NODE_FAIL", "0", "lost", None),
         ("FAILED", "strange", "exited", None),
     ],
 )
@@ -75,6 +80,13 @@ def test_a_job_that_was_cancelled_while_it_waited_never_started() -> None:
     del waited["nodelist"]
     shown = view(waited, SHARD)
     assert (shown.started_at, shown.exit_status) == (None, None)
+
+
+def test_a_job_that_did_not_start_at_once_was_not_ended_by_a_signal() -> None:
+    immediate = job(state="FAILED", exit_code="1", reason="BadConstraints")
+    del immediate["nodelist"]
+    shown = view(immediate, SHARD)
+    assert (shown.outcome, shown.exit_status) == ("gave_up", None)
 
 
 @pytest.mark.parametrize(
@@ -110,6 +122,12 @@ def test_the_note_of_gpulease_is_the_reason_of_a_job_that_waits() -> None:
     assert view(done, SHARD).reason is None
     stopped = job(state="CANCELLED", admin_comment="gpulease: n1: it used 6G of 4G")
     assert view(stopped, SHARD).reason == "n1: it used 6G of 4G"
+
+
+def test_a_job_that_a_daemon_stopped_says_why() -> None:
+    note = "gpulease: stopped (over_lease): n1: it used 6G of 4G"
+    stopped = view(job(state="CANCELLED", admin_comment=note), SHARD)
+    assert (stopped.outcome, stopped.reason) == ("over_lease", "n1: it used 6G of 4G")
 
 
 # Nodes.

@@ -174,6 +174,13 @@ def test_why_a_job_waits_is_said_in_words(reason: str) -> None:
     sentence(f"slurm waits: {reason}", reason_of(waits, "queued"))
 
 
+def test_nodes_that_a_job_cannot_have_are_named() -> None:
+    note = "gpulease: refused 2 times (n1 n4): n4: GPU 0: 20G are used outside any lease"
+    reason = "ReqNodeNotAvail, UnavailableNodes:n[2-3]"
+    waits = job(state="PENDING", reason=reason, admin_comment=note)
+    sentence("slurm waits: without nodes", reason_of(waits, "queued"))
+
+
 @pytest.mark.parametrize(
     "said",
     ["scancel: error: Kill job error on job id 3: Access/permission denied",

@@ -2,6 +2,8 @@
 
 import os
 from dataclasses import dataclass, field
+from fractions import Fraction
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +12,7 @@ from gpulease.cli.caller import Caller
 from gpulease.cli.cluster.batch import batch_script
 from gpulease.cli.cluster.capacity import Capacity, capacity_of
 from gpulease.cli.cluster.prolog_words import PrologWords
+from gpulease.cli.cluster.run import read_sizes
 from gpulease.cli.cluster.size import Size, size_of
 from gpulease.cli.cluster.slurm_options import (
     dependency,
@@ -20,7 +23,8 @@ from gpulease.cli.cluster.slurm_options import (
 )
 from gpulease.cli.cluster.srun import Said
 from gpulease.cli.request import RunOptions, build
-from gpulease.errors import BadUsage, BadValue, CannotLease
+from gpulease.config import Settings
+from gpulease.errors import BadConfiguration, BadUsage, BadValue, CannotLease
 from gpulease.fingerprint import fingerprint_of
 from gpulease.slurm.learnt import learnt_keys
 from gpulease.slurm.node_summary import GpuSummary, NodeSummary, encode
@@ -28,7 +32,7 @@ from gpulease.units import GIB, MIB, Share
 from gpulease.wire.frames import FrameKind
 
 ARGV = ("python3", "train.py", "--batch", "32")
-TWO_OF_24G = Capacity(256 * MIB, frozenset({96}), 2)
+TWO_OF_24G = Capacity(256 * MIB, frozenset({96}), 2, whole=96)
 MIXED = Capacity(256 * MIB, frozenset({96, 192}), 2)
 
 
@@ -72,8 +76,12 @@ def test_a_share_needs_gpus_of_one_size() -> None:
 
 
 def test_whole_gpus_are_counted_as_gpus() -> None:
-    assert order(exclusive=True).size().gres == "gpu:1"
+    assert order(MIXED, exclusive=True).size().gres == "gpu:1"
     assert order(exclusive=True, gpus=2, mem="20G").size().gres == "gpu:2"
+
+
+def test_one_whole_gpu_is_all_its_shards_where_all_gpus_have_as_many() -> None:
+    assert order(exclusive=True, mem="20G").size() == Size("shard:96", "a whole GPU")
 
 
 def test_parts_of_several_gpus_are_refused() -> None:
@@ -191,21 +199,52 @@ def summary(*sizes: int, **fields: Any) -> str:
 
 
 @pytest.mark.parametrize(
-    ("gres", "extra", "sizes", "gpus"),
+    ("gres", "extra", "sizes", "gpus", "whole"),
     [
-        ("gpu:2,shard:192", "", {96}, 2),
-        ("gpu:a100:2(S:0-1),shard:a100:192(S:0-1)", "", {96}, 2),
-        ("gpu:24g:1,gpu:48g:1,shard:288", "", {288}, 2),
-        ("gpu:24g:1,gpu:48g:1,shard:288", summary(24 * GIB, 48 * GIB), {96, 192}, 2),
-        ("gpu:4", "", set(), 4),
-        ("", "", set(), 0),
+        ("gpu:2,shard:192", "", {96}, 2, 96),
+        ("gpu:2,shard:193", "", {96}, 2, None),
+        ("gpu:a100:2(S:0-1),shard:a100:192(S:0-1)", "", {96}, 2, 96),
+        ("gpu:24g:1,gpu:48g:1,shard:288", "", {288}, 2, None),
+        ("gpu:24g:1,gpu:48g:1,shard:288", summary(24 * GIB, 48 * GIB), {96, 192}, 2, None),
+        ("gpu:4", "", set(), 4, None),
+        ("", "", set(), 0, None),
     ],
 )
 def test_the_sizes_of_gpus_are_those_that_slurm_counts(
-    gres: str, extra: str, sizes: set[int], gpus: int
+    gres: str, extra: str, sizes: set[int], gpus: int, whole: int | None
 ) -> None:
     found = capacity_of([{"Gres": gres, "Extra": extra}], None)
-    assert (found.sizes, found.gpus) == (sizes, gpus)
+    assert (found.sizes, found.gpus, found.whole) == (sizes, gpus, whole)
+
+
+def test_a_gpu_without_shards_is_no_gpu_with_as_many_as_others() -> None:
+    assert capacity_of([{"Gres": "gpu:2,shard:192"}, {}], None).whole == 96
+    assert capacity_of([{"Gres": "gpu:2,shard:192"}, {"Gres": "gpu:1"}], None).whole is None
+
+
+@pytest.mark.parametrize(
+    ("text", "shard", "default"),
+    [
+        ('cluster = "slurm"', None, Settings().default_memory),
+        ('default_memory = "25%"\n[slurm]\nshard = "512M"', 512 * MIB, Share(percent=Fraction(25))),
+        ('unknown = 3\ndefault_memory = "6G"', None, 6 * GIB),
+    ],
+)
+def test_the_file_of_the_machine_sets_the_sizes(
+    tmp_path: Path, text: str, shard: int | None, default: int | Share
+) -> None:
+    file = tmp_path / "config.toml"
+    file.write_text(text)
+    assert read_sizes(str(file)) == (shard, default)
+    file.unlink()
+    assert read_sizes(str(file)) == (None, Settings().default_memory)
+
+
+def test_sizes_that_cannot_be_used_are_an_error(tmp_path: Path) -> None:
+    file = tmp_path / "config.toml"
+    file.write_text('default_memory = "4X"\n[slurm]\nshard = "256"')
+    with pytest.raises(BadConfiguration, match="2 mistakes"):
+        read_sizes(str(file))
 
 
 def test_the_shard_is_that_of_the_settings_or_else_of_the_nodes() -> None:
@@ -236,6 +275,12 @@ def test_what_srun_says_tells_where_the_job_is() -> None:
     heard.hear(b"srun: launch/slurm: _task_finish: Received task exit (status=0x0300).\n")
     heard.hear(b"srun: error: n1: task 0: Exited with exit code 3\n")
     assert (heard.ended, heard.wait_status, heard.errors) == (True, 0x300, [])
+
+
+def test_what_srun_says_first_tells_that_it_does_not_know_an_option() -> None:
+    heard = said("srun: unrecognized option '--nonsense'", 'Try "srun --help" for more information')
+    assert heard.complaint == "unrecognized option '--nonsense'"
+    assert said("srun: defined options", "srun: verbose : 1").complaint == ""
 
 
 def test_the_words_of_a_failed_prolog_are_no_output_of_the_job() -> None:

@@ -165,7 +165,7 @@ def test_memory_counts_while_processes_are_left_after_the_epilog() -> None:
         job = await node.grant(32)
         await node.leases.end(17)
         assert node.leases.of(17) == node.store.job(job.id)
-        with pytest.raises(SlurmRefusal, match="job 1 holds"):
+        with pytest.raises(SlurmRefusal, match="job 17 of Slurm holds"):
             await node.grant(0, number=18)
 
     run(scenario)

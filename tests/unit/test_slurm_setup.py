@@ -33,8 +33,8 @@ def gres_conf(made: SlurmNode) -> list[str]:
 
 def test_equal_gpus_share_a_line_for_their_files_and_one_for_their_shards() -> None:
     made = node(gpu(0, 24), gpu(1, 24))
-    assert made.gres == "gpu:2,shard:192"
-    files = "Name=gpu File=/dev/nvidia[0-1]"
+    assert made.gres == "gpu:mem24g:2,shard:192"
+    files = "Name=gpu Type=mem24g File=/dev/nvidia[0-1]"
     assert gres_conf(made) == ["AutoDetect=off", files, "Name=shard Count=192"]
 
 
@@ -59,7 +59,7 @@ def test_sizes_that_differ_by_less_than_a_gib_have_different_types() -> None:
 
 def test_the_margin_and_the_reserve_of_the_driver_are_no_shards() -> None:
     settings = replace(SETTINGS, margin=GIB)
-    assert node(gpu(0, 24, reserved=300 * MIB), settings=settings).gres == "gpu:1,shard:90"
+    assert node(gpu(0, 24, reserved=300 * MIB), settings=settings).gres == "gpu:mem22g:1,shard:90"
 
 
 def test_the_device_number_counts_and_not_the_index() -> None:
@@ -71,11 +71,11 @@ def test_the_device_number_counts_and_not_the_index() -> None:
 def test_local_gpus_are_left_out() -> None:
     settings = replace(SETTINGS, slurm={"node": "n1", "local_gpus": ("0", "GPU-2")})
     made = node(gpu(0, 24), gpu(1, 48), gpu(2, 24, mig_mode=True), settings=settings)
-    assert made.gres == "gpu:1,shard:192"
-    assert gres_conf(made)[1] == "Name=gpu File=/dev/nvidia1"
+    assert made.gres == "gpu:mem48g:1,shard:192"
+    assert gres_conf(made)[1] == "Name=gpu Type=mem48g File=/dev/nvidia1"
     printed = "\n".join(lines(made, settings))
     assert "# GPU 0 is left to the local queue" in printed
-    with pytest.raises(SetupFailed):
+    with pytest.raises(SetupFailed, match="local_gpus names GPU-2"):
         node(gpu(0, 24), settings=settings)
 
 
@@ -111,7 +111,7 @@ TaskProlog              = {hook}
 Cgroup Support Configuration:
 ConstrainDevices        = yes
 """
-RECORD = {"State": "IDLE", "Gres": "gpu:2,shard:192"}
+RECORD = {"State": "IDLE", "Gres": "gpu:mem24g:2,shard:192"}
 
 
 @pytest.fixture
@@ -137,6 +137,14 @@ def wrong(
     return {
         it.name: it.state for it in checks(found) if it.state != "ok" and it.name not in ignored
     }
+
+
+def test_a_hook_that_does_not_exist_is_named(tmp_path: Path) -> None:
+    config = parse_config(CONFIG.format(hook=tmp_path / NAME))
+    made = node_of(SETTINGS, [gpu(0, 24)], simulated=False)
+    found = Found(SETTINGS, made, config, RECORD, answers=False, unfit=lambda file: None)
+    said = next(it.message for it in checks(found) if it.name == "Prolog")
+    assert said.endswith(f"Prolog is {tmp_path / NAME}, and there is no such file")
 
 
 def test_a_node_as_it_should_be_passes(hook: Path) -> None:
@@ -192,7 +200,7 @@ def test_a_script_of_the_admin_may_call_the_hook(hook: Path) -> None:
 
 def test_a_hook_that_users_cannot_run_is_unfit(hook: Path) -> None:
     hook.chmod(0o700)
-    assert "not executable" in (unfit(hook) or "")
+    assert "not readable and executable" in (unfit(hook) or "")
     hook.parent.chmod(0o700)
     hook.chmod(0o755)
     assert "cannot access" in (unfit(hook) or "")
@@ -201,11 +209,11 @@ def test_a_hook_that_users_cannot_run_is_unfit(hook: Path) -> None:
 @pytest.mark.parametrize(
     ("gres", "state"),
     [
-        ("gpu:2,shard:190", "warning"),
-        ("gpu:2,shard:194", "failure"),
-        ("gpu:1,shard:96", "failure"),
+        ("gpu:a:2,shard:190", "warning"),
+        ("gpu:a:2,shard:194", "failure"),
+        ("gpu:a:1,shard:96", "failure"),
         ("gpu:a:1,gpu:b:1,shard:a:100,shard:b:92", "failure"),
-        ("gpu:2(S:0-1),shard:192(S:0-1)", None),
+        ("gpu:a:2(S:0-1),shard:192(S:0-1)", None),
         ("(null)", "failure"),
     ],
 )
@@ -214,6 +222,10 @@ def test_counts_of_slurm_are_compared_with_the_gpus(
 ) -> None:
     found = wrong(hook, record={**RECORD, "Gres": gres})
     assert found == ({} if state is None else {"counts": state})
+
+
+def test_gpus_without_a_type_are_found(hook: Path) -> None:
+    assert wrong(hook, record={**RECORD, "Gres": "gpu:2,shard:192"}) == {"types": "warning"}
 
 
 def test_shards_of_types_belong_to_the_gpus_of_the_type() -> None:
@@ -227,6 +239,8 @@ def test_a_node_that_slurm_does_not_know_or_use_is_found(hook: Path) -> None:
     assert wrong(hook, record={}) == {"node": "failure"}
     drained = {**RECORD, "State": "IDLE+DRAIN", "Reason": "Prolog error"}
     assert wrong(hook, record=drained) == {"node": "warning"}
+    invalid = {**RECORD, "State": "IDLE+DRAIN+INVALID_REG", "Reason": "gres/gpu count"}
+    assert wrong(hook, record=invalid) == {"node": "failure"}
 
 
 def test_the_hook_has_the_socket_of_the_daemon() -> None:
@@ -234,6 +248,16 @@ def test_the_hook_has_the_socket_of_the_daemon() -> None:
     for refused in ("relative", "/with'quote", "/" + 107 * "a"):
         with pytest.raises(SetupFailed):
             hook_text(Path(refused))
+
+
+def test_a_hook_that_users_cannot_run_is_installed_again(tmp_path: Path) -> None:
+    said: list[str] = []
+    for mode in (0o755, 0o700):
+        install_hook([tmp_path], SETTINGS.socket, said.append)
+        (tmp_path / NAME).chmod(mode)
+    install_hook([tmp_path], SETTINGS.socket, said.append)
+    assert [line.split()[0] for line in said] == ["installed", "unchanged", "replaced"]
+    assert (tmp_path / NAME).stat().st_mode & 0o777 == 0o755
 
 
 def test_the_hook_is_not_installed_where_users_may_write(tmp_path: Path) -> None:

@@ -59,7 +59,10 @@ def _step_of(job: str, row: Row) -> str:
 
 def _become_sattach(step: str, *, watches: bool) -> NoReturn:
     if watches:
-        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        # An input that ends would end that of the job: sattach keeps the other end of this one.
+        reading, writing = os.pipe()
+        os.dup2(reading, 0)
+        os.set_inheritable(writing, True)
     sys.stdout.flush()
     try:
         os.execvp("sattach", ["sattach", step])  # noqa: S606, S607  that of the user's PATH

@@ -1,8 +1,11 @@
 """`gpulease cancel` on a cluster: scancel."""
 
 import os
+import re
 from collections.abc import Sequence
+from contextlib import suppress
 from fnmatch import fnmatchcase
+from functools import cache
 
 from gpulease.cli.cluster.jobs import elements, read_queue, state_of, uses_gpus
 from gpulease.cli.cluster.refusals import refusal
@@ -17,6 +20,7 @@ _MOST_ONE_BY_ONE = 20
 """Jobs for which the result is printed one by one."""
 _DEADLINE_S = 120.0
 """For one scancel of any number of jobs."""
+_KILL_WAIT = re.compile(r"^KillWait\s*= (\d+ sec)$", re.MULTILINE)
 
 
 def cancel_jobs(wanted: Selection, user: str | None, grace: str | None) -> int:
@@ -65,7 +69,16 @@ def _cancel(job: str, rows: Sequence[Row]) -> str:
         return f"{what}: {_summary(live)}"
     if state_of(live[0]) == "queued":
         return f"{what} is cancelled"
-    return f"{what} is ending; Slurm kills processes that remain after KillWait"
+    return f"{what} is ending; Slurm kills processes that remain after {_grace()}"
+
+
+@cache
+def _grace() -> str:
+    """Return the time between SIGTERM and SIGKILL, as Slurm writes it: 30 sec."""
+    with suppress(SlurmFailed):
+        if found := _KILL_WAIT.search(run_slurm(["scontrol", "show", "config"])):
+            return found[1]
+    return "its grace"
 
 
 def _summary(live: Sequence[Row]) -> str:

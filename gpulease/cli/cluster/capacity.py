@@ -2,9 +2,9 @@
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
+from gpulease.record import record
 from gpulease.slurm.commands import run_slurm
 from gpulease.slurm.node_summary import NodeSummary, decode
 from gpulease.slurm.records import parse_records
@@ -14,7 +14,7 @@ _GRES = re.compile(r"(?:^|,)(gpu|shard)(?::([^:,()]*[^:,()\d][^:,()]*))?(?::(\d+
 """Such as gpu:2, gpu:a100:2(S:0-1) or shard:192."""
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True)
 class Capacity:
     """All nodes together, those that are down included: jobs can wait for them."""
 
@@ -24,7 +24,9 @@ class Capacity:
     """How many shards GPUs have."""
     gpus: int = 0
     """GPUs of the node that has most."""
-    learnt: Sequence[Mapping[str, int]] = field(default_factory=list)
+    learnt: Sequence[Mapping[str, int]] = ()
+    whole: int | None = None
+    """How many shards every GPU has, if Slurm counts as many for each of them."""
 
     @property
     def largest(self) -> int:
@@ -50,6 +52,7 @@ def capacity_of(nodes: Iterable[Mapping[str, str]], shard: int | None) -> Capaci
     return Capacity(
         shard=size,
         sizes=sizes,
+        whole=_whole(sizes, [counts for counts, _ in known]),
         gpus=max((_total(counts, "gpu") for counts, _ in known), default=0),
         learnt=[each.learnt for each in summaries if each.learnt],
     )
@@ -68,6 +71,14 @@ def _counts(gres: str) -> _Counts:
 
 def _total(counts: _Counts, name: str) -> int:
     return sum(count for (each, _), count in counts.items() if each == name)
+
+
+def _whole(sizes: Collection[int], nodes: Iterable[_Counts]) -> int | None:
+    if len(sizes) != 1:
+        return None
+    (whole,) = sizes
+    is_even = all(_total(node, "shard") == whole * _total(node, "gpu") for node in nodes)
+    return whole if is_even else None
 
 
 def _sizes(counts: _Counts, summary: NodeSummary | None, shard: int) -> list[int]:

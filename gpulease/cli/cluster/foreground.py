@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from gpulease.cli.cluster.job_end import JobEnd
 from gpulease.cli.cluster.srun import Srun
@@ -13,6 +12,7 @@ from gpulease.cli.render import print_stderr, stderr_status
 from gpulease.cli.signals import EndedByInterrupt, Killed, Signals
 from gpulease.errors import NoRoomNow, SlurmFailed
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from gpulease.wire.requests import SubmitRequest
 

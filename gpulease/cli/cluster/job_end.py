@@ -17,14 +17,14 @@ from gpulease.errors import (
     SlurmFailed,
 )
 from gpulease.slurm.commands import run_slurm
+from gpulease.slurm.notes import CANCELLED, note_in, stop_in
 from gpulease.slurm.records import parse_record
 
 _SETTLES_WITHIN_S = 10.0
 """Time for slurmctld to note the end of a job."""
 _SETTLES_EVERY_S = 0.1
 _UNSETTLED = ("COMPLETING", "RUNNING", "CONFIGURING", "STAGE_OUT")
-_OURS = "gpulease: "
-_REFUSED = re.compile(r"gpulease: refused \d+ times? \([^()]*\): ([^ :]+): (.*)", re.DOTALL)
+_REFUSED = re.compile(r"refused \d+ times? \([^()]*\): ([^ :]+): (.*)", re.DOTALL)
 _NO_NODE = ("node configuration is not available", "Invalid node name", "node count")
 _CANCELLED = SIGNALED + signal.SIGTERM
 
@@ -37,8 +37,8 @@ class JobEnd:
         self._result, self._said = result, result.said
         is_clear = result.status == 0 and self._said.ended
         self._record = {} if is_clear or not self._said.job else record_of(self._said.job)
-        self._comment = self._record.get("AdminComment", "")
-        refused = _REFUSED.match(self._comment) if result.interrupted is None else None
+        self._note = note_in(self._record.get("AdminComment", ""))
+        refused = _REFUSED.match(self._note or "") if result.interrupted is None else None
         self.refused_by = refused and refused[1]
         """The node that refused the job."""
         self.reason = clean(refused[2]) if refused else None
@@ -85,7 +85,8 @@ class JobEnd:
             )
         if self._record.get("JobState", "").startswith("CANCELLED") and not self._errors:
             return _CANCELLED, f"{self.label} was cancelled"
-        why = self._errors or f"srun ended with exit code {self._result.status}"
+        said = self._errors or clean(self._said.complaint)
+        why = said or f"srun ended with exit code {self._result.status}"
         raise SlurmFailed(f"cannot run the job: {why}", _hint(why))
 
     def _by_slurm(self) -> tuple[int, str] | None:
@@ -94,10 +95,9 @@ class JobEnd:
             return EXIT_TIME_LIMIT, f"{self.label} reached its time limit"
         if self._record.get("JobState") == "NODE_FAIL":
             return EXIT_OWN_FAILURE, f"{self.label} was lost: its node failed"
-        if self._comment.startswith(_OURS):
-            why = clean(self._comment.removeprefix(_OURS)).replace(" hint: ", "; hint: ")
-            status = _CANCELLED if "cancel" in why else EXIT_TIME_LIMIT
-            return status, f"{self.label} was stopped: {why}"
+        if (stop := stop_in(self._note)) is not None:
+            status = _CANCELLED if stop.reason == CANCELLED else EXIT_TIME_LIMIT
+            return status, f"{self.label} was stopped: {clean(stop.text)}"
         return None
 
     @property

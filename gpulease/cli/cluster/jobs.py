@@ -11,12 +11,13 @@ from gpulease.cli.exit_codes import SIGNALED
 from gpulease.errors import EXIT_TIME_LIMIT
 from gpulease.slurm.commands import DEADLINE_S, run_slurm
 from gpulease.slurm.hostlist import includes
+from gpulease.slurm.notes import stop_in
 from gpulease.slurm.records import fixed_format, parse_fixed, placements
 from gpulease.slurm.shards import Requested, requested
 
 WIDTHS: Mapping[str, int] = {
     "jobid": 12, "arrayjobid": 12, "arraytaskid": 72, "name": 128, "username": 33, "state": 16,
-    "reason": 40, "tres-per-node": 100, "tres-per-job": 60, "tres-per-socket": 60,
+    "reason": 200, "tres-per-node": 100, "tres-per-job": 60, "tres-per-socket": 60,
     "tres-per-task": 60, "nodelist": 100, "submittime": 20, "starttime": 20, "endtime": 20,
     "eligibletime": 20, "timelimit": 20, "dependency": 120, "exit_code": 12, "restartcnt": 8,
     "batchflag": 4, "partition": 40, "admin_comment": 400,
@@ -188,8 +189,9 @@ def _leases(
     if not known and nodes:
         yield LeaseView(nodes, None, claim.memory)
     for node, text in known.items():
-        index = re.search(r"\(IDX:([\d,-]+)\)", text)
-        yield LeaseView(node, index and index[1], claim.memory)
+        # GPUs of several types are listed one by one: gpu:a30:1(IDX:0),gpu:a100:1(IDX:1).
+        indexes = dict.fromkeys(re.findall(r"\(IDX:([\d,-]+)\)", text))
+        yield LeaseView(node, ",".join(indexes) or None, claim.memory)
 
 
 def _array_waiting(job: Mapping[str, str]) -> ArrayWaitingView | None:
@@ -198,8 +200,13 @@ def _array_waiting(job: Mapping[str, str]) -> ArrayWaitingView | None:
 
 
 def _outcome(job: Mapping[str, str]) -> str:
-    if outcome := _OUTCOMES.get(job.get("state", "")):
+    state = job.get("state", "")
+    if state == "CANCELLED" and (stop := stop_in(reasons.note_of(job))) is not None:
+        return stop.reason
+    if outcome := _OUTCOMES.get(state):
         return outcome
+    if state == "FAILED" and "nodelist" not in job:
+        return "gave_up"  # srun --immediate; Slurm shows an exit code all the same
     _, signal = _ending(job) or (0, 0)
     return "signaled" if signal else "exited"
 
@@ -208,6 +215,8 @@ def exit_status(job: Mapping[str, str]) -> int | None:
     """Return the exit code of an ended job as a shell shows it."""
     if job.get("state") == "TIMEOUT":
         return EXIT_TIME_LIMIT
+    if job.get("state") == "NODE_FAIL":
+        return None  # Slurm shows 0
     if (ending := _ending(job)) is None:
         return None
     code, signal = ending

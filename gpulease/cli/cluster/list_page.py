@@ -19,9 +19,9 @@ from gpulease.locations import environment
 from gpulease.wire.jobs import JobState
 from gpulease.wire.text import spoken
 
-_ENDS = frozenset({"exited", "signaled", "cancelled", "time-limit", "lost", "preempted",
-                   "launch-failed", "gave-up", "failed"})  # fmt: skip
-"""What Slurm records about ends."""
+_ENDS = frozenset({"exited", "signaled", "cancelled", "time-limit", "over-lease", "idle", "lost",
+                   "preempted", "launch-failed", "gave-up", "failed"})  # fmt: skip
+"""What Slurm and the daemons of nodes record about ends."""
 _STYLES: dict[str, Style] = {"active": "good", "ended": "dim"}
 
 

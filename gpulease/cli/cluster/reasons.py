@@ -1,10 +1,13 @@
 """Why a job of Slurm waits or ended, in words."""
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
 
-OURS = "gpulease: "
-"""Before what gpulease writes into the AdminComment of a job."""
-_REFUSED = "refused "
+from gpulease.slurm.notes import note_in, stop_in
+
+_REFUSED = re.compile(r"refused \d+ times? \(([^()]*)\): ")
+"""How a note about refusals begins; in parentheses are the nodes."""
+_UNAVAILABLE = re.compile(r"UnavailableNodes:([^\s()]+)")
 _WAITS = {
     "Resources": "no GPU has enough free memory now",
     "Priority": "jobs with higher priority are first",
@@ -18,7 +21,7 @@ _WAITS = {
     "PartitionTimeLimit": "its time limit is longer than that of its partition",
     "PartitionNodeLimit": "its partition has not as many nodes",
     "PartitionConfig": "its partition does not allow what it asks for",
-    "ReqNodeNotAvail": "a node that it asks for is not available",
+    "ReqNodeNotAvail": "no available node has room for it",
     "Reservation": "it waits for its reservation",
     "BadConstraints": "no node is as it asks for",
     "NodeDown": "a node that it asks for is down",
@@ -45,14 +48,16 @@ def reason_of(job: Mapping[str, str], state: str) -> str | None:
     note = note_of(job)
     if state == "ended":
         # A batch job that was refused has run elsewhere since.
-        was_refused = note is not None and note.startswith(_REFUSED) and job.get("batchflag") == "1"
+        if (stop := stop_in(note)) is not None:
+            return stop.text
+        was_refused = note and _REFUSED.match(note) and job.get("batchflag") == "1"
         return _joined(_ENDED.get(job.get("state", "")), None if was_refused else note)
-    return _joined(_waits(job), note) if state == "queued" else None
+    return _joined(_waits(job), *_without_nodes(job, note), note) if state == "queued" else None
 
 
 def note_of(job: Mapping[str, str]) -> str | None:
     """Return what gpulease noted with a job, after what admins wrote there."""
-    return job.get("admin_comment", "").partition(OURS)[2] or None
+    return note_in(job.get("admin_comment", ""))
 
 
 def _waits(job: Mapping[str, str]) -> str | None:
@@ -67,9 +72,20 @@ def _waits(job: Mapping[str, str]) -> str | None:
     return f"a limit of Slurm: {reason}" if word.startswith(_LIMITS) else reason
 
 
+def _without_nodes(job: Mapping[str, str], note: str | None) -> Iterator[str]:
+    """Yield which nodes are out of service, and which are excluded because they refused the job."""
+    if not job.get("reason", "").startswith("ReqNodeNotAvail"):
+        return
+    if found := _UNAVAILABLE.search(job["reason"]):
+        yield f"not available: {found[1]}"
+    if refused := _REFUSED.match(note or ""):
+        nodes = ", ".join(refused[1].split())
+        yield f"excluded for a minute after they refused it: {nodes}"
+
+
 def _dependency(job: Mapping[str, str]) -> str:
     return job.get("dependency", "other jobs").replace("(unfulfilled)", "").replace(",", ", ")
 
 
-def _joined(why: str | None, note: str | None) -> str | None:
-    return "; ".join(filter(None, (why, note))) or None
+def _joined(*parts: str | None) -> str | None:
+    return "; ".join(filter(None, parts)) or None

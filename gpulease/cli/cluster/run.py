@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from gpulease.cli.cluster.batch import batch_line, batch_script, submit_batch
 from gpulease.cli.cluster.capacity import read_capacity
@@ -20,10 +20,12 @@ from gpulease.cli.cluster.slurm_options import (
 from gpulease.cli.job_selection import LAST
 from gpulease.cli.render import print_stderr, print_stdout
 from gpulease.cli.request import RunOptions
-from gpulease.config import SYSTEM_CONFIG, Settings, read_settings
 from gpulease.light_json import encode, indent
+from gpulease.locations import SYSTEM_CONFIG
+from gpulease.units import GIB, Share, parse_memory
 from gpulease.wire.text import from_wire
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from gpulease.wire.requests import SubmitRequest
 
@@ -31,6 +33,9 @@ _COMMAND = "GPULEASE_SLURM"
 """What the daemon of the node reads: the command, and options for the frameworks."""
 _LARGEST_COMMAND = 64 * 1024
 """Bytes: of a longer command, only the options are passed."""
+_ENV = "/usr/bin/env"
+"""By its path: with --slurm=--export=NONE, the job has no PATH."""
+DEFAULT_MEMORY: int | Share = 4 * GIB
 _OUTER_JOB = "SLURM_JOB_ID"
 _KEPT = frozenset({"SLURM_CONF"})
 
@@ -41,9 +46,9 @@ def run_on_cluster(request: SubmitRequest, options: RunOptions) -> int:
     Raises:
         GpuleaseError: an option has no counterpart, or Slurm does not accept the job.
     """
-    settings = _settings()
-    capacity = read_capacity(settings.slurm.get("shard"))
-    size = size_of(options, request, capacity, settings.default_memory)
+    shard, default = read_sizes(SYSTEM_CONFIG)
+    capacity = read_capacity(shard)
+    size = size_of(options, request, capacity, default)
     words = slurm_options(options, request, size.gres)
     words += _dependencies(options)
     if options.no_wait:
@@ -62,23 +67,40 @@ def run_on_cluster(request: SubmitRequest, options: RunOptions) -> int:
     return run_in_foreground(request, words, _there(argv, request), variables)
 
 
-def _settings() -> Settings:
-    """Return the settings of the machine; those that its admins keep to themselves are unknown."""
-    try:
-        SYSTEM_CONFIG.open("rb").close()
-    except OSError:
-        return Settings()
-    return read_settings(SYSTEM_CONFIG, Settings(), {})
+def read_sizes(system: str) -> tuple[int | None, int | Share]:
+    """Return the size of a shard and the default of jobs, by the settings of the machine.
+
+    Only these are read: all settings would take longer than the rest of the command. The file may
+    be for its admins only.
+
+    Raises:
+        BadConfiguration: the file or one of the two cannot be used.
+    """
+    if not os.access(system, os.R_OK):
+        return None, DEFAULT_MEMORY
+    from pathlib import Path
+
+    from gpulease.setting_parsers import Mistakes, parse_unit_size, read_toml
+
+    file = Path(system)
+    content, mistakes = read_toml(file), Mistakes(file)
+    slurm, shard, default = content.get("slurm"), None, DEFAULT_MEMORY
+    if isinstance(slurm, dict) and "shard" in slurm:
+        shard = mistakes.parse("slurm.shard", slurm["shard"], parse_unit_size)
+    if "default_memory" in content:
+        default = mistakes.parse("default_memory", content["default_memory"], parse_memory)
+    mistakes.raise_if_any()
+    return shard, default
 
 
 def _there(argv: Sequence[str], request: SubmitRequest) -> list[str]:
-    """Return a command that fails where the working directory does not exist.
+    """Return the end of srun's options, and a command that fails where the directory is missing.
 
     Slurm would run it in /tmp.
     """
     if "=" in argv[0]:
-        return list(argv)  # env(1) would take it for a variable
-    return ["env", f"--chdir={from_wire(request.cwd)}", "--", *argv]
+        return ["--", *argv]  # env(1) would take it for a variable
+    return ["--", _ENV, f"--chdir={from_wire(request.cwd)}", "--", *argv]
 
 
 def _variables(request: SubmitRequest) -> dict[str, str]:

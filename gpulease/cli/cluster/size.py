@@ -6,25 +6,25 @@ Slurm accepts what no GPU can hold, and lets it wait: it is refused here.
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from gpulease.cli.cluster.capacity import Capacity
 from gpulease.cli.request import RunOptions
 from gpulease.errors import BadValue, CannotLease
 from gpulease.fingerprint import fingerprint_of, script_name
+from gpulease.record import record
 from gpulease.slurm.learnt import learnt_size
 from gpulease.slurm.shards import shards_for
 from gpulease.units import MIB, Share, format_above, format_size, parse_memory
 from gpulease.wire.text import from_wire
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from gpulease.wire.requests import SubmitRequest
 
 _WHOLE = "for whole GPUs: --gpus {count} --exclusive"
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True)
 class Size:
     """What to ask Slurm for."""
 
@@ -76,6 +76,9 @@ def _whole(options: RunOptions, count: int, capacity: Capacity) -> Size:
                 'name the type of the GPU, as in --slurm "--gres=gpu:TYPE:1"; sinfo -o %G lists '
                 "the types",
             )
+    if count == 1 and capacity.whole:
+        # Slurm 22.05 grants gpu:1 on a GPU with shards in use, which its node has to refuse.
+        return Size(f"shard:{capacity.whole}", "a whole GPU")
     return Size(f"gpu:{count}", "a whole GPU" if count == 1 else f"{count} whole GPUs")
 
 

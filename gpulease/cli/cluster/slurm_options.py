@@ -10,13 +10,13 @@ import re
 import shlex
 from collections.abc import Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING
 
 from gpulease.cli.request import RunOptions
 from gpulease.errors import BadUsage, BadValue
 from gpulease.units import parse_span
 from gpulease.wire.text import from_wire
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from gpulease.wire.requests import SubmitRequest
 

@@ -8,13 +8,11 @@ read. srun is in a session of its own, so that a key typed here does not reach i
 import os
 import pty
 import re
-import shutil
 import signal
 import subprocess
 import termios
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 
 from gpulease.cli.attachment import PIECE
 from gpulease.cli.exit_codes import SIGNALED
@@ -32,24 +30,32 @@ _STATUS = re.compile(r"\(status=0x([0-9a-f]{4})\)")
 _ENDED = re.compile(r"srun: (?:error: )?.*(?:_task_finish|: tasks? [\d,-]+: )")
 _ERROR = re.compile(r"srun: (?:error|fatal): (.*)")
 _NOTICE = re.compile(r"srun: gpulease: ")
+_OPTIONS_READ = "defined options"
 _BUSY = "Requested nodes are busy"
 
 
-@dataclass
 class Said:
     """What srun has said about the job."""
 
-    job: int | None = None
-    node: str | None = None
-    waits: bool = False
-    """It is queued, and not placed yet."""
-    started: bool = False
-    ended: bool = False
-    """A task ended, so that the exit code is that of the job."""
-    wait_status: int = 0
-    """How the task ended, as in wait(2). srun itself may exit with 0 after a cancellation."""
-    errors: list[str] = field(default_factory=list)
-    _rest: bytes = b""
+    def __init__(self) -> None:
+        self.job: int | None = None
+        self.node: str | None = None
+        self.waits = False
+        """It is queued, and not placed yet."""
+        self.started = False
+        self.ended = False
+        """A task ended, so that the exit code is that of the job."""
+        self.wait_status = 0
+        """How the task ended, as in wait(2). srun itself may exit with 0 after a cancellation."""
+        self.errors: list[str] = []
+        self.first = ""
+        """Its first words; of options that it does not understand, all that it says."""
+        self._rest = b""
+
+    @property
+    def complaint(self) -> str:
+        """What it says if it does not understand its options."""
+        return "" if self.first.startswith(_OPTIONS_READ) else self.first
 
     @property
     def busy(self) -> bool:
@@ -77,6 +83,8 @@ class Said:
                 self.wait_status = max(self.wait_status, int(found[1], 16))
         elif found := _ERROR.match(line):
             self.errors.append(found[1])
+        elif not self.first:
+            self.first = line.removeprefix("srun: ")
 
 
 class Srun:
@@ -129,8 +137,8 @@ class Srun:
         passed: tuple[int, ...],
     ) -> None:
         """Start srun, which the kernel ends with this command; close its ends of the streams."""
-        setpriv = shutil.which("setpriv")
-        bound = [setpriv, "--pdeathsig=TERM", "--"] if setpriv else []
+        has_setpriv = any(os.access(f"{each}/setpriv", os.X_OK) for each in os.get_exec_path())
+        bound = ["setpriv", "--pdeathsig=TERM", "--"] if has_setpriv else []
         try:
             self._process = subprocess.Popen(
                 [*bound, *line], stdin=stream,

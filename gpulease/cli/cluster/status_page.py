@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Iterator, Sequence
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 from gpulease.cli.cluster.job_lines import (
     expected,
@@ -16,7 +16,7 @@ from gpulease.cli.cluster.job_lines import (
 from gpulease.cli.cluster.jobs import elements, read_queue, state_of, uses_gpus, with_gpus
 from gpulease.cli.cluster.nodes import read_nodes, shard_size
 from gpulease.cli.cluster.views import GpuView, JobView, MemoryView, NodeView, StatusView
-from gpulease.cli.format import UNKNOWN, between, clean, clock, since, size, until
+from gpulease.cli.format import UNKNOWN, between, clean, clock, instant, since, size, until
 from gpulease.cli.job_selection import own_name
 from gpulease.cli.render import local_time, print_stdout, screen_of, show_page
 from gpulease.cli.status_page import BAR_TITLE, LEGEND, bar, first_of
@@ -28,6 +28,8 @@ from gpulease.wire import machine as wire
 _STYLES: dict[str, Style] = {"available": "good", "drained": "warn", "draining": "warn"}
 _USABLE = frozenset({"idle", "mixed", "allocated", "completing", "planned", "reserved"})
 """The states of nodes that need no explanation."""
+_YOUNG = timedelta(seconds=5)
+"""Younger figures of a node are shown without their age."""
 _STARTS_NOTHING = frozenset({"down", "drained", "draining", "fail", "maintenance", "unknown"})
 
 
@@ -60,7 +62,7 @@ def page(view: StatusView, now: datetime, user: str, width: int | None = None) -
     """Lay out the status; the jobs of `user` are the first of those that run."""
     return [
         *_head(view, now),
-        *_gpus(view, width),
+        *_gpus(view, now, width),
         *_notes(view, now),
         *_running(view, now, user),
         *_queue(view, now),
@@ -73,10 +75,23 @@ def _head(view: StatusView, now: datetime) -> Iterator[Block]:
     yield (Span("Slurm", "title"), Span(rest, "dim"))
 
 
-def _gpus(view: StatusView, width: int | None) -> Iterator[Block]:
+def _age(node: NodeView, now: datetime) -> str:
+    """Write how long ago a node published its GPUs, if that is more than some seconds."""
+    if node.at is None or now - instant(node.at) <= _YOUNG:
+        return ""
+    return since(node.at, now)
+
+
+def _gpus(view: StatusView, now: datetime, width: int | None) -> Iterator[Block]:
     if not view.nodes:
         yield line("no nodes with GPUs", "warn")
         return
+    aged = any(_age(node, now) for node in view.nodes)
+    rows = tuple(
+        (*cells, *((line(_age(node, now)),) if aged else ()))
+        for node in view.nodes
+        for cells in _node(node)
+    )
     columns = (
         Column("NODE"),
         Column("GPU", right=True),
@@ -88,8 +103,9 @@ def _gpus(view: StatusView, width: int | None) -> Iterator[Block]:
         Column("UNMANAGED", right=True, leaves=4, below="unmanaged "),
         Column("FREE", right=True),
         Column("TOTAL", right=True, leaves=2, below="total "),
+        *((Column("AGE", right=True, leaves=7, below="age "),) if aged else ()),
     )
-    table = Table(columns, tuple(row for node in view.nodes for row in _node(node)))
+    table = Table(columns, rows)
     yield line("")
     yield table
     if any(columns[number].title == BAR_TITLE for number in widths(table, width)):
