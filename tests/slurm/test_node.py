@@ -213,11 +213,11 @@ def test_leases_stay_while_slurmctld_is_away(idle: Cluster) -> None:
 def test_leases_and_jobs_agree_after_everything_was_killed(idle: Cluster) -> None:
     node = idle.nodes["n1"]
     stays = idle.sbatch("sleep 300", "--gres=shard:16", "--nodelist=n1")
-    ends = idle.sbatch("sleep 3", "--gres=shard:16", "--nodelist=n1")
+    ends = idle.sbatch("sleep 6", "--gres=shard:16", "--nodelist=n1")
     for job in (stays, ends):
         idle.wait_until(job, "RUNNING")
         lease_of(idle, job)
-        idle.wait_until_saved(job)
+    idle.wait_until_saved(stays)
     node.kill_daemon()
     node.kill_slurmd()
     idle.kill_controller()
