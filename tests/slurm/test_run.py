@@ -212,6 +212,9 @@ def test_a_job_over_its_lease_is_stopped_with_the_reason(idle: Cluster) -> None:
     assert done.returncode == 124
     assert "was stopped: " in done.stderr
     assert "under a lease of 512M" in done.stderr
+    slurm = {"GPULEASE_CLUSTER": "slurm"}
+    listed = idle.run("gpulease", "list", "--all", "--state", "over-lease", env=slurm)
+    assert "work.py" in listed.stdout
 
 
 def test_a_notice_of_the_daemon_is_shown(idle: Cluster) -> None:

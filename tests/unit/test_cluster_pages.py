@@ -175,7 +175,7 @@ def test_why_a_job_waits_is_said_in_words(reason: str) -> None:
 
 
 def test_nodes_that_a_job_cannot_have_are_named() -> None:
-    note = "gpulease: refused 2 times (n1 n4): n4: GPU 0: 20G are used outside any lease"
+    note = "gpulease: refused 2 times (n1 n4; by all nodes 1 of 3 times): n4: 20G are used"
     reason = "ReqNodeNotAvail, UnavailableNodes:n[2-3]"
     waits = job(state="PENDING", reason=reason, admin_comment=note)
     sentence("slurm waits: without nodes", reason_of(waits, "queued"))

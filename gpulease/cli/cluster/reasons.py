@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 
 from gpulease.slurm.notes import note_in, stop_in
 
-_REFUSED = re.compile(r"refused \d+ times? \(([^()]*)\): ")
+_REFUSED = re.compile(r"refused \d+ times? \(([^();]*)[^()]*\): ")
 """How a note about refusals begins; in parentheses are the nodes."""
 _UNAVAILABLE = re.compile(r"UnavailableNodes:([^\s()]+)")
 _WAITS = {
