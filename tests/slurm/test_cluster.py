@@ -60,7 +60,10 @@ def test_shards_of_a_job_are_on_one_gpu(idle: Cluster) -> None:
 def test_the_prolog_runs_on_the_node_as_root(idle: Cluster) -> None:
     job = idle.sbatch("sleep 300", "--gres=shard:16", "--nodelist=n2")
     idle.wait_until(job, "RUNNING")
-    user, host, about = idle.nodes["n2"].path(f"/run/prolog.{job}").read_text().splitlines()
+    written = idle.nodes["n2"].path(f"/run/prolog.{job}")
+    # Slurm shows a job as running while its prolog runs.
+    wait_for("the prolog has ended", lambda: len(written.read_text().splitlines()) == 3)
+    user, host, about = written.read_text().splitlines()
     assert (user, host) == ("root", "n2")
     assert about == f"{job} 47201"
 

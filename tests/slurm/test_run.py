@@ -190,7 +190,7 @@ def test_a_node_that_refuses_the_job_is_avoided(idle: Cluster) -> None:
     finally:
         for each in strangers:
             each.communicate()
-    assert (done.returncode, done.stdout) == (0, "in\ndone\n")
+    assert (done.returncode, done.stdout) == (0, "in\ndone\n"), done.stderr
     assert "gpulease: n1 refused the job: " in done.stderr
     assert "TaskProlog" not in done.stderr
     assert "started on n2" in done.stderr
