@@ -58,7 +58,7 @@ def test_a_lease_on_a_gpu_that_is_gone_is_kept_and_shown_and_who_waits_for_it_is
     job = submit(daemon, "sleep", "600", memory=12 * G)
     when_in(daemon, job, "active")
     beside = submit(daemon, "sh", "-c", "exit 3", memory=15 * G)
-    both = submit(daemon, "true", gpus=2)
+    both = submit(daemon, "true", gpus=2, memory=6 * G)
     daemon.kill()
     stand_in.update(gpus=[small])
     daemon.start()
