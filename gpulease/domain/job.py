@@ -264,6 +264,8 @@ class Job:
     """For a lease without a command: the processes behind it."""
     slurm: SlurmJob | None = None
     """For a lease that belongs to a job of Slurm."""
+    notify: tuple[str, ...] = ()
+    """The events of which its owner is notified."""
     kept_until_at: datetime | None = None
     """Until when idleness has no consequences."""
     usage: JobUsage = NO_USAGE

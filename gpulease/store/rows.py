@@ -89,6 +89,7 @@ def job_values(job: Job) -> dict[str, object]:
         "slurm_job": job.slurm and job.slurm.id,
         "slurm_node": job.slurm and job.slurm.node,
         "slurm_restarts": None if job.slurm is None else job.slurm.restarts,
+        "notify": ",".join(job.notify) or None,
     }
 
 
@@ -240,6 +241,7 @@ def job_of(row: JobRow, leases: Iterable[LeaseRow], holder: HolderRow | None) ->
         utilization=row.utilization,
         activity=JobActivity(row.first_use_at, row.steps, row.steps_per_second),
         slurm=_slurm_of(row),
+        notify=tuple(row.notify.split(",")) if row.notify else (),
     )
 
 

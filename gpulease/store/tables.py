@@ -121,6 +121,33 @@ class GpuMemoryRow(Row):
     committed: Mapped[int | None]
     unmanaged: Mapped[int | None]
     utilization: Mapped[int | None]
+    leased: Mapped[int | None]
+    temperature: Mapped[int | None]
+    power: Mapped[int | None]
+    """Watts."""
+
+
+class JobMemoryRow(Row):
+    """What a job used of one GPU in one span of the past, in bytes.
+
+    The values are the largest in the span, as those of `GpuMemoryRow`.
+    """
+
+    __tablename__ = "job_memory"
+    __table_args__ = (
+        CheckConstraint("resolution IN (10, 60, 900)", name="resolution"),
+        {"sqlite_with_rowid": False},
+    )
+
+    gpu: Mapped[str] = mapped_column(ForeignKey("gpus.uuid"), primary_key=True)
+    resolution: Mapped[int] = mapped_column(primary_key=True)
+    """Seconds."""
+    at: Mapped[datetime] = mapped_column(primary_key=True)
+    job: Mapped[int] = mapped_column(ForeignKey("jobs.id"), primary_key=True)
+    used: Mapped[int | None]
+    pool: Mapped[int | None]
+    """What the pools of its frameworks had in use."""
+    utilization: Mapped[int | None]
 
 
 class JobRow(Row):
@@ -216,6 +243,8 @@ class JobRow(Row):
     """The job of Slurm that the lease belongs to; null for none, like the node and the restarts."""
     slurm_node: Mapped[str | None]
     slurm_restarts: Mapped[int | None]
+    notify: Mapped[str | None]
+    """The events of which its owner is notified, separated by commas."""
 
 
 class HolderRow(Row):
@@ -366,3 +395,26 @@ class WindowRow(Row):
     created_by: Mapped[str]
     created_at: Mapped[datetime]
     lifts_limits: Mapped[bool] = mapped_column(server_default=text("0"))
+
+
+class NotificationRow(Row):
+    """A notification for a user: about a job, or for an admin about the machine."""
+
+    __tablename__ = "notifications"
+    __table_args__ = (
+        Index("ix_notifications_job", "job"),
+        Index("ix_notifications_next", "next_at", sqlite_where=text("next_at IS NOT NULL")),
+        {"sqlite_autoincrement": True},
+    )
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    job: Mapped[int | None] = mapped_column(ForeignKey("jobs.id"))
+    user: Mapped[str]
+    event: Mapped[str]
+    title: Mapped[str]
+    body: Mapped[str]
+    at: Mapped[datetime]
+    attempts: Mapped[int] = mapped_column(server_default=text("0"))
+    next_at: Mapped[datetime | None]
+    """When to try next; null: it was sent, or was given up for `error`."""
+    error: Mapped[str | None]
