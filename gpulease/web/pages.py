@@ -37,6 +37,9 @@ _OF_GPU = ("hour", "day", "week", "year")
 _OF_PEOPLE = ("day", "week", "month", "year")
 
 
+_WORST_FIRST = ("failure", "warning", "ok")
+
+
 class _Person(NamedTuple):
     """A user, with what is known of each."""
 
@@ -132,7 +135,8 @@ class Pages:
         events = [(gpu, event) for gpu in status.gpus for event in gpu.events]
         events.sort(key=lambda each: each[1].at, reverse=True)
         return _page(
-            request, "health.html", status=status, checks=doctor.checks, events=events,
+            request, "health.html", status=status, events=events,
+            checks=sorted(doctor.checks, key=lambda each: _WORST_FIRST.index(each.state)),
             now=instant(status.at),
         )  # fmt: skip
 

@@ -47,7 +47,9 @@ def _environment() -> Environment:
         auto_reload=False,
     )
     made.filters.update({each.__name__: each for each in _FILTERS})
-    made.globals.update(version=__version__, bar_of=bar_of, labels_of=text.labels_of)
+    made.globals.update(
+        version=__version__, bar_of=bar_of, labels_of=text.labels_of, models_of=text.models_of
+    )
     return made
 
 

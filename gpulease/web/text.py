@@ -1,5 +1,6 @@
 """Text for the page: sizes, times, states and names. Pure; the time is an argument."""
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from datetime import datetime, timedelta
 from zlib import crc32
@@ -24,7 +25,9 @@ def clean(text: str) -> str:
 
 def size(amount: float | None) -> str:
     """Write a number of bytes; None is unknown."""
-    return UNKNOWN if amount is None else format_size(int(amount))
+    if amount is None:
+        return UNKNOWN
+    return format_size(int(amount)) if amount else "0"
 
 
 def figure(value: float | None, unit: str) -> str:
@@ -87,6 +90,11 @@ def ordinal(number: int) -> str:
 def gpu_label(gpu: GpuView) -> str:
     """Return the index of a GPU as people know it: 0, or 0:1 for a MIG device."""
     return gpu.label or str(gpu.index)
+
+
+def models_of(gpus: Iterable[GpuView]) -> Mapping[str, int]:
+    """Return how many GPUs there are of each model and size: A100 24G."""
+    return Counter(f"{gpu.name} {size(gpu.memory.total)}" for gpu in gpus)
 
 
 def labels_of(gpus: Iterable[GpuView]) -> Mapping[str, str]:
