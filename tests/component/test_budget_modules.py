@@ -27,7 +27,8 @@ OURS = {
     "history": ALWAYS | {"cli.history_page", "cli.pager"},
 }
 FROM_PYTHON = {
-    "__future__", "_collections", "_datetime", "_json", "_socket", "_struct", "errno", "gc", "itertools",
+    "__future__", "_collections", "_datetime", "_json", "_socket", "_struct", "errno", "gc",
+    "itertools",
     "struct",
 }  # fmt: skip
 """All in C but two. No re, typing, dataclasses, enum, datetime, pathlib, socket, json."""
