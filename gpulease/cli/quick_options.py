@@ -73,6 +73,7 @@ OPTIONS: "dict[str, dict[str, tuple[str, Any]]]" = {
     "status": {
         '--json': ('json', True),
         '--queue': ('queue', 'text'),
+        '--watch': ('watch', 'text'),
         '--socket': ('socket', 'text'),
     },
     "list": {
@@ -162,7 +163,8 @@ DEFAULTS: "dict[str, dict[str, Any]]" = {
     },
     "status": {
         'json': False,
-        'queue': '20',
+        'queue': None,
+        'watch': None,
         'socket': None,
     },
     "list": {
