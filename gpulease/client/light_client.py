@@ -221,6 +221,10 @@ class LightClient:
         query = {"queue": "all" if queue is None else str(queue)}
         return self._daemon.ask("GET", "/status", query)
 
+    def history_json(self, query: Mapping[str, str | None]) -> bytes:
+        """Return a page of the ended jobs as JSON; `Client.history` has the names in `query`."""
+        return self._daemon.ask("GET", "/history", query)
+
     def extend(self, number: int, by: float) -> JobView:
         """Add `by` seconds, which may be negative, to the time limit of a job, and return it.
 

@@ -56,6 +56,7 @@ from gpulease.service.scheduler import Scheduler
 from gpulease.service.usage import Usage
 from gpulease.service.utilization import MeanUtilization
 from gpulease.service.windows import Windows
+from gpulease.store.job_history import JobHistory
 from gpulease.store.memory_history import MemoryHistory
 from gpulease.store.memory_series import MemorySeries
 from gpulease.store.usage import PoolUsage, UsageTotals
@@ -371,6 +372,7 @@ def _request_context(  # noqa: PLR0913  requests reach every part
         usage=records.usage,
         hooks=records.hooks,
         stored_pools=records.pools.of,
+        ended_jobs=JobHistory(base.store).page,
         usage_by_user=accounts.by_user,
         prediction_errors=accounts.predictions,
         waits_by_user=accounts.waits,

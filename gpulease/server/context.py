@@ -23,6 +23,7 @@ from gpulease.server.request_limits import RequestSlot, slot_in
 from gpulease.server.validation import Defaults
 from gpulease.service.health import Drains, named
 from gpulease.service.hook_reports import HookReports
+from gpulease.service.job_history import EndedJob, EndedJobsQuery
 from gpulease.service.pause import Pauses
 from gpulease.service.ports import Clock, Event, MemoryReader, ProcessFinder
 from gpulease.service.scheduler import Scheduler
@@ -68,6 +69,8 @@ class RequestContext:
     usage: Usage
     hooks: HookReports
     stored_pools: Callable[[JobId], Sequence[PoolSeen]]
+    ended_jobs: Callable[[EndedJobsQuery], Sequence[EndedJob]]
+    """A page of the ended jobs."""
     usage_by_user: Callable[[str | None, datetime | None], Sequence[UserUsage]]
     """What the ended jobs of one or all users asked for and used, from some time on."""
     prediction_errors: Callable[[str | None, datetime | None], PredictionErrors]
