@@ -1,5 +1,6 @@
 """The routes about the machine: its status, its checks, and draining GPUs."""
 
+import asyncio
 from dataclasses import replace
 
 from gpulease.domain.gpu import GpuReading
@@ -39,6 +40,10 @@ class MachineHandlers:
         overuse = self._context.overuse_of(caller_of_request(request).owner)
         await self._context.look()
         return json_response(replace(self._context.doctor(), overuse=overuse))
+
+    async def metrics(self) -> Response:
+        """Show what the daemon has counted since its start, and its own health."""
+        return json_response(await asyncio.to_thread(self._context.metrics))
 
     async def drain(self, request: Request, gpu: str) -> Response:
         """Stop granting leases on a GPU; running jobs continue."""
