@@ -37,9 +37,12 @@ class MachineHandlers:
 
     async def doctor(self, request: Request) -> Response:
         """Show the checks of this machine, and the policy for the caller's own jobs."""
-        overuse = self._context.overuse_of(caller_of_request(request).owner)
+        caller, rights = caller_of_request(request), self._context.rights
+        overuse = self._context.overuse_of(caller.owner)
+        sees_hidden = rights.hide_commands and rights.is_admin(caller)
         await self._context.look()
-        return json_response(replace(self._context.doctor(), overuse=overuse))
+        checked = replace(self._context.doctor(), overuse=overuse, sees_hidden=sees_hidden)
+        return json_response(checked)
 
     async def metrics(self) -> Response:
         """Show what the daemon has counted since its start, and its own health."""

@@ -227,3 +227,5 @@ class DoctorView:
 
     checks: list[CheckView]
     overuse: OveruseView | None = None
+    sees_hidden: bool = False
+    """Whether the caller sees what other users run although the admin hides it: for admins."""
