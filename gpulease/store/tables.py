@@ -409,7 +409,7 @@ class NotificationRow(Row):
 
     id: Mapped[int] = mapped_column(primary_key=True)
     job: Mapped[int | None] = mapped_column(ForeignKey("jobs.id"))
-    user: Mapped[str]
+    uid: Mapped[int]
     event: Mapped[str]
     title: Mapped[str]
     body: Mapped[str]

@@ -46,7 +46,7 @@ def _notifications() -> None:
         "notifications",
         sa.Column("id", sa.Integer(), nullable=False),
         sa.Column("job", sa.Integer()),
-        sa.Column("user", sa.String(), nullable=False),
+        sa.Column("uid", sa.Integer(), nullable=False),
         sa.Column("event", sa.String(), nullable=False),
         sa.Column("title", sa.String(), nullable=False),
         sa.Column("body", sa.String(), nullable=False),

@@ -217,7 +217,7 @@ INSERT INTO "leases" VALUES(11,'GPU-a',0,1073741824,1767355200000000,NULL,NULL,N
 CREATE TABLE notifications (
 	id INTEGER NOT NULL PRIMARY KEY AUTOINCREMENT, 
 	job INTEGER, 
-	user VARCHAR NOT NULL, 
+	uid INTEGER NOT NULL, 
 	event VARCHAR NOT NULL, 
 	title VARCHAR NOT NULL, 
 	body VARCHAR NOT NULL, 
@@ -227,7 +227,7 @@ CREATE TABLE notifications (
 	error VARCHAR, 
 	CONSTRAINT fk_notifications_job FOREIGN KEY(job) REFERENCES jobs (id)
 );
-INSERT INTO "notifications" VALUES(1,3,'alice','end','job 3 has ended','it exited with 0',1767355200000000,1,1767355200000000,'no route to host');
+INSERT INTO "notifications" VALUES(1,3,1000,'end','job 3 has ended','it exited with 0',1767355200000000,1,1767355200000000,'no route to host');
 CREATE TABLE pools (
 	job INTEGER NOT NULL, 
 	gpu VARCHAR NOT NULL, 
