@@ -14,6 +14,7 @@ from sqlalchemy import Connection, Delete, bindparam, delete, func, select, text
 from sqlalchemy.dialects.sqlite import insert as upsert
 
 from gpulease.domain.gpu import GpuMemory, GpuUuid, JobId
+from gpulease.domain.memory_series import JOB_SPAN_S, JobSpan
 from gpulease.store.statements import remember_gpu
 from gpulease.store.store import SqlStore
 from gpulease.store.tables import GpuMemoryRow, GpuRow, Instant, LeaseRow
@@ -41,6 +42,13 @@ RESOLUTIONS = (
     Resolution(900, timedelta(days=365)),
 )
 
+JOB_RESOLUTIONS = (
+    Resolution(JOB_SPAN_S, timedelta(hours=6)),
+    Resolution(60, timedelta(days=3)),
+    Resolution(900, timedelta(days=365)),
+)
+"""For the memory of jobs."""
+
 
 @dataclass(frozen=True, slots=True)
 class Sample:
@@ -56,8 +64,16 @@ class MemoryHistory:
     def __init__(self, store: SqlStore) -> None:
         self._store = store
 
-    def record(self, samples: Sequence[Sample], peaks: Mapping[tuple[JobId, GpuUuid], int]) -> None:
-        """Store samples, the latest also as the present, and the peaks of running jobs in bytes."""
+    def record(
+        self,
+        samples: Sequence[Sample],
+        peaks: Mapping[tuple[JobId, GpuUuid], int],
+        spans: Sequence[JobSpan] = (),
+    ) -> None:
+        """Store samples, the latest also as the present.
+
+        `peaks` of running jobs are in bytes, `spans` are those of jobs that are over.
+        """
         rows = [row for sample in samples for row in _rows(sample)]
         if not rows:
             return
@@ -67,6 +83,8 @@ class MemoryHistory:
                 connection.execute(remember_gpu(gpu.reading, latest.at))
             self._replace_now(connection, latest)
             connection.execute(upsert(GpuMemoryRow).on_conflict_do_nothing(), rows)
+            if spans:
+                connection.execute(_ADD_JOB_SPAN, [_span_values(each) for each in spans])
             for (job, uuid), peak in peaks.items():
                 connection.execute(
                     update(LeaseRow)
@@ -90,16 +108,48 @@ class MemoryHistory:
             connection.execute(_older(oldest, now - oldest.keep_for))
 
 
+_ADD_JOB_SPAN = text(
+    """
+    INSERT OR IGNORE INTO job_memory (gpu, resolution, at, job, used, pool, utilization)
+    SELECT :gpu, :resolution, :at, :job, :used, :pool, :utilization
+    WHERE EXISTS (SELECT 1 FROM jobs WHERE id = :job)
+    """
+)
+"""A job may have been deleted since."""
+
+
+def _span_values(span: JobSpan) -> dict[str, object]:
+    return {
+        "gpu": span.gpu,
+        "resolution": JOB_SPAN_S,
+        "at": span.at_s * 1_000_000,
+        "job": span.job,
+        "used": span.used,
+        "pool": span.pool,
+        "utilization": span.utilization,
+    }
+
+
+def gpu_values(gpu: GpuMemory) -> tuple[int | None, ...]:
+    """Return what is stored of a ledger, in the order of `_VALUES`."""
+    reading = gpu.reading
+    power = None if reading.power is None else round(reading.power)
+    return (
+        reading.used, gpu.leased, gpu.committed, gpu.unmanaged,
+        reading.utilization, reading.temperature, power,
+    )  # fmt: skip
+
+
+_VALUES = ("used", "leased", "committed", "unmanaged", "utilization", "temperature", "power")
+
+
 def _rows(sample: Sample) -> Iterable[dict[str, object]]:
     for gpu in sample.gpus:
         yield {
             "uuid": gpu.uuid,
             "resolution": RESOLUTIONS[0].seconds,
             "at": sample.at.replace(microsecond=0),
-            "used": gpu.reading.used,
-            "committed": gpu.committed,
-            "unmanaged": gpu.unmanaged,
-            "utilization": gpu.reading.utilization,
+            **dict(zip(_VALUES, gpu_values(gpu), strict=True)),
         }
 
 
