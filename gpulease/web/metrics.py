@@ -239,6 +239,14 @@ TABLE: Final = (
         _of_gpu(lambda gpu: gpu.temperature),
     ),
     Row(
+        "gpulease_gpu_power_watts", _GPU, "Power that the GPU draws.",
+        _of_gpu(lambda gpu: gpu.power),
+    ),
+    Row(
+        "gpulease_gpu_power_limit_watts", _GPU, "The most power that the GPU may draw.",
+        _of_gpu(lambda gpu: gpu.power_limit),
+    ),
+    Row(
         "gpulease_gpu_faults_total", (*_GPU, "kind"),
         "Faults that the driver reported: XIDs, memory errors, a GPU that was lost.",
         _faults, "counter",
