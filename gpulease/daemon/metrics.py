@@ -49,7 +49,7 @@ class Metrics:
             started_at=self._began_at,
             observed_at=None if scheduler.seen is None else instant(scheduler.seen.at),
             users=list(self._users()),
-            faults=[GpuFaultsView(*key, count) for key, count in list(self._health.faults.items())],
+            faults=[GpuFaultsView(*key, it) for key, it in list(self._health.faults.items())],
             waits=_histogram(store.metrics.waits),
             passes=_histogram(scheduler.passes),
             failed_passes=scheduler.failed_passes,

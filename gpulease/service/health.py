@@ -42,7 +42,7 @@ _NOTIFY_AGAIN_AFTER = timedelta(minutes=10)
 """The shortest time between two notices of one kind of fault to the owner of a job."""
 _STORE_AGAIN_AFTER = timedelta(seconds=10)
 """Repetitions of a stored kind of fault are stored no more often, unless they drain a GPU."""
-FAULTY, RECOVERED, BACK = "faulty", "recovered", "back"
+FAULTY, RECOVERED = "faulty", "recovered"
 """Kinds of events in the history of a GPU."""
 
 
@@ -97,7 +97,7 @@ class HealthWatch:
         self.listens: dict[GpuUuid, bool] = {}
         """Whether the driver reports XID events of each GPU."""
         self.modes: dict[GpuUuid, GpuModes] = {}
-        self.faults: Counter[tuple[GpuUuid, str]] = Counter()
+        self.faults: Counter[tuple[GpuUuid, str, Blame]] = Counter()
         """How often each kind of fault was stored."""
         self._store = store
         self._probe = probe
@@ -158,7 +158,8 @@ class HealthWatch:
         }
         for each in news:
             for found in each.found:
-                self.faults[each.gpu.uuid, found.kind] += found.count if found.kind != BACK else 0
+                if found.blame is not Blame.UNKNOWN:
+                    self.faults[each.gpu.uuid, found.kind, found.blame] += found.count
             self._stored_at |= {(each.gpu.uuid, found.kind): now for found in each.found}
 
     def _hear(
@@ -192,7 +193,7 @@ class HealthWatch:
             self._well_since.setdefault(reading.uuid, self._clock.steady())
             if reading.uuid in self._lost:
                 self._lost.discard(reading.uuid)
-                return (Finding(BACK, "it can be read again", Blame.UNKNOWN),)
+                return (Finding("back", "it can be read again", Blame.UNKNOWN),)
             return ()
         self._well_since.pop(reading.uuid, None)
         if reading.fault is Fault.LOST and reading.uuid not in self._lost:

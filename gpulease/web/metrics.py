@@ -140,7 +140,7 @@ def _states(seen: Seen) -> Samples:
 def _faults(seen: Seen) -> Samples:
     ids = {gpu.uuid: _ids(gpu) for gpu in seen.status.gpus}
     for each in seen.counted.faults:
-        yield (*ids.get(each.gpu, ("", each.gpu)), each.kind), each.count
+        yield (*ids.get(each.gpu, ("", each.gpu)), each.kind, each.cause), each.count
 
 
 def _jobs(seen: Seen) -> Samples:
@@ -247,8 +247,9 @@ TABLE: Final = (
         _of_gpu(lambda gpu: gpu.power_limit),
     ),
     Row(
-        "gpulease_gpu_faults_total", (*_GPU, "kind"),
-        "Faults that the driver reported: XIDs, memory errors, a GPU that was lost.",
+        "gpulease_gpu_faults_total", (*_GPU, "kind", "cause"),
+        "Faults by `kind`: XIDs, memory errors, a lost GPU. `cause` is `hardware` for what drains "
+        "a GPU, and `application` for faults of programs.",
         _faults, "counter",
     ),
     # Jobs and leases.

@@ -53,6 +53,8 @@ class GpuFaultsView:
     gpu: str
     kind: str
     """As in its health history: "xid 79", "lost"."""
+    cause: str
+    """application, contained, hardware, avoided, gone, or admin: an admin has to look."""
     count: int
 
 
