@@ -136,7 +136,7 @@ def _start(service: str, say: Say, *, now: bool) -> None:
 
 def _check_web(programs: Path) -> None:
     """Check that the packages of the web page are installed."""
-    program = [programs / "gpulease-web", "--version"]
+    program = [str(programs / "gpulease-web"), "--version"]
     if subprocess.run(program, check=False, capture_output=True, env=_ENVIRONMENT).returncode:
         raise SetupFailed(
             "cannot install the web page: its packages are not installed",
