@@ -33,6 +33,7 @@ from gpulease.wire.machine import (
     WindowList,
     WindowView,
 )
+from gpulease.wire.metrics import MetricsView
 from gpulease.wire.requests import (
     AdoptRequest,
     CancelJobsRequest,
@@ -305,6 +306,10 @@ class Client(LightClient):
     def doctor(self) -> DoctorView:
         """Return the daemon's checks of this machine."""
         return decode(DoctorView, self._daemon.ask("GET", "/doctor"))
+
+    def metrics(self) -> MetricsView:
+        """Return what the daemon counts since its start, and its own health."""
+        return decode(MetricsView, self._daemon.ask("GET", "/metrics"))
 
     def report(self, user: str | None = None, since: float | None = None) -> ReportView:
         """Return what the ended jobs of one or all users asked for and used.

@@ -33,6 +33,7 @@ from gpulease.service.usage import PoolSeen, Usage
 from gpulease.service.windows import Windows
 from gpulease.wire.jobs import JobView
 from gpulease.wire.machine import DoctorView, OveruseView
+from gpulease.wire.metrics import MetricsView
 
 Body = TypeVar("Body")
 
@@ -56,6 +57,8 @@ class RequestContext:
     most_streams: int
     """Of one user at once; root has no such limit."""
     doctor: Callable[[], DoctorView]
+    metrics: Callable[[], MetricsView]
+    """Reads files: for a thread."""
     overuse_of: Callable[[Owner], OveruseView]
     """What happens to a user's jobs that exceed their lease."""
     processes: ProcessFinder
