@@ -17,6 +17,7 @@ from gpulease.daemon.doctor import Doctor, health_checks
 from gpulease.daemon.enforcement_setup import EnforcementSetup, build_enforcement
 from gpulease.daemon.foundation import Foundation, open_foundation, simulated_gpus
 from gpulease.daemon.housekeeping import Sampler
+from gpulease.daemon.metrics import Metrics
 from gpulease.daemon.slurm import SlurmNode, build_launchers, slurm_policy
 from gpulease.daemon.user_policy import UserPolicy, groups_of
 from gpulease.domain.health import HealthAction
@@ -37,6 +38,7 @@ from gpulease.host.processes import ProcessTable
 from gpulease.host.shim_control import has_living_shim, has_scope
 from gpulease.server.auth import Rights
 from gpulease.server.context import RequestContext
+from gpulease.server.http_server import HttpProtocol
 from gpulease.server.job_views import JobViews, overuse_view
 from gpulease.server.listings import Listings
 from gpulease.server.machine_views import MachineViews
@@ -56,6 +58,7 @@ from gpulease.service.scheduler import Scheduler
 from gpulease.service.usage import Usage
 from gpulease.service.utilization import MeanUtilization
 from gpulease.service.windows import Windows
+from gpulease.store.job_history import JobHistory
 from gpulease.store.memory_history import MemoryHistory
 from gpulease.store.memory_series import MemorySeries
 from gpulease.store.usage import PoolUsage, UsageTotals
@@ -133,7 +136,7 @@ def build(settings: Settings, *, confined: bool = False) -> DaemonApp:
     table, process_ends = ProcessTable(base.secret), ProcessWatch()
     processes = _process_finder(base, table)
     observer = GpuObserver(base.store, base.probe, processes, base.clock, base.observation_thread)
-    overuse, idleness = OveruseWatch(user_policy.overuse), IdleWatch(user_policy.idleness)
+    overuse, idleness = _overuse_watch(base, user_policy), IdleWatch(user_policy.idleness)
     enforcement = build_enforcement(base, user_policy, observer, confined=confined)
     records = _usage_records(base)
     launcher = Launcher(confined=confined, sandbox=enforcement.sandbox)
@@ -150,7 +153,7 @@ def build(settings: Settings, *, confined: bool = False) -> DaemonApp:
     sampler = _sampler(base, scheduler, overuse, idleness, records, health, enforcement, coverage)
     doctor = _doctor(base, scheduler, health, sources, slurm)
     context = _request_context(
-        base, scheduler, processes, sources, records, doctor, slurm,
+        base, scheduler, processes, sources, records, doctor, slurm, health,
         runner=runner, watch_client=clients.watch, look=sampler.look,
         memory_series=lambda: MemorySeries(base.store, *sampler.unwritten()),
     )  # fmt: skip
@@ -167,6 +170,10 @@ def build(settings: Settings, *, confined: bool = False) -> DaemonApp:
         slurm=slurm,
         context=context,
     )
+
+
+def _overuse_watch(base: Foundation, user_policy: UserPolicy) -> OveruseWatch:
+    return OveruseWatch(user_policy.overuse, base.store.metrics.went_over)
 
 
 def _process_finder(base: Foundation, table: ProcessTable) -> Finder:
@@ -338,8 +345,8 @@ def _view_sources(
 
 def _request_context(  # noqa: PLR0913  requests reach every part
     base: Foundation, scheduler: Scheduler, processes: Finder, sources: ViewSources,
-    records: _UsageRecords, doctor: Doctor, slurm: SlurmNode, *, runner: JobRunner,
-    watch_client: Callable[[Job], None], look: Callable[[], Awaitable[None]],
+    records: _UsageRecords, doctor: Doctor, slurm: SlurmNode, health: HealthWatch, *,
+    runner: JobRunner, watch_client: Callable[[Job], None], look: Callable[[], Awaitable[None]],
     memory_series: Callable[[], MemoryReader],
 ) -> RequestContext:  # fmt: skip
     settings, explainer = base.settings(), scheduler.explainer
@@ -358,6 +365,7 @@ def _request_context(  # noqa: PLR0913  requests reach every part
         log_limit=settings.log_limit,
         most_streams=settings.most_streams,
         doctor=doctor.results,
+        metrics=Metrics(base.store, scheduler, health, HttpProtocol.counts, base.clock).view,
         overuse_of=lambda owner: overuse_view(sources.overuse.policy_of(owner)),
         processes=processes,
         drains=Drains(base.store, base.clock, base.writer, scheduler.wake),
@@ -371,6 +379,7 @@ def _request_context(  # noqa: PLR0913  requests reach every part
         usage=records.usage,
         hooks=records.hooks,
         stored_pools=records.pools.of,
+        ended_jobs=JobHistory(base.store).page,
         usage_by_user=accounts.by_user,
         prediction_errors=accounts.predictions,
         waits_by_user=accounts.waits,
