@@ -6,7 +6,7 @@ depends only on parts above it. Only `DaemonApp.adopt` changes parts later, at a
 
 import os
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from gpulease.config import Settings
@@ -53,7 +53,7 @@ from gpulease.service.job_supervisor import LauncherOf
 from gpulease.service.observation import GpuObserver
 from gpulease.service.overuse import OveruseWatch
 from gpulease.service.pause import Pauses
-from gpulease.service.ports import MemoryReader, Policy, Quotas
+from gpulease.service.ports import Policy, Quotas
 from gpulease.service.scheduler import Scheduler
 from gpulease.service.usage import Usage
 from gpulease.service.utilization import MeanUtilization
@@ -154,8 +154,7 @@ def build(settings: Settings, *, confined: bool = False) -> DaemonApp:
     doctor = _doctor(base, scheduler, health, sources, slurm)
     context = _request_context(
         base, scheduler, processes, sources, records, doctor, slurm, health,
-        runner=runner, watch_client=clients.watch, look=sampler.look,
-        memory_series=lambda: MemorySeries(base.store, *sampler.unwritten()),
+        runner=runner, watch_client=clients.watch, sampler=sampler,
     )  # fmt: skip
     return DaemonApp(
         base=base,
@@ -346,8 +345,7 @@ def _view_sources(
 def _request_context(  # noqa: PLR0913  requests reach every part
     base: Foundation, scheduler: Scheduler, processes: Finder, sources: ViewSources,
     records: _UsageRecords, doctor: Doctor, slurm: SlurmNode, health: HealthWatch, *,
-    runner: JobRunner, watch_client: Callable[[Job], None], look: Callable[[], Awaitable[None]],
-    memory_series: Callable[[], MemoryReader],
+    runner: JobRunner, watch_client: Callable[[Job], None], sampler: Sampler,
 ) -> RequestContext:  # fmt: skip
     settings, explainer = base.settings(), scheduler.explainer
     accounts, job_views = records.accounts, _job_views(scheduler, sources)
@@ -375,7 +373,7 @@ def _request_context(  # noqa: PLR0913  requests reach every part
         command=runner.command,
         watch_holder=watch_client,
         slurm=slurm.leases if os.geteuid() == 0 else None,
-        look=look,
+        look=sampler.look,
         usage=records.usage,
         hooks=records.hooks,
         stored_pools=records.pools.of,
@@ -383,7 +381,7 @@ def _request_context(  # noqa: PLR0913  requests reach every part
         usage_by_user=accounts.by_user,
         prediction_errors=accounts.predictions,
         waits_by_user=accounts.waits,
-        memory_series=memory_series,
+        memory_series=lambda: MemorySeries(base.store, *sampler.unwritten()),
     )
 
 
