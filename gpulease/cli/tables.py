@@ -23,7 +23,7 @@ _GAP = "  "
 _NOTE_INDENT = 4
 _CONTINUATION_INDENT = 2
 
-_COLOURS: dict[Style, str] = {
+COLOURS: dict[Style, str] = {
     "title": "1",
     "heading": "1;2",
     "good": "32",
@@ -298,4 +298,4 @@ def _coloured(spans: Line) -> str:
 
 def _coloured_span(text: str, style: Style) -> str:
     letter, block = _BLOCKS.get(style, ("\0", ""))
-    return f"\033[{_COLOURS[style]}m{text.replace(letter, block)}\033[0m"
+    return f"\033[{COLOURS[style]}m{text.replace(letter, block)}\033[0m"
