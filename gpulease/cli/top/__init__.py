@@ -43,12 +43,13 @@ def top(
     _check_terminal()
     client = connect(ctx, socket)
     client.status(queue=0)
-    colour = has_colour(environment())
-    if not colour:
-        os.environ["NO_COLOR"] = "1"  # Textual's own widgets read it
     from gpulease.cli.top.app import run
+    from gpulease.cli.top.text import Terminal
 
-    return run(client, seconds, colour=colour, blocks=has_blocks(environment()))
+    terminal = Terminal(has_colour(environment()), is_utf8(environment()))
+    if not terminal.colour:
+        os.environ["NO_COLOR"] = "1"  # Textual's own widgets read it
+    return run(client, seconds, terminal)
 
 
 def _check_terminal() -> None:
@@ -77,7 +78,7 @@ def has_colour(environment: Mapping[str, str]) -> bool:
         return True
 
 
-def has_blocks(environment: Mapping[str, str]) -> bool:
+def is_utf8(environment: Mapping[str, str]) -> bool:
     """Tell whether the terminal shows more than ASCII, by its locale."""
     names = (environment.get(name) for name in ("LC_ALL", "LC_CTYPE", "LANG"))
     locale = next((name for name in names if name), "")

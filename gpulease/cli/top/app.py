@@ -27,6 +27,7 @@ from gpulease.cli.top.machine_screen import MachineScreen
 from gpulease.cli.top.poll import Look, Poller
 from gpulease.cli.top.rows import Item, Stranger, parse_filter
 from gpulease.cli.top.screens import Ask, Confirm, Help
+from gpulease.cli.top.text import Terminal
 from gpulease.cli.top.trend import MOST, STEP_S
 from gpulease.client import Client
 from gpulease.errors import GpuleaseError, NoSuchRoute
@@ -57,7 +58,10 @@ class TopApp(App[None]):
 
     ENABLE_COMMAND_PALETTE = False
     AUTO_FOCUS = None
-    CSS = "Screen { background: ansi_default; }"
+    CSS = """
+    Screen { background: ansi_default; }
+    Confirm, Ask { background: transparent; }
+    """
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("q", "quit", show=False),
         Binding("ctrl+c", "quit", show=False, priority=True),
@@ -88,15 +92,15 @@ class TopApp(App[None]):
             self.result = result
             self.error = error
 
-    def __init__(self, client: Client, every: float, *, colour: bool, blocks: bool) -> None:
+    def __init__(self, client: Client, every: float, terminal: Terminal) -> None:
         super().__init__(driver_class=_Driver, ansi_color=True)
         self.theme = "ansi-dark"
         self.animation_level = "none"
         self.killed: int | None = None
         """The signal that ended it."""
         self._client = client
-        self._colour, self._blocks = colour, blocks
-        self._machine = MachineScreen(user=own_name(), colour=colour, blocks=blocks)
+        self._terminal = terminal
+        self._machine = MachineScreen(own_name(), terminal)
         self._job: JobScreen | None = None
         self._has_history = False
         self._poller = Poller(client, every, lambda look: self._post(self.Looked(look)))
@@ -151,13 +155,13 @@ class TopApp(App[None]):
             hint = f"gpulease adopt {pid} leases what it uses"
             self._machine.say(f"process {pid} has no lease", hint)
             return
-        self._job = JobScreen(item, self._client, colour=self._colour, blocks=self._blocks)
+        self._job = JobScreen(item, self._client, self._terminal)
         self.push_screen(self._job, self._left_job)
         self._poller.open(item.id)
 
     def action_help(self) -> None:
         """Show the keys."""
-        self.push_screen(Help(TEXT, colour=self._colour))
+        self.push_screen(Help(TEXT, self._terminal))
 
     def action_look(self) -> None:
         """Look at once."""
@@ -165,7 +169,7 @@ class TopApp(App[None]):
 
     def action_filter(self, begin: str) -> None:
         """Ask which rows to show."""
-        text = f"{self._machine.wanted} {begin}".strip() if begin else str(self._machine.wanted)
+        text = f"{self._machine.wanted} {begin}".lstrip()
         self._ask("Show only: text, user=NAME, gpu=N", text, self._filter)
 
     def action_cancel(self) -> None:
@@ -202,7 +206,7 @@ class TopApp(App[None]):
         """Connect the terminal to the selected job."""
         if (job := self._chosen()) is not None:
             question = f"Attach to {_named(job)}? Ctrl-\\ and then d come back here."
-            confirm = Confirm(question, colour=self._colour)
+            confirm = Confirm(question, self._terminal)
             self.push_screen(confirm, lambda yes: self._go_to(job.id) if yes else None)
 
     def _go_to(self, number: int) -> None:
@@ -229,11 +233,11 @@ class TopApp(App[None]):
         return None
 
     def _confirm(self, question: str, act: Act) -> None:
-        confirm = Confirm(question, colour=self._colour)
+        confirm = Confirm(question, self._terminal)
         self.push_screen(confirm, lambda yes: self._act(act) if yes else None)
 
     def _ask(self, question: str, text: str, then: Callable[[str], None]) -> None:
-        ask = Ask(question, text, colour=self._colour)
+        ask = Ask(question, text, self._terminal)
         self.push_screen(ask, lambda answer: None if answer is None else then(answer))
 
     def _act(self, act: Act) -> None:
@@ -285,13 +289,13 @@ def _histories(client: Client, gpus: list[str]) -> list[object]:
         return []
 
 
-def run(client: Client, every: float, *, colour: bool, blocks: bool) -> int:
+def run(client: Client, every: float, terminal: Terminal) -> int:
     """Run the view until the user leaves it, and return the exit code.
 
     Raises:
         Killed: a signal ended it; the terminal was restored.
     """
-    app = TopApp(client, every, colour=colour, blocks=blocks)
+    app = TopApp(client, every, terminal)
     # Without the mouse a terminal selects text as usual, and movements send nothing over ssh.
     app.run(mouse=False)
     if app.killed is not None:

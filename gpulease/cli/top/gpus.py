@@ -211,9 +211,11 @@ def _row(
     if width >= _ROW_WIDTH + 8:
         figures.insert(0, (f" {size(gpu.memory.used):>6} used", ""))
     figures.append((f" {_percent(gpu.utilization):>4}", ""))
-    figures.append((f" {_degrees(gpu):>4}", ""))
+    if gpu.temperature is not None:
+        figures.append((f" {_degrees(gpu):>4}", ""))
     if width >= _ROW_WIDTH + 24:
-        figures.append((f" {_watts(gpu.power):>4}", ""))
+        if gpu.power is not None:
+            figures.append((f" {_watts(gpu.power):>4}", ""))
         figures.append((f" {_history(shown, _TREND, marks, now)}", "dim"))
     state = _state(shown)
     right = tuple(figures)
@@ -256,7 +258,8 @@ def _title(shown: Shown, width: int, marks: Marks) -> Line:
         *(((f"{state} ", "warn"),) if state else ()),
     )
     limit = "" if gpu.power_limit is None else f" of {_watts(gpu.power_limit)}"
-    right: Line = ((f" {_degrees(gpu)}  {_watts(gpu.power)}{limit}", ""),)
+    known = [_degrees(gpu), f"{_watts(gpu.power)}{limit}"]
+    right: Line = (("".join(f" {each}" for each in known if each != UNKNOWN), ""),)
     space = max(0, width - width_of(left) - width_of(right))
     return fitted((*left, (marks.rule * space, "dim"), *right), width)
 

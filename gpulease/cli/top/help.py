@@ -1,7 +1,6 @@
 """The help screen of `gpulease top`."""
 
 TEXT = """\
-gpulease top
 
   arrows, PgUp, PgDn   select a row          Enter   open a job
   Tab, left, right     jobs or queue         Esc     back; show all rows again
@@ -10,15 +9,17 @@ gpulease top
   u, g, m              filter by user, by GPU, or show only yours
   Space                look at once          q       quit
 
-  c cancel   e extend   k keep   a attach    ask first, and are about the
-                                             selected or the open job
+  c cancel   e extend   k keep   a attach
+                       are about the selected or the open job, and ask first
 
 memory of a GPU, from left to right:
   name and #, or a full block    used under leases of that user
   = or a shade                   leased by that user, and not used
   ! or a checkered block         used without a lease
-  . or a light shade             free;  x or a dark shade: a job has the GPU alone
+  . or a light shade             free
+  x or a dark shade              not leased, but a job has the GPU alone
 
-util, memory   the last minutes, ten seconds for each character, now at the right
-> Any key closes this page.
+util, memory   the last minutes, ten seconds for each character
+
+Esc closes this page.
 """

@@ -17,7 +17,7 @@ from gpulease.cli.top.lines import Lines, styled
 from gpulease.cli.top.output import OutputFollower
 from gpulease.cli.top.rows import labels_of
 from gpulease.cli.top.screens import TopScreen
-from gpulease.cli.top.text import Line
+from gpulease.cli.top.text import Line, Terminal
 from gpulease.client import Client
 from gpulease.wire.history import JobGpuSeriesView, JobMemoryView
 from gpulease.wire.jobs import JobView
@@ -42,8 +42,8 @@ class Pane(Lines, can_focus=True):
         Binding("end", "scroll(1000000)", show=False),
     ]
 
-    def __init__(self, title: str, *, colour: bool, follows: bool = False) -> None:
-        super().__init__(colour=colour, id=title)
+    def __init__(self, title: str, terminal: Terminal, *, follows: bool = False) -> None:
+        super().__init__(terminal, id=title)
         self._title = title
         self._content: Sequence[Line] = ()
         self._offset = 0
@@ -96,17 +96,17 @@ class JobScreen(TopScreen):
         Binding("shift+tab", "pane(-1)", show=False, priority=True),
     ]
 
-    def __init__(self, job: JobView, client: Client, *, colour: bool, blocks: bool) -> None:
-        super().__init__(colour=colour)
+    def __init__(self, job: JobView, client: Client, terminal: Terminal) -> None:
+        super().__init__(terminal)
         self.job = job
         self._memory_view: JobMemoryView | None = None
         self._labels: dict[str, str] = {}
         self._now = instant(job.submitted_at)
-        self._colour, self._blocks = colour, blocks
-        self._head = Lines(colour=colour, id="head")
-        self._details = Pane("details", colour=colour)
-        self._memory = Pane("memory", colour=colour)
-        self._output = Pane("output", colour=colour, follows=True)
+        self._terminal = terminal
+        self._head = Lines(terminal, id="head")
+        self._details = Pane("details", terminal)
+        self._memory = Pane("memory", terminal)
+        self._output = Pane("output", terminal, follows=True)
         self._client = client
         self._follower: OutputFollower | None = None
         self._shown_pane = 0
@@ -169,7 +169,7 @@ class JobScreen(TopScreen):
         head = f"job {id_of(job)}  {named(job)}  {clean(job.user)}  {label(job)}"
         self._head.show([((head, "title"),)])
         width = max(20, self._details.size.width - 1)
-        text = draw(page(job, self._now, self._labels)[1:], width, colour=self._colour)
+        text = draw(page(job, self._now, self._labels)[1:], width, colour=self._terminal.colour)
         self._details.show_content(styled(text))
         self._memory.show_content(self._charts())
 
@@ -190,8 +190,8 @@ class JobScreen(TopScreen):
             times,
             width=max(20, self._memory.size.width - 1),
             height=height,
-            colour=self._colour,
-            blocks=self._blocks,
+            colour=self._terminal.colour,
+            blocks=self._terminal.utf8,
         )
         return styled(text)
 

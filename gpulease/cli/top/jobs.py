@@ -11,7 +11,7 @@ from textual.message import Message
 
 from gpulease.cli.top.lines import Lines
 from gpulease.cli.top.rows import Item, Listing, Section, Sort, key_of
-from gpulease.cli.top.text import Line, fitted, plain
+from gpulease.cli.top.text import Line, Terminal, fitted, plain
 
 _HEAD = 2
 """Lines above the rows of a section: its title, and the titles of its columns."""
@@ -46,8 +46,8 @@ class Jobs(Lines, can_focus=True):
             super().__init__()
             self.item = item
 
-    def __init__(self, *, colour: bool, id: str) -> None:
-        super().__init__(colour=colour, id=id)
+    def __init__(self, terminal: Terminal, *, id: str) -> None:
+        super().__init__(terminal, id=id)
         self._rows: list[_Row] = []
         self._items: list[int] = []
         """Where in `_rows` the items are."""
@@ -144,4 +144,5 @@ def _head(section: Section) -> tuple[_Row, _Row]:
 
 
 def _rows(section: Section) -> list[_Row]:
-    return [*_head(section), *(_Row(section, item) for item in section.items)]
+    head = _head(section)[: _HEAD if section.items else 1]
+    return [*head, *(_Row(section, item) for item in section.items)]

@@ -15,7 +15,7 @@ from textual.strip import Strip
 from textual.widget import Widget
 
 from gpulease.cli.tables import COLOURS
-from gpulease.cli.top.text import Line, fitted, plain, width_of
+from gpulease.cli.top.text import Line, Terminal, ascii_only, fitted, plain, width_of
 
 _STYLES = {
     "title": Style(bold=True),
@@ -44,6 +44,10 @@ _STYLES |= {
     for name, style in _STYLES.items()
     if name.startswith("owner") or name == "used"
 }
+_PLAIN_STYLES = {
+    name: Style(bold=style.bold, dim=style.dim, reverse=style.reverse)
+    for name, style in _STYLES.items()
+}
 
 
 class Lines(Widget):
@@ -52,11 +56,12 @@ class Lines(Widget):
     DEFAULT_CSS = "Lines { height: 1; }"
     EMPTY: Line = ()
 
-    def __init__(self, *, colour: bool, id: str | None = None) -> None:
+    def __init__(self, terminal: Terminal, *, id: str | None = None) -> None:
         super().__init__(id=id)
+        self._terminal = terminal
         self._lines: list[Line] = []
         self._strips: dict[int, Strip] = {}
-        self._palette = _STYLES if colour else {name: _plain(it) for name, it in _STYLES.items()}
+        self._palette = _STYLES if terminal.colour else _PLAIN_STYLES
 
     @property
     def lines(self) -> list[str]:
@@ -89,9 +94,12 @@ class Lines(Widget):
         strip = self._strips.get(y)
         if strip is None or strip.cell_length != width:
             line = fitted(self._lines[y] if y < len(self._lines) else self.EMPTY, width)
-            segments = [Segment(text, self._palette.get(style)) for text, style in line]
+            segments = [Segment(self._text(text), self._palette.get(style)) for text, style in line]
             strip = self._strips[y] = Strip(segments, width)
         return strip
+
+    def _text(self, text: str) -> str:
+        return text if self._terminal.utf8 else ascii_only(text)
 
 
 def last_difference(one: Line, other: Line) -> int:
@@ -105,10 +113,6 @@ def last_difference(one: Line, other: Line) -> int:
             break
         end -= width_of((left,))
     return end
-
-
-def _plain(style: Style) -> Style:
-    return Style(bold=style.bold, dim=style.dim, reverse=style.reverse)
 
 
 _SGR = re.compile(r"\x1b\[([0-9;]*)m")

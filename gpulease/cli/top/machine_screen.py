@@ -8,7 +8,7 @@ from textual.binding import Binding, BindingType
 from textual.containers import Horizontal
 from textual.events import Resize
 
-from gpulease.cli.format import clean, size
+from gpulease.cli.format import clean, shorten, size
 from gpulease.cli.top.gpus import (
     BLOCKS,
     LETTERS,
@@ -30,7 +30,7 @@ from gpulease.cli.top.rows import (
     stands_for,
 )
 from gpulease.cli.top.screens import TopScreen
-from gpulease.cli.top.text import Line, fitted
+from gpulease.cli.top.text import Line, Terminal, apart
 from gpulease.wire.history import GpuHistoryView
 from gpulease.wire.machine import StatusView
 
@@ -59,21 +59,21 @@ class MachineScreen(TopScreen):
         Binding("tab,right,left,shift+tab", "side", show=False, priority=True),
     ]
 
-    def __init__(self, *, user: str, colour: bool, blocks: bool) -> None:
-        super().__init__(colour=colour)
+    def __init__(self, user: str, terminal: Terminal) -> None:
+        super().__init__(terminal)
         self.wanted = Filter()
         self._order = Sort()
         self._user = user
-        self._marks = BLOCKS if blocks else LETTERS
+        self._marks = BLOCKS if terminal.utf8 else LETTERS
         self._status: StatusView | None = None
         self._now = 0.0
         self._trends: dict[str, Trends] = {}
         self._styles: dict[str, str] = {}
-        self._head = Lines(colour=colour, id="head")
-        self._clock = Lines(colour=colour, id="clock")
-        self._gpus = Lines(colour=colour, id="gpus")
-        self._jobs = Jobs(colour=colour, id="jobs")
-        self._queue = Jobs(colour=colour, id="queue")
+        self._head = Lines(terminal, id="head")
+        self._clock = Lines(terminal, id="clock")
+        self._gpus = Lines(terminal, id="gpus")
+        self._jobs = Jobs(terminal, id="jobs")
+        self._queue = Jobs(terminal, id="queue")
 
     def compose(self) -> ComposeResult:
         """Put the parts below each other."""
@@ -191,10 +191,9 @@ class MachineScreen(TopScreen):
         left = f"{clean(status.host)}  {_machine(status)}"
         if status.closed is not None:
             left += f"  no job starts: {clean(status.closed)}"
-        if str(self.wanted):
-            left += f"  filter: {self.wanted}"
-        space = max(1, self.size.width - _CLOCK - len(right))
-        return (*fitted(((left, "title"),), space), (right, ""))
+        width = self.size.width - _CLOCK
+        space = max(0, width - len(right) - 2)
+        return apart(((shorten(left, space), "title"),), ((right, ""),), width)
 
 
 def _machine(status: StatusView) -> str:

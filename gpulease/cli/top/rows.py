@@ -35,6 +35,7 @@ SORT_COLUMNS: tuple[SortColumn, ...] = ("usual", "job", "user", "name", "gpu", "
 _FAR = "9999"
 """After every instant that the daemon sends."""
 _LONGEST_NAME = 40
+_LONGEST_STATE = 24
 _TITLES: Mapping[Kind, str] = {
     "jobs": "RUNNING",
     "strangers": "WITHOUT A LEASE",
@@ -254,7 +255,9 @@ class Listing:
         items = section.items
         ids = max((len(_id_of(item)) for item in items), default=0)
         users = max((len(_user_of(item)) for item in items), default=0)
-        self._columns = _columns(section.kind, ids, users)
+        running = [item for item in items if isinstance(item, JobView) and item.state != "queued"]
+        states = max((len(_state(job, now)[0]) for job in running), default=0)
+        self._columns = _columns(section.kind, ids, users, min(_LONGEST_STATE, max(6, states)))
         self._widths = widths(self._columns, width)
 
     def heading(self, order: Sort) -> Line:
@@ -289,20 +292,8 @@ class Listing:
             (size(sum(used)) if used else UNKNOWN, "bad" if above else ""),
             (size(leased), "dim"),
             (_left(job, self._now), ""),
-            self._state(job),
+            _state(job, self._now),
         ]
-
-    def _state(self, job: JobView) -> Span:
-        stops = min((lease.stops_at for lease in job.leases if lease.stops_at), default=None)
-        if stops is not None:
-            return f"over, stops in {until(stops, self._now)}", "bad"
-        if any(lease.over_since_at for lease in job.leases):
-            return "over its lease", "bad"
-        if job.idle_ends_at is not None:
-            return f"idle, ends in {until(job.idle_ends_at, self._now)}", "warn"
-        if job.hook in {"failed", "absent"}:
-            return "not limited", "warn"
-        return (label(job), "" if label(job) == "active" else "warn")
 
     def _waiting(self, job: JobView) -> list[Span]:
         return [
@@ -331,6 +322,19 @@ def _id_of(item: Item) -> str:
     return str(item.process.pid) if isinstance(item, Stranger) else ids_of([item])
 
 
+def _state(job: JobView, now: datetime) -> Span:
+    stops = min((lease.stops_at for lease in job.leases if lease.stops_at), default=None)
+    if stops is not None:
+        return f"over, stops in {until(stops, now)}", "bad"
+    if any(lease.over_since_at for lease in job.leases):
+        return "over its lease", "bad"
+    if job.idle_ends_at is not None:
+        return f"idle, ends in {until(job.idle_ends_at, now)}", "warn"
+    if job.hook in {"failed", "absent"}:
+        return "not limited", "warn"
+    return label(job), "" if label(job) == "active" else "warn"
+
+
 def _left(job: JobView, now: datetime) -> str:
     """Write the time left, without seconds where there are minutes: a row then changes rarely."""
     if job.expires_at is None:
@@ -352,8 +356,8 @@ _SORTED_COLUMN: Mapping[Kind, Mapping[SortColumn, str]] = {
 }  # fmt: skip
 
 
-def _columns(kind: Kind, ids: int, users: int) -> tuple[Column, ...]:
-    """Return the columns of a section; `ids` and `users` are the widest cells."""
+def _columns(kind: Kind, ids: int, users: int, states: int) -> tuple[Column, ...]:
+    """Return the columns of a section; `ids`, `users` and `states` are the widest cells."""
     number = Column("JOB", min(16, max(5, ids)), right=True)
     user = Column("USER", min(12, max(5, users)), leaves=1)
     name = Column("NAME", 10, grows=1, most=_LONGEST_NAME)
@@ -367,7 +371,7 @@ def _columns(kind: Kind, ids: int, users: int) -> tuple[Column, ...]:
                 Column("USES", 6, right=True),
                 Column("LEASE", 6, right=True),
                 Column("LEFT", 6, right=True, leaves=2),
-                Column("STATE", 9, grows=1, most=22),
+                Column("STATE", states),
             )
         case "strangers":
             return (

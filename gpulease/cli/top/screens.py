@@ -5,14 +5,13 @@ from typing import ClassVar
 
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
-from textual.containers import Vertical
 from textual.events import Key, Resize
 from textual.screen import ModalScreen, Screen
 from textual.widgets import Input
 
 from gpulease.cli.format import clean
 from gpulease.cli.top.lines import Lines
-from gpulease.cli.top.text import Line, fitted
+from gpulease.cli.top.text import Line, Terminal, fitted
 from gpulease.errors import GpuleaseError
 
 _MOST_NOTES = 4
@@ -25,10 +24,10 @@ class TopScreen(Screen[None]):
     DEFAULT_CSS = "#note { height: 0; }"
     KEYS: ClassVar[str] = ""
 
-    def __init__(self, *, colour: bool) -> None:
+    def __init__(self, terminal: Terminal) -> None:
         super().__init__()
-        self.note = Lines(colour=colour, id="note")
-        self.keys = Lines(colour=colour, id="keys")
+        self.note = Lines(terminal, id="note")
+        self.keys = Lines(terminal, id="keys")
         self._said: list[Line] = []
         self._trouble: list[Line] = []
 
@@ -74,27 +73,19 @@ class TopScreen(Screen[None]):
 class Confirm(ModalScreen[bool]):
     """Asks whether to do something; y does it."""
 
-    DEFAULT_CSS = """
-    Confirm { align: left bottom; background: transparent; }
-    Confirm > Lines { height: 2; width: 100%; }
-    """
+    DEFAULT_CSS = "Confirm { align: left bottom; }"
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("y", "answer(True)", show=False),
         Binding("n,escape,q,ctrl+c", "answer(False)", show=False, priority=True),
     ]
 
-    def __init__(self, question: str, *, colour: bool) -> None:
+    def __init__(self, question: str, terminal: Terminal) -> None:
         super().__init__()
-        self._question = question
-        self._lines = Lines(colour=colour)
+        self._question = Question(question, "y yes   n no", terminal)
 
     def compose(self) -> ComposeResult:
         """Put the question at the bottom."""
-        yield self._lines
-
-    def on_mount(self) -> None:
-        """Show the question."""
-        self._lines.show([((self._question, "title"),), (("y yes   n no", "keys"),)])
+        yield self._question
 
     def action_answer(self, answer: bool) -> None:
         """Close with the answer."""
@@ -105,28 +96,26 @@ class Ask(ModalScreen[str | None]):
     """Asks for a word or several; Enter takes them."""
 
     DEFAULT_CSS = """
-    Ask { align: left bottom; background: transparent; }
-    Ask > Vertical { height: 2; width: 100%; background: ansi_default; }
-    Ask Input { border: none; height: 1; padding: 0; width: 100%; background: ansi_default; }
+    Ask { align: left bottom; }
+    Ask Input { width: 100%; background: ansi_default; }
     """
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape,ctrl+c", "leave", show=False, priority=True),
     ]
 
-    def __init__(self, question: str, text: str, *, colour: bool) -> None:
+    def __init__(self, question: str, text: str, terminal: Terminal) -> None:
         super().__init__()
-        self._question = question
-        self._lines = Lines(colour=colour)
-        self._input = Input(text, select_on_focus=False)
+        self._question = Question(question, "Enter confirms   Esc cancels", terminal)
+        self._input = Input(text, select_on_focus=False, compact=True)
         self._input.cursor_blink = False
 
     def compose(self) -> ComposeResult:
         """Put the question and the input at the bottom."""
-        yield Vertical(self._lines, self._input)
+        yield self._question
+        yield self._input
 
     def on_mount(self) -> None:
-        """Show the question."""
-        self._lines.show([((f"{self._question}   Enter takes it, Esc leaves", "title"),)])
+        """Let keys go to the input."""
         self._input.focus()
 
     def on_input_submitted(self, event: Input.Submitted) -> None:
@@ -136,6 +125,24 @@ class Ask(ModalScreen[str | None]):
     def action_leave(self) -> None:
         """Close without an answer."""
         self.dismiss(None)
+
+
+class Question(Lines):
+    """A question, in as many lines as it needs, and the keys that answer it."""
+
+    def __init__(self, question: str, keys: str, terminal: Terminal) -> None:
+        super().__init__(terminal)
+        self._question = question
+        self._answers = keys
+
+    def on_mount(self) -> None:
+        """Show both."""
+        lines: list[Line] = [
+            ((line, "title"),) for line in wrap(self._question, self.app.size.width)
+        ]
+        lines.append(((self._answers, "keys"),))
+        self.styles.height = len(lines)
+        self.show(lines)
 
 
 class Help(ModalScreen[None]):
@@ -149,10 +156,10 @@ class Help(ModalScreen[None]):
         Binding("escape,q,question_mark,enter,space,ctrl+c", "leave", show=False, priority=True),
     ]
 
-    def __init__(self, text: str, *, colour: bool) -> None:
+    def __init__(self, text: str, terminal: Terminal) -> None:
         super().__init__()
         self._text = text
-        self._lines = Lines(colour=colour)
+        self._lines = Lines(terminal)
 
     def compose(self) -> ComposeResult:
         """Fill the screen."""

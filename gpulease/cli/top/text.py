@@ -12,6 +12,14 @@ Line = tuple[Span, ...]
 _GAP = 2
 
 
+@dataclass(frozen=True)
+class Terminal:
+    """What the terminal can show."""
+
+    colour: bool
+    utf8: bool
+
+
 def plain(line: Line) -> str:
     """Return a line without its styles."""
     return "".join([text for text, _ in line])
@@ -20,6 +28,11 @@ def plain(line: Line) -> str:
 def width_of(line: Line) -> int:
     """Return how many cells a line takes."""
     return display_width(plain(line))
+
+
+def ascii_only(text: str) -> str:
+    """Return text in ASCII: ~ where something was cut, and ? for other characters."""
+    return text if text.isascii() else text.replace("…", "~").encode("ascii", "replace").decode()
 
 
 def fitted(line: Line, width: int) -> Line:

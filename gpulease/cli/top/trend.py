@@ -31,7 +31,9 @@ class Trend:
     def fill(self, begins_at: float, step: float, values: Sequence[float | None]) -> None:
         """Take in a series of the daemon's history, from `begins_at` on."""
         for number, value in enumerate(values):
-            self.put(begins_at + number * step, value)
+            begin = begins_at + number * step
+            for after in range(0, max(1, int(step)), STEP_S):
+                self.put(begin + after, value)
 
     def last(self, count: int, now: float) -> list[float | None]:
         """Return the last `count` steps, the present one last; None where nothing is known."""
