@@ -22,6 +22,7 @@ VERBS = {
     "hold": "Lease GPU memory for this shell.",
     "adopt": "Lease the memory that a running process uses.",
     "status": "Show GPUs, leases and the queue.",
+    "top": "Watch GPUs, jobs and the queue live.",
     "list": "List jobs.",
     "show": "Show jobs in detail.",
     "logs": "Print the output of jobs.",
@@ -58,7 +59,8 @@ _REPORT = "gpulease report compares what was asked for and used, gpulease histor
 _SUGGESTIONS = {
     **dict.fromkeys(("sacct", "sreport", "usage", "stats"), _REPORT),
     **dict.fromkeys(("ps", "queue", "jobs", "ls", "squeue"), _LIST),
-    **dict.fromkeys(("top", "smi", "gpus", "free", "nvidia-smi", "stat", "sinfo"), _STATUS),
+    **dict.fromkeys(("smi", "gpus", "free", "nvidia-smi", "stat", "sinfo"), _STATUS),
+    **dict.fromkeys(("htop", "nvtop", "nvitop", "gpustat"), "gpulease top shows the machine live"),
     **dict.fromkeys(("kill", "stop", "rm", "del", "scancel", "release", "end"), _CANCEL),
     **dict.fromkeys(("start", "submit", "exec", "srun", "sbatch", "launch"), _RUN),
     **dict.fromkeys(("info", "inspect", "describe", "check"), _SHOW),
