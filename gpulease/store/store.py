@@ -10,7 +10,7 @@ import json
 import secrets
 import sqlite3
 import uuid
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
@@ -29,6 +29,7 @@ from gpulease.domain.lease import State
 from gpulease.domain.queue_options import QueuePause
 from gpulease.errors import NoSuchJob, RecordUnwritable, state_fault
 from gpulease.service.dependencies import settle_dependents
+from gpulease.service.notifications import notify_owners
 from gpulease.service.ports import Event, PastJob
 from gpulease.store import gpus, statements, windows
 from gpulease.store.database_file import DiskReserve
@@ -55,6 +56,8 @@ class SqlStore:
             StateUnwritable: the file cannot be used now.
         """
         self.path = path
+        self.announced: Callable[[], None] = lambda: None
+        """Called in the thread that writes when a notification is stored, before the commit."""
         self.reserve = DiskReserve(path)
         self.reserve.release_if_needed()
         try:
@@ -102,9 +105,10 @@ class SqlStore:
         Within a batch, they are on disk when that ends. Raises like `batch`.
         """
         with self._writer.write():
-            transaction = SqlTransaction(self._writer, self._state)
+            transaction = SqlTransaction(self._writer, self._state, self.announced)
             yield transaction
             settle_dependents(transaction, transaction.ended())
+            notify_owners(transaction, transaction.take_changed())
 
     @contextmanager
     def write_connection(self) -> Iterator[Connection]:
