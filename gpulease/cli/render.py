@@ -90,10 +90,10 @@ def print_stdout(text: str) -> None:
     Raises:
         OutputClosed: as every function here that writes to standard output.
     """
-    _print(text + "\n")
+    write_stdout(text + "\n")
 
 
-def _print(text: str) -> None:
+def write_stdout(text: str) -> None:
     # Typer handles BrokenPipeError in its own way.
     try:
         print(text, end="", flush=True)
@@ -139,7 +139,7 @@ def show_page(page: Page, screen: Screen) -> None:
     """Print a page of lines and tables."""
     from gpulease.cli.tables import draw
 
-    _print(draw(page, screen.width, colour=screen.colour))
+    write_stdout(draw(page, screen.width, colour=screen.colour))
 
 
 @record(frozen=True)

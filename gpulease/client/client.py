@@ -18,6 +18,7 @@ from gpulease.client.transport import ANSWER_WITHIN, Transport, new_key
 from gpulease.client.unix_socket import trusted_users
 from gpulease.errors import NoSuchRoute
 from gpulease.wire.frames import FrameKind
+from gpulease.wire.history import SOME_POINTS, GpuHistoryView, JobMemoryView
 from gpulease.wire.jobs import (
     CancelledView,
     EditedView,
@@ -348,6 +349,35 @@ class Client(LightClient):
             "limit": str(limit),
         }
         return decode(HistoryView, self._daemon.ask("GET", "/history", query))
+
+    def gpu_history(
+        self, gpu: str, since: float = 3600.0, until: float = 0.0, points: int = SOME_POINTS
+    ) -> GpuHistoryView:
+        """Return the memory of a GPU, named as in `drain`, from `since` to `until` seconds ago.
+
+        Args:
+            gpu: its index, UUID or the beginning of the UUID.
+            since: seconds ago.
+            until: seconds ago.
+            points: the most values in a series, 2 to 1000.
+
+        Raises:
+            NoSuchGpu: no GPU has this name, or several have.
+            NoSuchRoute: the daemon is too old.
+        """
+        query = {"since": f"{since:.0f}", "until": f"{until:.0f}", "points": str(points)}
+        target = f"/gpus/{quoted(gpu, safe=':')}/history"
+        return decode(GpuHistoryView, self._daemon.ask("GET", target, query))
+
+    def job_memory(self, number: int, points: int = SOME_POINTS) -> JobMemoryView:
+        """Return the memory of a job on each of its GPUs, from its start to its end or now.
+
+        Raises:
+            NoSuchJob: there is none.
+            NoSuchRoute: the daemon is too old.
+        """
+        target = f"/jobs/{number}/memory"
+        return decode(JobMemoryView, self._daemon.ask("GET", target, {"points": str(points)}))
 
     def shares(self, since: float | None = None) -> SharesView:
         """Return what each user has used, holds and waits for, and whose turn that makes it.

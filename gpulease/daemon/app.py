@@ -53,12 +53,13 @@ from gpulease.service.notifications import TimeLeftWatch
 from gpulease.service.observation import GpuObserver
 from gpulease.service.overuse import OveruseWatch
 from gpulease.service.pause import Pauses
-from gpulease.service.ports import Policy, Quotas
+from gpulease.service.ports import MemoryReader, Policy, Quotas
 from gpulease.service.scheduler import Scheduler
 from gpulease.service.usage import Usage
 from gpulease.service.utilization import MeanUtilization
 from gpulease.service.windows import Windows
 from gpulease.store.memory_history import MemoryHistory
+from gpulease.store.memory_series import MemorySeries
 from gpulease.store.usage import PoolUsage, UsageTotals
 from gpulease.timers import LocalTime
 from gpulease.units import Share, format_size
@@ -159,6 +160,7 @@ def build(settings: Settings, *, confined: bool = False) -> DaemonApp:
     context = _request_context(
         base, scheduler, processes, sources, records, doctor, slurm, notifications,
         runner=runner, watch_client=clients.watch, look=sampler.look,
+        memory_series=lambda: MemorySeries(base.store, *sampler.unwritten()),
     )  # fmt: skip
     return DaemonApp(
         base=base,
@@ -309,6 +311,7 @@ def _sampler(
         MemoryHistory(base.store),
         base.clock,
         base.writer,
+        records.usage.in_use,
         (
             loop.check_overuse,
             loop.check_idleness,
@@ -350,6 +353,7 @@ def _request_context(  # noqa: PLR0913  requests reach every part
     base: Foundation, scheduler: Scheduler, processes: Finder, sources: ViewSources,
     records: _UsageRecords, doctor: Doctor, slurm: SlurmNode, notifications: DaemonNotifications,
     *, runner: JobRunner, watch_client: Callable[[Job], None], look: Callable[[], Awaitable[None]],
+    memory_series: Callable[[], MemoryReader],
 ) -> RequestContext:  # fmt: skip
     settings, explainer = base.settings(), scheduler.explainer
     accounts, job_views = records.accounts, _job_views(scheduler, sources)
@@ -386,6 +390,7 @@ def _request_context(  # noqa: PLR0913  requests reach every part
         usage_by_user=accounts.by_user,
         prediction_errors=accounts.predictions,
         waits_by_user=accounts.waits,
+        memory_series=memory_series,
     )
 
 

@@ -11,6 +11,7 @@ from gpulease.server.history import HistoryHandlers
 from gpulease.server.holds import HoldHandlers
 from gpulease.server.jobs import FRAMES, JSON_LINES, JobHandlers
 from gpulease.server.machine import MachineHandlers
+from gpulease.server.memory_series import MemorySeriesHandlers
 from gpulease.server.messages import PLAIN_TEXT, Response
 from gpulease.server.notifications import NotificationHandlers
 from gpulease.server.request_limits import RequestLimits
@@ -18,6 +19,7 @@ from gpulease.server.router import Endpoint, Route, Router, error_response
 from gpulease.server.slurm import SlurmHandlers
 from gpulease.server.usage import UsageHandlers
 from gpulease.server.windows import WindowHandlers
+from gpulease.wire.history import GpuHistoryView, JobMemoryView
 from gpulease.wire.jobs import (
     CancelledView,
     EditedView,
@@ -70,7 +72,7 @@ def routes(context: RequestContext) -> tuple[Route, ...]:
     changes = ChangeHandlers(context)
     machine, usage = MachineHandlers(context), UsageHandlers(context)
     explain = ExplainHandlers(context)
-    history = HistoryHandlers(context)
+    history, series = HistoryHandlers(context), MemorySeriesHandlers(context)
     windows = WindowHandlers(context)
     slurm = SlurmHandlers(context)
     notifications = NotificationHandlers(context)
@@ -85,6 +87,8 @@ def routes(context: RequestContext) -> tuple[Route, ...]:
         Route(get, "/report", everyone, "", usage.report, ReportView),
         Route(get, "/shares", everyone, "", usage.shares, SharesView),
         Route(get, "/history", everyone, "", history.history, HistoryView),
+        Route(get, "/gpus/{gpu}/history", everyone, "", series.gpu, GpuHistoryView),
+        Route(get, "/jobs/{job_id}/memory", everyone, "", series.job, JobMemoryView),
         Route(get, "/jobs", everyone, "", jobs.jobs, JobList),
         Route(get, "/jobs/{job_id}", everyone, "", jobs.show, JobView),
         Route(get, "/jobs/{job_id}/watch", everyone, "", jobs.watch, JSON_LINES),

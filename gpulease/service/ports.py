@@ -36,6 +36,7 @@ from gpulease.domain.job import (
 from gpulease.domain.lease import Claim
 from gpulease.domain.limits import UserLimits, no_limits
 from gpulease.domain.memory_estimate import PastRun
+from gpulease.domain.memory_series import GpuSeries, Grid, JobSeries
 from gpulease.domain.notifications import Message
 from gpulease.domain.queue_options import (
     NO_OPTIONS,
@@ -637,6 +638,20 @@ class LocalTime(Protocol):
 
     def text(self, at: datetime, now: datetime) -> str:
         """Return an instant for people, without the day if that is today."""
+
+
+class MemoryReader(Protocol):
+    """The memory of GPUs and jobs over time."""
+
+    def gpu(self, gpu: GpuUuid, grid: Grid) -> GpuSeries:
+        """Return the series of a GPU.
+
+        Raises:
+            RecordUnwritable: the database cannot be read now.
+        """
+
+    def job(self, job: JobId, gpu: GpuUuid, grid: Grid) -> JobSeries:
+        """Return the series of a job on a GPU. Raises as `gpu` does."""
 
 
 class NotLimited(Exception):

@@ -123,9 +123,9 @@ class SqlTransaction:
         """Store GPUs that are not known yet; a lease refers to a known one."""
         known = self._state.machine.gpus
         new = [reading for reading in readings if reading.uuid not in known]
-        for reading in new:
-            self._writer.connection.execute(statements.remember_gpu(reading, at))
         if new:
+            seen = [statements.seen_gpu(reading, at) for reading in new]
+            self._writer.connection.execute(statements.REMEMBER_GPU, seen)
             known |= {reading.uuid for reading in new}
             self._state.machine = replace(self._state.machine, gpus=known)
 

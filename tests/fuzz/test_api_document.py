@@ -60,6 +60,8 @@ OPERATIONS = [
     ("GET", "/v1/windows"),
     ("POST", "/v1/windows"),
     ("POST", "/v1/windows/{window}/cancel"),
+    ("GET", "/v1/gpus/{gpu}/history"),
+    ("GET", "/v1/jobs/{job_id}/memory"),
     ("POST", "/v1/gpus/{gpu}/drain"),
     ("POST", "/v1/gpus/{gpu}/resume"),
     ("POST", "/v1/slurm/leases"),
