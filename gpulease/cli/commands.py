@@ -40,6 +40,7 @@ VERBS = {
     "pause": "Start no more jobs.",
     "unpause": "Start jobs again.",
     "reserve": "Set GPUs apart for a time.",
+    "notify": "Show and test the receivers of notifications.",
     "report": "Compare what jobs asked for and used.",
     "replay": "Try the scheduler on recorded jobs.",
     "doctor": "Diagnose problems and suggest fixes.",
