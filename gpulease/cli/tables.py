@@ -26,7 +26,7 @@ _CONTINUATION_INDENT = 2
 _SHORT_NAME = 12
 """What is cut in the middle becomes as narrow as this before it leaves."""
 
-_COLOURS: dict[Style, str] = {
+COLOURS: dict[Style, str] = {
     "title": "1",
     "heading": "1;2",
     "good": "32",
@@ -350,7 +350,7 @@ def _plain(spans: Line) -> str:
 def _coloured(spans: Line) -> str:
     return "".join(
         [
-            f"\033[{_COLOURS[style]}m{text}\033[0m" if style and text else text
+            f"\033[{COLOURS[style]}m{text}\033[0m" if style and text else text
             for text, style in spans
         ]
     )

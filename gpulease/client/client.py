@@ -34,6 +34,7 @@ from gpulease.wire.machine import (
     WindowView,
 )
 from gpulease.wire.metrics import MetricsView
+from gpulease.wire.notifications import NotifyTestView
 from gpulease.wire.requests import (
     AdoptRequest,
     CancelJobsRequest,
@@ -54,6 +55,8 @@ _STREAMS = IntEnum("_STREAMS", {"STDOUT": FrameKind.STDOUT, "STDERR": FrameKind.
 """The kinds of frames that `logs` yields: elsewhere they are plain numbers."""
 _MANY_WITHIN = 120.0
 """Timeout in seconds for a request that changes many jobs."""
+_TEST_WITHIN = 60.0
+"""Timeout in seconds for a test message; its sender is ended sooner."""
 
 
 class Client(LightClient):
@@ -302,6 +305,11 @@ class Client(LightClient):
         """
         target = f"/windows/{quoted(name)}/cancel"
         return decode(WindowView, self._daemon.ask("POST", target))
+
+    def test_notification(self) -> NotifyTestView:
+        """Send a test message to the receivers of this user, and return what happened at each."""
+        patient = self._daemon.within(max(_TEST_WITHIN, self._daemon.answer_within))
+        return decode(NotifyTestView, patient.ask("POST", "/notifications/test"))
 
     def doctor(self) -> DoctorView:
         """Return the daemon's checks of this machine."""

@@ -31,6 +31,7 @@ from gpulease.domain.queue_options import QueuePause
 from gpulease.errors import NoSuchJob, RecordUnwritable, state_fault
 from gpulease.service.dependencies import settle_dependents
 from gpulease.service.metrics import JobMetrics
+from gpulease.service.notifications import notify_owners
 from gpulease.service.ports import Event, PastJob
 from gpulease.store import gpus, statements, windows
 from gpulease.store.database_file import DiskReserve
@@ -57,6 +58,8 @@ class SqlStore:
             StateUnwritable: the file cannot be used now.
         """
         self.path = path
+        self.announced: Callable[[], None] = lambda: None
+        """Called in the thread that writes when a notification is stored, before the commit."""
         self.reserve = DiskReserve(path)
         self.reserve.release_if_needed()
         try:
@@ -108,9 +111,10 @@ class SqlStore:
         Within a batch, they are on disk when that ends. Raises like `batch`.
         """
         with self._writer.write():
-            transaction = SqlTransaction(self._writer, self._state)
+            transaction = SqlTransaction(self._writer, self._state, self.announced)
             yield transaction
             settle_dependents(transaction, transaction.ended())
+            notify_owners(transaction, transaction.take_changed())
 
     @contextmanager
     def write_connection(self) -> Iterator[Connection]:
