@@ -58,7 +58,7 @@ def attach(
     (number,) = select_jobs(client, wanted)
     view = client.job(number)
     if names_array(wanted.words, view):
-        raise one_element("attach to", view)
+        raise one_element("attach", view)
     if view.kind == "hold":
         raise WrongState(
             f"cannot attach to job {number}: it is a hold, a lease without a command",
