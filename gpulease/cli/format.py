@@ -17,6 +17,8 @@ else:
     from _datetime import datetime, timedelta  # the module around it takes ten times as long
 
 UNKNOWN = "-"
+_NEAR = timedelta(days=6)
+"""Times that are this near have the day of the week."""
 
 
 def clean(text: str) -> str:
@@ -113,12 +115,14 @@ def clock(written: str | None, now: datetime, *, seconds: bool = False) -> str:
     if written is None:
         return UNKNOWN
     local = instant(written).astimezone(now.tzinfo)
-    time = f"{local:%H:%M:%S}" if seconds else f"{local:%H:%M}"
-    if local.date() == now.date():
+    # A format such as %H:%M takes several times as long.
+    text = local.isoformat(" ")
+    time = text[11 : 19 if seconds else 16]
+    if local.toordinal() == now.toordinal():
         return time
-    if abs(local - now) < timedelta(days=6):
+    if abs(local - now) < _NEAR:
         return f"{local:%a} {time}"
-    return f"{local:%Y-%m-%d} {time}"
+    return f"{text[:10]} {time}"
 
 
 def until(written: str | None, now: datetime) -> str:

@@ -14,6 +14,7 @@ WORDS: "dict[str, tuple[str | None, bool]]" = {
     "list": (None, False),
     "show": ('jobs', False),
     "cancel": ('jobs', False),
+    "history": (None, False),
 }
 """The parameter of the words that are no options; whether options end there."""
 
@@ -49,6 +50,7 @@ OPTIONS: "dict[str, dict[str, tuple[str, Any]]]" = {
         '--json': ('json', True),
         '--name': ('name', 'text'),
         '--end-with-command': ('end_with_command', True),
+        '--notify': ('notify', 'list'),
         '--verbose': ('verbose', True),
         '--summary': ('summary', True),
         '--shell': ('shell', True),
@@ -99,6 +101,16 @@ OPTIONS: "dict[str, dict[str, tuple[str, Any]]]" = {
         '--grace': ('grace', 'text'),
         '--socket': ('socket', 'text'),
     },
+    "history": {
+        '--user': ('user', 'text'),
+        '--since': ('since', 'text'),
+        '--state': ('state', ('ended', 'exited', 'failed', 'signaled', 'released', 'cancelled', 'time-limit', 'over-lease', 'idle', 'gave-up', 'preempted', 'requeued', 'dependency-failed', 'launch-failed', 'lost')),
+        '--name': ('name', 'text'),
+        '--limit': ('limit', 'count'),
+        '--csv': ('as_csv', True),
+        '--json': ('json', True),
+        '--socket': ('socket', 'text'),
+    },
 }
 """The parameter of each option; the value of a flag, or how a value is read."""
 
@@ -134,6 +146,7 @@ DEFAULTS: "dict[str, dict[str, Any]]" = {
         'json': False,
         'name': None,
         'end_with_command': False,
+        'notify': None,
         'verbose': False,
         'summary': False,
         'shell': False,
@@ -183,6 +196,16 @@ DEFAULTS: "dict[str, dict[str, Any]]" = {
         'every': False,
         'user': None,
         'grace': None,
+        'socket': None,
+    },
+    "history": {
+        'user': None,
+        'since': None,
+        'state': None,
+        'name': None,
+        'limit': None,
+        'as_csv': False,
+        'json': False,
         'socket': None,
     },
 }

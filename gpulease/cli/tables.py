@@ -26,7 +26,7 @@ _CONTINUATION_INDENT = 2
 _SHORT_NAME = 12
 """What is cut in the middle becomes as narrow as this before it leaves."""
 
-_COLOURS: dict[Style, str] = {
+COLOURS: dict[Style, str] = {
     "title": "1",
     "heading": "1;2",
     "good": "32",
@@ -115,6 +115,40 @@ def draw(page: Page, width: int | None, *, colour: bool = False) -> str:
     paint = _coloured if colour else _plain
     lines = (drawn for block in page for drawn in _block(block, width, paint))
     return "".join(f"{drawn.rstrip(' ')}\n" for drawn in lines)
+
+
+def draw_in_pages(
+    tables: Iterable[Table], width: int | None, *, colour: bool = False
+) -> Iterator[str]:
+    """Yield the text of a long table piece by piece; each piece has the rows of one of `tables`.
+
+    The first piece decides which columns stay, and how wide they are. A wider cell of a later one
+    is wrapped or cut short; columns that can do neither become wider from there on.
+    """
+    paint = _coloured if colour else _plain
+    kept: dict[int, int] = {}
+    for table in tables:
+        measured = _measured(table)
+        taken = [each for _, each in measured]
+        is_first = not kept
+        kept = (
+            _kept(table.columns, taken, width) if is_first else _widened(table, kept, taken, width)
+        )
+        lines = _rows(table, measured, kept, width, paint)
+        if not is_first:
+            next(lines)  # the titles
+        yield "".join([f"{drawn.rstrip(' ')}\n" for drawn in lines])
+
+
+def _widened(
+    table: Table, kept: dict[int, int], taken: Sequence[Sequence[int]], width: int | None
+) -> dict[int, int]:
+    return {
+        number: each
+        if width is not None and (table.columns[number].wraps or table.columns[number].shrinks)
+        else max(each, *taken[number])
+        for number, each in kept.items()
+    }
 
 
 def widths(table: Table, width: int | None) -> dict[int, int]:
@@ -220,6 +254,17 @@ def _block(block: Block, width: int | None, paint: Callable[[Line], str]) -> Ite
 def _table(table: Table, width: int | None, paint: Callable[[Line], str]) -> Iterator[str]:
     measured = _measured(table)
     kept = _kept(table.columns, [taken for _, taken in measured], width)
+    return _rows(table, measured, kept, width, paint)
+
+
+def _rows(
+    table: Table,
+    measured: list[tuple[list[str], list[int]]],
+    kept: dict[int, int],
+    width: int | None,
+    paint: Callable[[Line], str],
+) -> Iterator[str]:
+    """Yield the titles and the rows, with the columns that are `kept` in these widths."""
     # The column that matters least is the last to be noted.
     below = [number for number in range(len(table.columns)) if number not in kept]
     below.sort(key=lambda number: -table.columns[number].leaves)
@@ -305,7 +350,7 @@ def _plain(spans: Line) -> str:
 def _coloured(spans: Line) -> str:
     return "".join(
         [
-            f"\033[{_COLOURS[style]}m{text}\033[0m" if style and text else text
+            f"\033[{COLOURS[style]}m{text}\033[0m" if style and text else text
             for text, style in spans
         ]
     )

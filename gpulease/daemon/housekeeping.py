@@ -14,9 +14,11 @@ from pathlib import Path
 from gpulease.config import Settings
 from gpulease.domain.gpu import JobId
 from gpulease.domain.lease import State
+from gpulease.domain.memory_series import JobSpan, JobSpans
 from gpulease.domain.snapshot import ledgers
 from gpulease.errors import RecordDamaged, RecordUnwritable
 from gpulease.host.state_dir import StateDirectory
+from gpulease.service.job_memory import PoolOf, job_samples
 from gpulease.service.log_once import LogOnce
 from gpulease.service.observation import Observation, snapshot
 from gpulease.service.ports import Clock, InThread
@@ -215,6 +217,7 @@ Subscriber = Callable[[Observation], Awaitable[None]]
 
 _MOST_UNWRITTEN = 3600
 """Samples that are kept in memory while the disk cannot take them; the oldest are dropped."""
+_MOST_JOB_SPANS = 20_000
 _REST = 10
 """Periods from one sample to the next while no job is queued or holds memory."""
 _REST_BATCH = 6
@@ -236,6 +239,7 @@ class Sampler:
         history: MemoryHistory,
         clock: Clock,
         in_writer: InThread,
+        pool_of: PoolOf = lambda *_: None,
         subscribers: Sequence[Subscriber] = (),
     ) -> None:
         self._scheduler = scheduler
@@ -243,7 +247,9 @@ class Sampler:
         self._clock = clock
         self._in_writer = in_writer
         self._subscribers = subscribers
+        self._pool_of = pool_of
         self._unwritten: list[Sample] = []
+        self._job_spans = JobSpans(_MOST_JOB_SPANS)
         self._failures = LogOnce(_log)
         self._is_resting = False
         """Whether there was no live job at the latest sample."""
@@ -279,8 +285,10 @@ class Sampler:
         live = self._scheduler.store.live()
         self._is_resting = not live
         now = snapshot(live, seen, self._scheduler.policy, {}, seen.at)
-        self._unwritten.append(Sample(seen.at, ledgers(now)))
-        del self._unwritten[:-_MOST_UNWRITTEN]
+        gpus = ledgers(now)
+        self._unwritten = [*self._unwritten[1 - _MOST_UNWRITTEN :], Sample(seen.at, gpus)]
+        for span in job_samples(live, gpus, seen, self._pool_of):
+            self._job_spans.add(span)
         if any(job.state is State.QUEUED for job in live):
             self._scheduler.wake()
         for subscriber in self._subscribers:
@@ -299,23 +307,33 @@ class Sampler:
                 why=repr(error), bug=error, level=logging.ERROR,
             )  # fmt: skip
 
+    def unwritten(self) -> tuple[Sequence[Sample], Sequence[JobSpan]]:
+        """Return what is not on disk yet: samples of the GPUs, and spans of jobs."""
+        return tuple(self._unwritten), self._job_spans.all()
+
     async def write_batch(self) -> None:
-        """Store the samples since the last call; at rest, when there are some."""
-        if not self._is_resting or len(self._unwritten) >= _REST_BATCH:
-            await self.write()
+        """Store what was sampled since the last call; at rest, when there are some samples."""
+        spans = self._job_spans.over(self._clock.now())
+        if spans or not self._is_resting or len(self._unwritten) >= _REST_BATCH:
+            await self._write(spans)
 
     async def write(self) -> None:
-        """Store the samples since the last call."""
+        """Store everything that was sampled since the last call."""
+        await self._write(self._job_spans.all())
+
+    async def _write(self, spans: Sequence[JobSpan]) -> None:
         samples, peaks = self._unwritten, dict(self._scheduler.peaks.by_lease)
-        if not samples:
+        if not samples and not spans:
             return
-        self._unwritten = []
         try:
-            await self._in_writer(lambda: self._history.record(samples, peaks))
+            await self._in_writer(lambda: self._history.record(samples, peaks, spans))
         except RecordUnwritable as error:
             _log.debug("%s; the history stays in memory", error.message)
-            self._unwritten = [*samples, *self._unwritten][-_MOST_UNWRITTEN:]
             return
+        # Until now, readers found them here.
+        written = set(map(id, samples))
+        self._unwritten = [each for each in self._unwritten if id(each) not in written]
+        self._job_spans.written(spans)
         self._scheduler.peaks.keep_only({job.id for job in self._scheduler.store.live()})
 
     async def thin(self) -> None:

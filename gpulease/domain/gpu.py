@@ -59,6 +59,9 @@ class GpuReading:
     """Percent of the last sampling period in which a kernel ran."""
     temperature: int | None = None
     """Degrees Celsius."""
+    power: float | None = None
+    """Watts; None for a MIG device, like the limit: they are those of its GPU."""
+    power_limit: float | None = None
     fault: Fault | None = None
     detail: str | None = None
     """Why the GPU cannot be read, for people."""

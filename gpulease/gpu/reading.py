@@ -113,6 +113,8 @@ def _read(device: Device, handle: Handle, is_mig_device: bool) -> GpuReading:
         utilization=utilization,
         # A MIG device is shown with the temperature of its GPU.
         temperature=None if is_mig_device else _read_temperature(handle),
+        power=None if is_mig_device else _read_watts(handle, "nvmlDeviceGetPowerUsage"),
+        power_limit=None if is_mig_device else _read_watts(handle, *_POWER_LIMITS),
         detail=detail,
         minor=device.minor,
         bus=device.bus,
@@ -194,6 +196,20 @@ def _read_temperature(handle: Handle) -> int | None:
         answer = nvml_binding.ask_or_none(name, handle, nvml_binding.TEMPERATURE_OF_GPU)
         if answer is not None:
             return int(answer) if answer < 1000 else None
+    return None
+
+
+_POWER_LIMITS = ("nvmlDeviceGetEnforcedPowerLimit", "nvmlDeviceGetPowerManagementLimit")
+"""The first is the lowest of all limits in force; not every GPU reports it."""
+_MOST_WATTS = 10_000
+
+
+def _read_watts(handle: Handle, *names: str) -> float | None:
+    """Return the answer of the first function with a plausible one; NVML reports milliwatts."""
+    for name in names:
+        answer = nvml_binding.ask_or_none(name, handle)
+        if answer is not None and answer < _MOST_WATTS * 1000:
+            return round(int(answer) / 1000, 1)
     return None
 
 

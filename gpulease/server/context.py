@@ -1,6 +1,6 @@
 """What all handlers of requests share: the daemon's objects, and how bodies are read and sent."""
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -8,9 +8,10 @@ from typing import TypeVar
 
 import msgspec
 
-from gpulease.domain.gpu import JobId
+from gpulease.domain.gpu import GpuReading, GpuUuid, JobId
 from gpulease.domain.job import Invocation, Job, Owner, PredictionErrors, UserUsage, UserWaits
 from gpulease.domain.lease import State
+from gpulease.domain.notifications import Message
 from gpulease.errors import BadValue, NoSuchJob
 from gpulease.server.auth import Caller, Rights, caller_in
 from gpulease.server.job_queries import LARGEST_ID
@@ -21,10 +22,11 @@ from gpulease.server.messages import JSON, Request, Response
 from gpulease.server.redaction import redact_job
 from gpulease.server.request_limits import RequestSlot, slot_in
 from gpulease.server.validation import Defaults
-from gpulease.service.health import Drains
+from gpulease.service.health import Drains, named
 from gpulease.service.hook_reports import HookReports
+from gpulease.service.job_history import EndedJob, EndedJobsQuery
 from gpulease.service.pause import Pauses
-from gpulease.service.ports import Clock, Event, ProcessFinder
+from gpulease.service.ports import Clock, Event, MemoryReader, ProcessFinder
 from gpulease.service.scheduler import Scheduler
 from gpulease.service.slurm_gpus import refuse_closed_queue
 from gpulease.service.slurm_leases import SlurmLeases
@@ -32,6 +34,8 @@ from gpulease.service.usage import PoolSeen, Usage
 from gpulease.service.windows import Windows
 from gpulease.wire.jobs import JobView
 from gpulease.wire.machine import DoctorView, OveruseView
+from gpulease.wire.metrics import MetricsView
+from gpulease.wire.notifications import NotifyTestView
 
 Body = TypeVar("Body")
 
@@ -55,6 +59,8 @@ class RequestContext:
     most_streams: int
     """Of one user at once; root has no such limit."""
     doctor: Callable[[], DoctorView]
+    metrics: Callable[[], MetricsView]
+    """Reads files: for a thread."""
     overuse_of: Callable[[Owner], OveruseView]
     """What happens to a user's jobs that exceed their lease."""
     processes: ProcessFinder
@@ -68,16 +74,22 @@ class RequestContext:
     usage: Usage
     hooks: HookReports
     stored_pools: Callable[[JobId], Sequence[PoolSeen]]
+    ended_jobs: Callable[[EndedJobsQuery], Sequence[EndedJob]]
+    """A page of the ended jobs."""
     usage_by_user: Callable[[str | None, datetime | None], Sequence[UserUsage]]
     """What the ended jobs of one or all users asked for and used, from some time on."""
     prediction_errors: Callable[[str | None, datetime | None], PredictionErrors]
     """How good predictions for the same jobs were."""
     waits_by_user: Callable[[datetime], Mapping[str, UserWaits]]
     """How long the jobs that got memory from some time on had waited."""
+    memory_series: Callable[[], MemoryReader]
+    """Returns the memory of GPUs and jobs over time, until now."""
     slurm: SlurmLeases | None
     """None in a personal daemon."""
     look: Callable[[], Awaitable[None]]
     """Reads the GPUs, unless that has just been done; to be awaited before they are shown."""
+    test_notification: Callable[[Message], Awaitable[NotifyTestView]]
+    """Sends a message, and tells what happened at each receiver."""
     watch_holder: Callable[[Job], None]
     """Removes a hold from the queue when the process that asked for it ends."""
 
@@ -91,6 +103,23 @@ class RequestContext:
         if job is None:
             raise NoSuchJob(f"no job {job_id}", "gpulease list --all shows all jobs")
         return job
+
+    async def gpu(self, name: str) -> GpuReading:
+        """Return the GPU with an index, a UUID, or the only one with a prefix of its UUID.
+
+        Raises:
+            NoSuchGpu: no GPU matches, or several do.
+        """
+        seen, store = await self.scheduler.observer.recent(), self.scheduler.store
+        present = {reading.uuid for reading in seen.readings}
+        # A GPU that is out for repair can be resumed, and drained while jobs have leases on it.
+        absent = [uuid for uuid in store.availabilities() if uuid not in present]
+        return named(name, (*seen.readings, *map(store.gpu, absent)))
+
+    def gpu_labels(self, gpus: Iterable[GpuUuid]) -> dict[GpuUuid, str]:
+        """Return the labels of GPUs, of which some may be gone."""
+        present, store = self.scheduler.observer.readings(), self.scheduler.store
+        return {uuid: (present.get(uuid) or store.gpu(uuid)).label for uuid in gpus}
 
     def refuse_closed_queue(self, caller: Caller, verb: str) -> None:
         """Check that the queue of this daemon takes jobs of `caller`.

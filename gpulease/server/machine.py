@@ -1,8 +1,8 @@
 """The routes about the machine: its status, its checks, and draining GPUs."""
 
+import asyncio
 from dataclasses import replace
 
-from gpulease.domain.gpu import GpuReading
 from gpulease.errors import BadValue
 from gpulease.server.context import (
     RequestContext,
@@ -13,7 +13,7 @@ from gpulease.server.context import (
 )
 from gpulease.server.machine_views import pause_view
 from gpulease.server.messages import Request, Response
-from gpulease.service.health import DrainResult, named
+from gpulease.service.health import DrainResult
 from gpulease.wire.machine import FIRST_IN_QUEUE, GpuAvailabilityView, PauseChangeView
 from gpulease.wire.requests import DrainRequest, PauseRequest
 
@@ -36,20 +36,29 @@ class MachineHandlers:
 
     async def doctor(self, request: Request) -> Response:
         """Show the checks of this machine, and the policy for the caller's own jobs."""
-        overuse = self._context.overuse_of(caller_of_request(request).owner)
+        caller, rights = caller_of_request(request), self._context.rights
+        overuse = self._context.overuse_of(caller.owner)
+        sees_hidden = rights.hide_commands and rights.is_admin(caller)
         await self._context.look()
-        return json_response(replace(self._context.doctor(), overuse=overuse))
+        checked = replace(self._context.doctor(), overuse=overuse, sees_hidden=sees_hidden)
+        return json_response(checked)
+
+    async def metrics(self) -> Response:
+        """Show what the daemon has counted since its start, and its own health."""
+        return json_response(await asyncio.to_thread(self._context.metrics))
 
     async def drain(self, request: Request, gpu: str) -> Response:
         """Stop granting leases on a GPU; running jobs continue."""
         caller = caller_of_request(request)
         why = _reason("drain", read_body(DrainRequest, await request.body() or b"{}").why)
-        return _reply(await self._context.drains.drain(await self._gpu(gpu), caller.user, why))
+        return _reply(
+            await self._context.drains.drain(await self._context.gpu(gpu), caller.user, why)
+        )
 
     async def resume(self, request: Request, gpu: str) -> Response:
         """Grant leases on a GPU again."""
         caller = caller_of_request(request)
-        return _reply(await self._context.drains.resume(await self._gpu(gpu), caller.user))
+        return _reply(await self._context.drains.resume(await self._context.gpu(gpu), caller.user))
 
     async def pause(self, request: Request) -> Response:
         """Start no more jobs; running jobs continue."""
@@ -60,14 +69,6 @@ class MachineHandlers:
     async def unpause(self) -> Response:
         """Start jobs again."""
         return json_response(PauseChangeView(None, await self._context.pauses.unpause()))
-
-    async def _gpu(self, name: str) -> GpuReading:
-        scheduler = self._context.scheduler
-        seen = await scheduler.observer.recent()
-        present = {reading.uuid for reading in seen.readings}
-        # A GPU that is out for repair can be resumed, and drained while jobs have leases on it.
-        absent = [uuid for uuid in scheduler.store.availabilities() if uuid not in present]
-        return named(name, (*seen.readings, *map(scheduler.store.gpu, absent)))
 
 
 def _first_of(queue: str | None) -> int | None:

@@ -183,6 +183,8 @@ class MachineViews:
             parent=reading.parent,
             compute_mode=reading.compute_mode if reading.fault is None else None,
             slurm=gpu.uuid in of_slurm,
+            power=reading.power,
+            power_limit=reading.power_limit,
         )
 
     def _process_views(

@@ -36,6 +36,8 @@ from gpulease.domain.job import (
 from gpulease.domain.lease import Claim
 from gpulease.domain.limits import UserLimits, no_limits
 from gpulease.domain.memory_estimate import PastRun
+from gpulease.domain.memory_series import GpuSeries, Grid, JobSeries
+from gpulease.domain.notifications import Message
 from gpulease.domain.queue_options import (
     NO_OPTIONS,
     Indices,
@@ -87,6 +89,8 @@ class Submission:
     """Of an array of jobs; None for a single job."""
     named: tuple[str, ...] = ()
     """The GPUs that it asks for, before `claim.named` is known."""
+    notify: tuple[str, ...] = ()
+    """The events of which its owner is notified."""
 
     def queued(self, number: JobId, at: datetime) -> Job:
         """Return the job in its first state."""
@@ -102,6 +106,7 @@ class Submission:
             grace=self.invocation.grace,
             holder=self.holder,
             slurm=self.slurm,
+            notify=self.notify,
             usage=self.usage,
             queue=self.queue,
         )
@@ -257,6 +262,12 @@ class Transaction(Protocol):
 
     def note(self, job: JobId, event: Event) -> None:
         """Add to the history of an unchanged job, which may have ended."""
+
+    def add_message(self, message: Message, at: datetime) -> None:
+        """Store a notification that is to be sent."""
+
+    def has_message(self, job: JobId, event: str) -> bool:
+        """Return whether a notification of this event of a job is stored, sent or not."""
 
     def save_hooks(self, job: JobId, reports: Reports) -> None:
         """Store the reports of the hooks of a job in place of its former ones."""
@@ -636,6 +647,20 @@ class LocalTime(Protocol):
 
     def text(self, at: datetime, now: datetime) -> str:
         """Return an instant for people, without the day if that is today."""
+
+
+class MemoryReader(Protocol):
+    """The memory of GPUs and jobs over time."""
+
+    def gpu(self, gpu: GpuUuid, grid: Grid) -> GpuSeries:
+        """Return the series of a GPU.
+
+        Raises:
+            RecordUnwritable: the database cannot be read now.
+        """
+
+    def job(self, job: JobId, gpu: GpuUuid, grid: Grid) -> JobSeries:
+        """Return the series of a job on a GPU. Raises as `gpu` does."""
 
 
 class NotLimited(Exception):

@@ -5,7 +5,7 @@ leases of the same user (see domain/memory_estimate.py). The memory that a proce
 uses in addition to its pool is known when an observation lies between two equal reports.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
@@ -155,6 +155,16 @@ class Usage:
         """Return the bytes that the pools of a job held on a GPU and never used."""
         known = self._jobs.get(job, _OfJob())
         return sum(heard.idle for (_, _, of), heard in known.heard.items() if of == gpu)
+
+    def in_use(self, job: JobId, gpu: GpuUuid, pids: Collection[int]) -> int | None:
+        """Return the most that the pools of these processes of a job had in use on a GPU."""
+        known = self._jobs.get(job, _OfJob())
+        pools = [
+            heard.report.peak if heard.report.peak is not None else heard.report.pool
+            for (pid, _, of), heard in known.heard.items()
+            if of == gpu and pid in pids
+        ]
+        return sum(filter(None, pools)) if any(each is not None for each in pools) else None
 
     def of(self, job: JobId) -> Sequence[PoolSeen]:
         """Return the pools of a job that has not ended."""

@@ -40,7 +40,7 @@ class MeanUtilization:
                 reading = readings.get(lease.gpu)
                 if reading is None:
                     continue
-                part = _part_of(job.id, reading, seen, leases[lease.gpu])
+                part = part_of(job.id, reading, seen, leases[lease.gpu])
                 if part is not None:
                     sums[job.id].percent += part
                     sums[job.id].samples += 1
@@ -52,7 +52,7 @@ class MeanUtilization:
         return round(found.percent / found.samples) if found and found.samples else None
 
 
-def _part_of(job: JobId, reading: GpuReading, seen: Observation, sharing: int) -> float | None:
+def part_of(job: JobId, reading: GpuReading, seen: Observation, sharing: int) -> float | None:
     """Return the part of a GPU's utilization that a job causes, in percent.
 
     Where the driver does not report it for each process, jobs with processes on the GPU count

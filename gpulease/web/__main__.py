@@ -1,9 +1,28 @@
-"""Runs gpulease-web."""
+"""The entry point of `gpulease-web`, and of `python -m gpulease.web`."""
+
+import sys
+from importlib.util import find_spec
+from typing import NoReturn
+
+from gpulease.errors import BadConfiguration
+
+_NEEDED = ("jinja2", "prometheus_client", "starlette", "uvicorn")
+"""Names to import, of the distributions in the extra `web`."""
 
 
-def main() -> None:
-    """Serve the web page until it is stopped."""
-    raise NotImplementedError
+def main() -> NoReturn:
+    """Serve the web page, or exit with a hint if its packages are not installed."""
+    missing = [name for name in _NEEDED if find_spec(name) is None]
+    if missing:
+        error = BadConfiguration(
+            f"cannot start gpulease-web: its packages are not installed: {', '.join(missing)}",
+            "in a clone of gpulease: pip install '.[web]'",
+        )
+        sys.stderr.write(error.text() + "\n")
+        sys.exit(error.exit_code)
+    from gpulease.web.main import main as run
+
+    run()
 
 
 if __name__ == "__main__":

@@ -84,6 +84,10 @@ class GpuView:
     """default, exclusive process or prohibited; null if unknown."""
     slurm: bool = False
     """Slurm assigns it to its jobs."""
+    power: float | None = None
+    """Watts; null if unknown, for a MIG device, and from an older daemon."""
+    power_limit: float | None = None
+    """Watts above which it slows down."""
 
 
 @dataclass(slots=True)
@@ -237,3 +241,5 @@ class DoctorView:
 
     checks: list[CheckView]
     overuse: OveruseView | None = None
+    sees_hidden: bool = False
+    """Whether the caller sees what other users run although the admin hides it: for admins."""

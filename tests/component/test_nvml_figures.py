@@ -21,6 +21,8 @@ _CARD = Card(
     graphics=[(102, G)],
     utilization=97,
     temperature=61,
+    power=287.4,
+    power_limit=400,
 )
 _READING = GpuReading(
     uuid=GpuUuid(StandIn.uuid(0)),
@@ -32,6 +34,8 @@ _READING = GpuReading(
     processes=(ProcessReading(101, 60 * G), ProcessReading(102, G, graphics=True)),
     utilization=97,
     temperature=61,
+    power=287.4,
+    power_limit=400.0,
 )
 
 
@@ -112,6 +116,8 @@ def test_a_driver_that_does_not_know_the_second_memory_figures_is_asked_for_the_
     [
         ("nvmlDeviceGetTemperature*", {"temperature": None}),
         ("nvmlDeviceGetUtilizationRates", {"utilization": None}),
+        ("nvmlDeviceGetPowerUsage", {"power": None}),
+        ("nvmlDeviceGetEnforcedPowerLimit", {}),
         ("nvmlDeviceGetComputeRunningProcesses_v3", {}),
     ],
 )

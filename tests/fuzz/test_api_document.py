@@ -33,6 +33,7 @@ _SOUND = {"argv": ["true"], "cwd": "/", "environment": {}, "pid": os.getpid(), "
 OPERATIONS = [
     ("GET", "/v1/status"),
     ("GET", "/v1/doctor"),
+    ("GET", "/v1/metrics"),
     ("POST", "/v1/jobs"),
     ("POST", "/v1/holds"),
     ("POST", "/v1/adoptions"),
@@ -60,6 +61,8 @@ OPERATIONS = [
     ("GET", "/v1/windows"),
     ("POST", "/v1/windows"),
     ("POST", "/v1/windows/{window}/cancel"),
+    ("GET", "/v1/gpus/{gpu}/history"),
+    ("GET", "/v1/jobs/{job_id}/memory"),
     ("POST", "/v1/gpus/{gpu}/drain"),
     ("POST", "/v1/gpus/{gpu}/resume"),
     ("POST", "/v1/slurm/leases"),

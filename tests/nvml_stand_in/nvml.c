@@ -56,6 +56,7 @@ struct part { char uuid[TEXT]; unsigned long long total, used, reserved; int cou
 struct gpu {
     char uuid[TEXT], name[TEXT], held[512], bus[32];
     unsigned long long total, used, reserved;
+    int power, power_limit;
     int utilization, temperature, mig, minor, long_records, count;
     long step; /* of memory limits, rounded down; below zero: up; zero: not kept at all */
     struct process process[MOST_PROCESSES];
@@ -137,6 +138,7 @@ static void read_gpu_line(struct gpu *gpu, const char *word, const char *rest)
     else if (!strcmp(word, "utilization")) gpu->utilization = atoi(rest);
     else if (!strcmp(word, "sample")) add_sample(gpu, rest);
     else if (!strcmp(word, "temperature")) gpu->temperature = atoi(rest);
+    else if (!strcmp(word, "power")) sscanf(rest, "%d %d", &gpu->power, &gpu->power_limit);
     else if (!strcmp(word, "mig")) gpu->mig = atoi(rest);
     else if (!strcmp(word, "minor")) gpu->minor = atoi(rest);
     else if (!strcmp(word, "bus")) snprintf(gpu->bus, sizeof gpu->bus, "%.31s", rest);
@@ -533,6 +535,33 @@ int nvmlDeviceGetTemperatureV(void *handle, struct temperature *answer)
     if (gpu->parent) return NOT_SUPPORTED;
     if (answer->version != 0x100000C || answer->sensor) return INVALID_ARGUMENT;
     answer->celsius = gpu->temperature;
+    return SUCCESS;
+}
+
+int nvmlDeviceGetPowerUsage(void *handle, unsigned int *milliwatts)
+{
+    struct gpu *gpu;
+    ENTER(handle, &gpu);
+    if (gpu->parent) return NOT_SUPPORTED;
+    *milliwatts = (unsigned int)gpu->power;
+    return SUCCESS;
+}
+
+int nvmlDeviceGetEnforcedPowerLimit(void *handle, unsigned int *milliwatts)
+{
+    struct gpu *gpu;
+    ENTER(handle, &gpu);
+    if (gpu->parent) return NOT_SUPPORTED;
+    *milliwatts = (unsigned int)gpu->power_limit;
+    return SUCCESS;
+}
+
+int nvmlDeviceGetPowerManagementLimit(void *handle, unsigned int *milliwatts)
+{
+    struct gpu *gpu;
+    ENTER(handle, &gpu);
+    if (gpu->parent) return NOT_SUPPORTED;
+    *milliwatts = (unsigned int)gpu->power_limit;
     return SUCCESS;
 }
 

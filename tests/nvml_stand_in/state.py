@@ -24,6 +24,7 @@ _G = 1024**3
 _LIMITS = ("nvmlDeviceSetMemoryLimits_v1", "nvmlDeviceGetMemoryLimits_v1")
 _LIMITS_SINCE = 615
 _NOT_AVAILABLE = 2**64 - 1
+_POWER_LIMITS = ("nvmlDeviceGetEnforcedPowerLimit", "nvmlDeviceGetPowerManagementLimit")
 _MEMORY_FUNCTIONS = ("nvmlDeviceGetMemoryInfo", "nvmlDeviceGetMemoryInfo_v2")
 
 Processes = Sequence[tuple[int, int | None]]
@@ -78,6 +79,9 @@ class Card:
     samples: Sequence[tuple[int, int]] | None = ()
     """Who computed of late, and in what percentage of the time."""
     temperature: int | None = 40
+    power: float | None = None
+    """Watts."""
+    power_limit: float | None = None
     mig: bool | None = False
     parts: Sequence["Part"] = ()
     """Its MIG devices, by their place."""
@@ -117,6 +121,7 @@ class Card:
             f"utilization {self.utilization or 0}",
             *(f"sample {pid} {percent}" for pid, percent in self.samples or ()),
             f"temperature {self.temperature or 0}",
+            f"power {round(1000 * (self.power or 0))} {round(1000 * (self.power_limit or 0))}",
             f"mig {int(bool(self.mig))}",
             f"long_records {int(self.long_records)}",
             f"compute_mode {self.compute_mode or 0}",
@@ -151,6 +156,8 @@ class Card:
         absent += ["nvmlDeviceGetUtilizationRates"] if self.utilization is None else []
         absent += ["nvmlDeviceGetProcessUtilization"] if self.samples is None else []
         absent += ["nvmlDeviceGetTemperature*"] if self.temperature is None else []
+        absent += ["nvmlDeviceGetPowerUsage"] if self.power is None else []
+        absent += _POWER_LIMITS if self.power_limit is None else ()
         absent += ["nvmlDeviceGetMigMode"] if self.mig is None else []
         absent += ["nvmlDeviceGetComputeMode"] if self.compute_mode is None else []
         absent += ["nvmlDeviceGetMinorNumber"] if self.minor is None else []

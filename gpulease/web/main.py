@@ -1,0 +1,197 @@
+"""The command `gpulease-web`: reads arguments, listens, and serves the web page until a signal."""
+
+import argparse
+import contextlib
+import logging
+import os
+import socket
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NoReturn
+
+import uvicorn
+
+from gpulease import config
+from gpulease.build import described
+from gpulease.client import Client
+from gpulease.client.discovery import has_daemon
+from gpulease.client.unix_socket import trusted_users
+from gpulease.errors import BadConfiguration, BadUsage, GpuleaseError
+from gpulease.web.app import build
+from gpulease.web.daemon_reader import ANSWER_WITHIN_S, DaemonReader
+from gpulease.web.live import LiveStatus
+
+_log = logging.getLogger("gpulease.web")
+_DEFAULT = "127.0.0.1:8080"
+_MOST_CONNECTIONS = 1000
+_UNACKNOWLEDGED_MS = 30_000
+"""After so long without an acknowledgement the kernel drops a connection, and what it holds."""
+_ENDS_WITHIN_S = 5
+_LARGEST_PORT = 65535
+_EXAMPLES = """\
+examples:
+  gpulease-web                          serve http://127.0.0.1:8080/
+  gpulease-web --listen [::1]:9000      listen on another address
+  gpulease-web --listen unix:/run/gpulease-web/socket --base /gpulease
+                                        serve a reverse proxy that forwards /gpulease/
+"""
+
+
+def main(arguments: Sequence[str] | None = None) -> NoReturn:
+    """Serve the web page; exit with 0 at its end, 2 or 78 if it cannot start so."""
+    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
+    logging.getLogger("uvicorn").setLevel(logging.WARNING)
+    try:
+        given = _parser().parse_args(arguments)
+        _refuse_root()
+        _serve(given)
+    except GpuleaseError as error:
+        sys.stderr.write(error.text() + "\n")
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        sys.exit(130)
+    sys.exit(0)
+
+
+def _refuse_root() -> None:
+    # Anyone who reaches the port would talk to a process of root.
+    if os.geteuid() == 0:
+        raise BadConfiguration(
+            "cannot start gpulease-web as root: it serves the network, and needs no rights",
+            "setpriv --reuid nobody --regid nogroup --clear-groups gpulease-web ...",
+        )
+
+
+class _Server(uvicorn.Server):
+    """A server that ends its event streams first, since it waits for all responses to end."""
+
+    def __init__(self, settings: uvicorn.Config, live: LiveStatus) -> None:
+        super().__init__(settings)
+        self._live = live
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        _notify("READY=1")
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        _notify("STOPPING=1")
+        self._live.close()
+        await super().shutdown(sockets)
+
+
+def _serve(given: argparse.Namespace) -> None:
+    daemon = DaemonReader(_client(given.socket))
+    live = LiveStatus(daemon)
+    app = build(daemon, live, _base(given.base), metrics_by_job=given.metrics_jobs)
+    settings = uvicorn.Config(
+        app, ws="none", lifespan="off", access_log=False, server_header=False, log_config=None,
+        proxy_headers=False, limit_concurrency=_MOST_CONNECTIONS,
+        timeout_graceful_shutdown=_ENDS_WITHIN_S,
+    )  # fmt: skip
+    with contextlib.closing(_listen(given.listen)) as listening, contextlib.closing(daemon):
+        _log.info("serving %s for the daemon on %s", _shown(listening), daemon.path)
+        _Server(settings, live).run(sockets=[listening])
+
+
+def _client(given: Path | None) -> Client:
+    """Return a client of the daemon, which need not run yet."""
+    candidates = config.candidate_sockets(given)
+    if len(candidates) == 1:
+        return Client(candidates[0], answer_within=ANSWER_WITHIN_S)
+    system, personal = candidates
+    path = personal if personal.exists() and not has_daemon() else system
+    return Client(path, trusted=trusted_users(), answer_within=ANSWER_WITHIN_S)
+
+
+def _base(given: str) -> str:
+    base = given.rstrip("/")
+    if base and not base.startswith("/"):
+        raise BadUsage(f"cannot use the base {given!r}: it is no path", "--base /gpulease")
+    return base
+
+
+def _listen(address: str) -> socket.socket:
+    """Return a socket that listens on HOST:PORT, [HOST]:PORT or unix:PATH.
+
+    Raises:
+        BadUsage: that is no address.
+        GpuleaseError: nothing can listen there.
+    """
+    try:
+        if address.startswith("unix:"):
+            return _listen_on_path(Path(address.removeprefix("unix:")))
+        host, _, port = address.rpartition(":")
+        if not host or not port.isdecimal() or int(port) > _LARGEST_PORT:
+            raise BadUsage(
+                f"cannot listen on {address!r}: it is no address",
+                "--listen 127.0.0.1:8080, --listen [::1]:8080, --listen unix:/path",
+            )
+        return _listen_on_port(host.strip("[]"), int(port))
+    except OSError as error:
+        raise GpuleaseError(
+            f"cannot listen on {address}: {error.strerror or error}",
+            "--listen names another address",
+        ) from error
+
+
+def _listen_on_port(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listening = socket.create_server((host, port), family=family, backlog=256)
+    # Connections inherit it. It ends those to browsers that stopped reading, too.
+    listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _UNACKNOWLEDGED_MS)
+    return listening
+
+
+def _listen_on_path(path: Path) -> socket.socket:
+    listening = socket.socket(socket.AF_UNIX)
+    if path.is_socket():
+        path.unlink()  # of a process that was killed
+    listening.bind(str(path))
+    path.chmod(0o666)  # the directory decides who may connect, as a port of loopback is open to all
+    listening.listen(256)
+    return listening
+
+
+def _shown(listening: socket.socket) -> str:
+    if listening.family == socket.AF_UNIX:
+        return f"unix:{listening.getsockname()}"
+    host, port = listening.getsockname()[:2]
+    return f"http://[{host}]:{port}/" if ":" in host else f"http://{host}:{port}/"
+
+
+def _notify(message: str) -> None:
+    """Notify the service manager that started this process, if one did; see sd_notify(3)."""
+    if address := os.environ.get("NOTIFY_SOCKET"):
+        target = "\0" + address[1:] if address.startswith("@") else address
+        with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as out:
+            out.sendto(message.encode(), target)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="gpulease-web",
+        description="Serve a web page about this machine's GPUs, jobs and queue. It changes "
+        "nothing, and shows what any user of the machine may see.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "--listen", default=_DEFAULT, metavar="ADDRESS",
+        help=f"HOST:PORT, [HOST]:PORT or unix:PATH (default {_DEFAULT})",
+    )  # fmt: skip
+    parser.add_argument(
+        "--socket", type=Path, metavar="PATH",
+        help="the daemon's Unix socket (default: GPULEASE_SOCKET, the machine's, or your own)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--base", default="", metavar="PATH",
+        help="path under which a reverse proxy serves the page, if it leaves it in requests",
+    )  # fmt: skip
+    parser.add_argument(
+        "--metrics-jobs", action="store_true",
+        help="add the memory of each job to /metrics, as /metrics?jobs=1 does for one request: "
+        "many series, since each job has its own",
+    )  # fmt: skip
+    parser.add_argument("--version", action="version", version=f"gpulease-web {described()}")
+    return parser
