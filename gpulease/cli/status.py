@@ -1,6 +1,7 @@
 """`gpulease status`: its options and their help; `status_page` does the work."""
 
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from typing import Annotated, Any
 
 import typer
@@ -9,22 +10,20 @@ from gpulease.cli.connect import SocketOption, named_socket
 from gpulease.cli.status_page import print_status
 from gpulease.cli.typer_extensions import Command as PlainCommand
 
-_SPAN = "2s"
-
 
 class Command(PlainCommand):
     """The verb, whose option --watch needs no value."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Read the command line; --watch before another option or at the end is `--watch 2s`."""
+        """Read the command line; --watch before another option or at the end has an empty value."""
         return list(super().parse_args(ctx, [*_with_span(args)]))
 
 
 def _with_span(args: Sequence[str]) -> Iterator[str]:
-    for word, following in zip(args, [*args[1:], "-"], strict=True):
+    for word, following in pairwise([*args, "-"]):
         yield word
         if word == "--watch" and following.startswith("-"):
-            yield _SPAN
+            yield ""
 
 
 def status(
@@ -44,7 +43,7 @@ def status(
         typer.Option(
             "--watch",
             metavar="[SPAN]",
-            help="Refresh in place every 2s, or SPAN, until Ctrl-C or q.",
+            help="Refresh in place every 2s (Slurm: 10s) or SPAN, until Ctrl-C or q.",
             show_default=False,
         ),
     ] = None,

@@ -59,6 +59,7 @@ if TYPE_CHECKING:
     from gpulease.wire.jobs import JobView, LeaseView
     from gpulease.wire.machine import GpuEventView, GpuView, ProcessView, StatusView
 
+_WATCH_EVERY = "2s"
 _MOST_EVENTS = 3
 """Health events shown for each GPU; --json has all."""
 _MOST_PROCESSES = 5
@@ -84,7 +85,9 @@ def print_status(
     if watch is not None:
         from gpulease.cli.watch import watch_page
 
-        return watch_page(lambda: daemon.status(first), _fitted_page, watch, json=json)
+        return watch_page(
+            lambda: daemon.status(first), _fitted_page, watch or _WATCH_EVERY, json=json
+        )
     if json:
         print_stdout(indent(daemon.status_json(first)))
         return 0

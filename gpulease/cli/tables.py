@@ -23,8 +23,10 @@ if TYPE_CHECKING:
 _GAP = "  "
 _NOTE_INDENT = 4
 _CONTINUATION_INDENT = 2
+_SHORT_NAME = 12
+"""What is cut in the middle becomes as narrow as this before it leaves."""
 
-_COLOURS: dict[Style, str] = {
+COLOURS: dict[Style, str] = {
     "title": "1",
     "heading": "1;2",
     "good": "32",
@@ -173,6 +175,10 @@ def _kept(
         leaving = max(found, key=lambda number: (columns[number].leaves, -number))
         if _excess(narrowed, width) <= 0 or not columns[leaving].leaves:
             return narrowed
+        if columns[leaving].cuts == "middle":
+            narrowed = _narrowed(columns, found, width, _SHORT_NAME)
+            if _excess(narrowed, width) <= 0:
+                return narrowed
         del found[leaving]
     return found
 
@@ -185,13 +191,16 @@ def _excess(widths: dict[int, int], width: int) -> int:
     return sum(widths.values()) + len(_GAP) * (len(widths) - 1) - width
 
 
-def _narrowed(columns: Sequence[Column], widths: dict[int, int], width: int) -> dict[int, int]:
+def _narrowed(
+    columns: Sequence[Column], widths: dict[int, int], width: int, least_name: int | None = None
+) -> dict[int, int]:
     narrowed = dict(widths)
     order = [(not each.narrows_first, not each.wraps) for each in columns]
     for number in sorted(widths, key=order.__getitem__):
         column, excess = columns[number], _excess(narrowed, width)
         if excess > 0 and (column.wraps or column.shrinks):
-            least = max(column.least, display_width(column.title))
+            least = column.least if column.cuts == "end" else least_name or column.least
+            least = max(least, display_width(column.title))
             narrowed[number] = min(widths[number], max(widths[number] - excess, least))
     return narrowed
 
@@ -341,7 +350,7 @@ def _plain(spans: Line) -> str:
 def _coloured(spans: Line) -> str:
     return "".join(
         [
-            f"\033[{_COLOURS[style]}m{text}\033[0m" if style and text else text
+            f"\033[{COLOURS[style]}m{text}\033[0m" if style and text else text
             for text, style in spans
         ]
     )

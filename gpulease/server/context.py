@@ -11,6 +11,7 @@ import msgspec
 from gpulease.domain.gpu import GpuReading, GpuUuid, JobId
 from gpulease.domain.job import Invocation, Job, Owner, PredictionErrors, UserUsage, UserWaits
 from gpulease.domain.lease import State
+from gpulease.domain.notifications import Message
 from gpulease.errors import BadValue, NoSuchJob
 from gpulease.server.auth import Caller, Rights, caller_in
 from gpulease.server.job_queries import LARGEST_ID
@@ -33,6 +34,8 @@ from gpulease.service.usage import PoolSeen, Usage
 from gpulease.service.windows import Windows
 from gpulease.wire.jobs import JobView
 from gpulease.wire.machine import DoctorView, OveruseView
+from gpulease.wire.metrics import MetricsView
+from gpulease.wire.notifications import NotifyTestView
 
 Body = TypeVar("Body")
 
@@ -56,6 +59,8 @@ class RequestContext:
     most_streams: int
     """Of one user at once; root has no such limit."""
     doctor: Callable[[], DoctorView]
+    metrics: Callable[[], MetricsView]
+    """Reads files: for a thread."""
     overuse_of: Callable[[Owner], OveruseView]
     """What happens to a user's jobs that exceed their lease."""
     processes: ProcessFinder
@@ -83,6 +88,8 @@ class RequestContext:
     """None in a personal daemon."""
     look: Callable[[], Awaitable[None]]
     """Reads the GPUs, unless that has just been done; to be awaited before they are shown."""
+    test_notification: Callable[[Message], Awaitable[NotifyTestView]]
+    """Sends a message, and tells what happened at each receiver."""
     watch_holder: Callable[[Job], None]
     """Removes a hold from the queue when the process that asked for it ends."""
 

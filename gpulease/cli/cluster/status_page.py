@@ -48,6 +48,8 @@ from gpulease.locations import environment
 
 _USABLE = frozenset({"idle", "mixed", "allocated", "completing", "planned", "reserved"})
 """The states of nodes that need no explanation."""
+_WATCH_EVERY = "10s"
+"""Each time asks the controller of Slurm, which others need."""
 _YOUNG = timedelta(seconds=5)
 """Younger figures of a node are shown without their age."""
 _STARTS_NOTHING = frozenset({"down", "drained", "draining", "fail", "maintenance", "unknown"})
@@ -63,7 +65,9 @@ def print_status(*, queue: str | None, json: bool, watch: str | None = None) -> 
     if watch is not None:
         from gpulease.cli.watch import watch_page
 
-        return watch_page(lambda: read_status(first, local_time()), _fitted_page, watch, json=json)
+        return watch_page(
+            lambda: read_status(first, local_time()), _fitted_page, watch or _WATCH_EVERY, json=json
+        )
     now = local_time()
     view = read_status(first, now)
     if json:
