@@ -84,7 +84,7 @@ class _Server(uvicorn.Server):
 def _serve(given: argparse.Namespace) -> None:
     daemon = DaemonReader(_client(given.socket))
     live = LiveStatus(daemon, most=given.most_listeners)
-    app = build(daemon, live, _base(given.base))
+    app = build(daemon, live, _base(given.base), metrics_by_job=given.metrics_jobs)
     settings = uvicorn.Config(
         app, ws="none", lifespan="off", access_log=False, server_header=False, log_config=None,
         proxy_headers=False, limit_concurrency=given.most_listeners + _OTHER_CONNECTIONS,
@@ -196,6 +196,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--most-listeners", type=int, default=MOST_LISTENERS, metavar="N",
         help=f"browsers that may follow the machine at once (default {MOST_LISTENERS})",
+    )  # fmt: skip
+    parser.add_argument(
+        "--metrics-jobs", action="store_true",
+        help="add the memory of each job to /metrics, as /metrics?jobs=1 does for one request: "
+        "many series, since each job has its own",
     )  # fmt: skip
     parser.add_argument("--version", action="version", version=f"gpulease-web {described()}")
     return parser

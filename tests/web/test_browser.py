@@ -212,7 +212,7 @@ def test_hostile_names_run_nothing(daemon: Daemon, served: Web, open_page: Open)
     name = "<img src=x onerror='document.title=1'>"
     page = open_page(served.url)
     page.get_by_text("Live.").wait_for()
-    job = daemon.submit("--mem", "1G", "--name", name, "sh", "-c", f"sleep 600; : {name}")
+    job = daemon.submit("--mem", "1G", "--name", name, "sh", "-c", "sleep 600", name)
     page.get_by_text(name, exact=True).wait_for()
     assert page.locator("img").count() == 0
     page.goto(f"{served.url}/jobs/{job}")
