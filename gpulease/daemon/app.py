@@ -153,9 +153,8 @@ def build(settings: Settings, *, confined: bool = False) -> DaemonApp:
     launcher_of = of_slurm.besides(runner, holds)
     scheduler = _scheduler(base, observer, enforcement, launcher_of, overuse, records, user_policy)
     slurm = SlurmNode(base, scheduler, processes, of_slurm)
-    health, clients = (
-        _health_watch(base, scheduler, notifications), WaitingClients(scheduler, process_ends),
-    )  # fmt: skip
+    health = _health_watch(base, scheduler, notifications)
+    clients = WaitingClients(scheduler, process_ends)
     coverage = _hook_coverage(base, enforcement, scheduler, records.hooks)
     sources = _view_sources(base, enforcement, coverage, records, overuse, idleness)
     sampler = _sampler(base, scheduler, overuse, idleness, records, health, enforcement, coverage)

@@ -81,8 +81,10 @@ class UsageHandlers:
         begin = None if ago is None else context.clock.now() - ago
         # A year of jobs takes a while to add up.
         await slot_of_request(request).for_expensive()
-        used = await asyncio.to_thread(context.usage_by_user, user, begin)
-        errors = await asyncio.to_thread(context.prediction_errors, user, begin)
+        used, errors = await asyncio.gather(
+            asyncio.to_thread(context.usage_by_user, user, begin),
+            asyncio.to_thread(context.prediction_errors, user, begin),
+        )
         return json_response(report_view(used, begin, errors))
 
     async def shares(self, request: Request, since: float = _WEEK_S) -> Response:
