@@ -139,11 +139,10 @@ def build(settings: Settings, *, confined: bool = False) -> DaemonApp:
     """
     base, user_policy = open_foundation(settings, SystemClock()), UserPolicy(settings)
     table, process_ends = ProcessTable(base.secret), ProcessWatch()
-    processes = _process_finder(base, table)
+    processes, records = _process_finder(base, table), _usage_records(base)
     observer = GpuObserver(base.store, base.probe, processes, base.clock, base.observation_thread)
     overuse, idleness = _overuse_watch(base, user_policy), IdleWatch(user_policy.idleness)
     enforcement = build_enforcement(base, user_policy, observer, confined=confined)
-    records = _usage_records(base)
     launcher = Launcher(confined=confined, sandbox=enforcement.sandbox)
     notifications = DaemonNotifications(base, launcher, as_other_users=os.geteuid() == 0)
     launch_context = _launch_context(base, observer, enforcement, records.usage)
