@@ -163,19 +163,10 @@ def build(settings: Settings, *, confined: bool = False) -> DaemonApp:
         runner=runner, watch_client=clients.watch, sampler=sampler,
     )  # fmt: skip
     return DaemonApp(
-        base=base,
-        launcher=launcher,
-        runner=runner,
-        scheduler=scheduler,
-        waiting_clients=clients,
-        sampler=sampler,
-        health=health,
-        user_policy=user_policy,
-        enforcement=enforcement,
-        slurm=slurm,
-        notifications=notifications,
-        context=context,
-    )
+        base=base, launcher=launcher, runner=runner, scheduler=scheduler,
+        waiting_clients=clients, sampler=sampler, health=health, user_policy=user_policy,
+        enforcement=enforcement, slurm=slurm, notifications=notifications, context=context,
+    )  # fmt: skip
 
 
 def _overuse_watch(base: Foundation, user_policy: UserPolicy) -> OveruseWatch:
