@@ -22,6 +22,7 @@ from benchmarks import (
     planning,
     reaction,
     rest,
+    seeing,
     shims,
     slurm,
     start,
@@ -48,6 +49,7 @@ BENCHMARKS: dict[str, Callable[[], Iterable[Figure | str]]] = {
     "reaction": reaction.run,
     "peers": peers.run,
     "slurm": slurm.run,
+    "seeing": seeing.run,
 }
 
 

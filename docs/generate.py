@@ -157,7 +157,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 '''
-_EVERYDAY = ("run", "status", "list", "show", "cancel")
+_EVERYDAY = ("run", "status", "list", "show", "cancel", "history")
 
 
 def options() -> Iterator[str]:
@@ -193,10 +193,13 @@ def _option(param: Any) -> Iterator[str]:
 
 
 def _kind(param: Any) -> str | tuple[str, ...]:
-    assert (getattr(param, "min", None) or 0, getattr(param, "max", None)) == (0, None)
+    least = getattr(param, "min", None) or 0
+    # Of numbers up to 999999999 the quick parser checks no more than this.
+    assert least in {0, 1} and (getattr(param, "max", None) or 10**9) == 10**9
+    number = "count" if least else "number"
     annotation = param.type_descriptor.annotation
     return choices_of(param) or (
-        "list" if param.multiple else "number" if annotation is int else "text"
+        "list" if param.multiple else number if annotation is int else "text"
     )
 
 

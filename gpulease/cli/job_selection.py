@@ -6,10 +6,8 @@ caller's own jobs, also for root.
 
 from __future__ import annotations
 
-import os
-
 from gpulease.cli.format import clean, id_of
-from gpulease.cli.render import print_error, print_stderr, print_stdout
+from gpulease.cli.render import own_name, print_error, print_stderr, print_stdout
 from gpulease.errors import BadUsage, GpuleaseError, NoDaemon, NoSuchJob
 from gpulease.record import record
 
@@ -166,17 +164,6 @@ def _is_short(array: str, index: str) -> bool:
 def _own_jobs(client: LightClient, *, ended: bool) -> Sequence[JobView]:
     """Return the jobs of the caller, oldest first."""
     return client.jobs(everything=ended, user=own_name()).jobs
-
-
-def own_name() -> str:
-    """Return the caller's user name as the daemon writes it."""
-    import pwd
-
-    # As the daemon names the owner of a job; the environment (USER) may say something else.
-    try:
-        return pwd.getpwuid(os.geteuid()).pw_name
-    except KeyError:
-        return str(os.geteuid())
 
 
 def _by_word(client: LightClient, jobs: Sequence[JobView], verb: Verb, word: str) -> list[int]:

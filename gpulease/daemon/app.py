@@ -18,6 +18,7 @@ from gpulease.daemon.enforcement_setup import EnforcementSetup, build_enforcemen
 from gpulease.daemon.foundation import Foundation, open_foundation, simulated_gpus
 from gpulease.daemon.housekeeping import Sampler
 from gpulease.daemon.metrics import Metrics
+from gpulease.daemon.notifications import DaemonNotifications
 from gpulease.daemon.slurm import SlurmNode, build_launchers, slurm_policy
 from gpulease.daemon.user_policy import UserPolicy, groups_of
 from gpulease.domain.health import HealthAction
@@ -50,6 +51,7 @@ from gpulease.service.hook_reports import HookReports
 from gpulease.service.idleness import IdleWatch
 from gpulease.service.job_accounting import JobAccounting
 from gpulease.service.job_supervisor import LauncherOf
+from gpulease.service.notifications import TimeLeftWatch
 from gpulease.service.observation import GpuObserver
 from gpulease.service.overuse import OveruseWatch
 from gpulease.service.pause import Pauses
@@ -58,6 +60,7 @@ from gpulease.service.scheduler import Scheduler
 from gpulease.service.usage import Usage
 from gpulease.service.utilization import MeanUtilization
 from gpulease.service.windows import Windows
+from gpulease.store.job_history import JobHistory
 from gpulease.store.memory_history import MemoryHistory
 from gpulease.store.memory_series import MemorySeries
 from gpulease.store.usage import PoolUsage, UsageTotals
@@ -80,6 +83,7 @@ class DaemonApp:
     user_policy: UserPolicy
     enforcement: EnforcementSetup
     slurm: SlurmNode
+    notifications: DaemonNotifications
     context: RequestContext
 
     def adopt(self, settings: Settings) -> None:
@@ -97,6 +101,7 @@ class DaemonApp:
         self.context.rights = rights(settings)
         self.context.most_streams = settings.most_streams
         self.slurm.adopt()
+        self.notifications.admins.adopt(settings.notify)
 
     async def close(self) -> None:
         """Close everything, in this order; jobs continue."""
@@ -105,6 +110,7 @@ class DaemonApp:
         await self.scheduler.supervisor.stop()
         await self.sampler.write()
         await self.launcher.close()
+        self.notifications.close()
         self.context.listings.close()
         self.base.writer.close()
         self.base.observation_thread.close()
@@ -139,6 +145,7 @@ def build(settings: Settings, *, confined: bool = False) -> DaemonApp:
     enforcement = build_enforcement(base, user_policy, observer, confined=confined)
     records = _usage_records(base)
     launcher = Launcher(confined=confined, sandbox=enforcement.sandbox)
+    notifications = DaemonNotifications(base, launcher, as_other_users=os.geteuid() == 0)
     launch_context = _launch_context(base, observer, enforcement, records.usage)
     runner = JobRunner(launcher, table, base.state, launch_context, base.clock)
     holds = HoldLauncher(base.clock, process_ends, launch_context.levels)
@@ -146,13 +153,15 @@ def build(settings: Settings, *, confined: bool = False) -> DaemonApp:
     launcher_of = of_slurm.besides(runner, holds)
     scheduler = _scheduler(base, observer, enforcement, launcher_of, overuse, records, user_policy)
     slurm = SlurmNode(base, scheduler, processes, of_slurm)
-    health, clients = _health_watch(base, scheduler), WaitingClients(scheduler, process_ends)
+    health, clients = (
+        _health_watch(base, scheduler, notifications), WaitingClients(scheduler, process_ends),
+    )  # fmt: skip
     coverage = _hook_coverage(base, enforcement, scheduler, records.hooks)
     sources = _view_sources(base, enforcement, coverage, records, overuse, idleness)
     sampler = _sampler(base, scheduler, overuse, idleness, records, health, enforcement, coverage)
     doctor = _doctor(base, scheduler, health, sources, slurm)
     context = _request_context(
-        base, scheduler, processes, sources, records, doctor, slurm, health,
+        base, scheduler, processes, sources, records, doctor, slurm, health, notifications,
         runner=runner, watch_client=clients.watch, look=sampler.look,
         memory_series=lambda: MemorySeries(base.store, *sampler.unwritten()),
     )  # fmt: skip
@@ -167,6 +176,7 @@ def build(settings: Settings, *, confined: bool = False) -> DaemonApp:
         user_policy=user_policy,
         enforcement=enforcement,
         slurm=slurm,
+        notifications=notifications,
         context=context,
     )
 
@@ -262,7 +272,9 @@ def _windows(base: Foundation) -> Windows:
     return Windows(base.store, base.clock, LocalTime(), groups_of, base.writer)
 
 
-def _health_watch(base: Foundation, scheduler: Scheduler) -> HealthWatch:
+def _health_watch(
+    base: Foundation, scheduler: Scheduler, notifications: DaemonNotifications
+) -> HealthWatch:
     return HealthWatch(
         base.store,
         base.probe,
@@ -272,6 +284,7 @@ def _health_watch(base: Foundation, scheduler: Scheduler) -> HealthWatch:
         wake=scheduler.wake,
         in_writer=base.writer,
         in_observer=base.observation_thread,
+        notify_admins=notifications.admins.of_gpu,
     )
 
 
@@ -310,6 +323,7 @@ def _sampler(
             loop.check_overuse,
             loop.check_idleness,
             loop.check_shortfalls,
+            TimeLeftWatch(base.store, base.clock, base.writer).observe,
             health.observe,
             enforcement.levels.ask,
             coverage.look,
@@ -344,7 +358,8 @@ def _view_sources(
 
 def _request_context(  # noqa: PLR0913  requests reach every part
     base: Foundation, scheduler: Scheduler, processes: Finder, sources: ViewSources,
-    records: _UsageRecords, doctor: Doctor, slurm: SlurmNode, health: HealthWatch, *,
+    records: _UsageRecords, doctor: Doctor, slurm: SlurmNode, health: HealthWatch,
+    notifications: DaemonNotifications, *,
     runner: JobRunner, watch_client: Callable[[Job], None], look: Callable[[], Awaitable[None]],
     memory_series: Callable[[], MemoryReader],
 ) -> RequestContext:  # fmt: skip
@@ -367,17 +382,21 @@ def _request_context(  # noqa: PLR0913  requests reach every part
         metrics=Metrics(base.store, scheduler, health, HttpProtocol.counts, base.clock).view,
         overuse_of=lambda owner: overuse_view(sources.overuse.policy_of(owner)),
         processes=processes,
-        drains=Drains(base.store, base.clock, base.writer, scheduler.wake),
+        drains=Drains(
+            base.store, base.clock, base.writer, scheduler.wake, notifications.admins.of_gpu
+        ),
         pauses=Pauses(base.store, base.clock, base.writer, scheduler.wake),
         windows=windows,
         environment=runner.environment,
         command=runner.command,
+        test_notification=notifications.sender.test,
         watch_holder=watch_client,
         slurm=slurm.leases if os.geteuid() == 0 else None,
         look=look,
         usage=records.usage,
         hooks=records.hooks,
         stored_pools=records.pools.of,
+        ended_jobs=JobHistory(base.store).page,
         usage_by_user=accounts.by_user,
         prediction_errors=accounts.predictions,
         waits_by_user=accounts.waits,

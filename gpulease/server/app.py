@@ -13,6 +13,7 @@ from gpulease.server.jobs import FRAMES, JSON_LINES, JobHandlers
 from gpulease.server.machine import MachineHandlers
 from gpulease.server.memory_series import MemorySeriesHandlers
 from gpulease.server.messages import PLAIN_TEXT, Response
+from gpulease.server.notifications import NotificationHandlers
 from gpulease.server.request_limits import RequestLimits
 from gpulease.server.router import Endpoint, Route, Router, error_response
 from gpulease.server.slurm import SlurmHandlers
@@ -37,6 +38,7 @@ from gpulease.wire.machine import (
     WindowView,
 )
 from gpulease.wire.metrics import MetricsView
+from gpulease.wire.notifications import NotifyTestView
 from gpulease.wire.requests import (
     API_PREFIX,
     AdoptRequest,
@@ -74,6 +76,7 @@ def routes(context: RequestContext) -> tuple[Route, ...]:
     history, series = HistoryHandlers(context), MemorySeriesHandlers(context)
     windows = WindowHandlers(context)
     slurm = SlurmHandlers(context)
+    notifications = NotificationHandlers(context)
     everyone, submitter = Access.ANYONE, Access.SUBMITTER
     owner, manager, admin = Access.OWNER, Access.MANAGER, Access.ADMIN
     each, root = Access.EACH, Access.ROOT
@@ -152,6 +155,10 @@ def routes(context: RequestContext) -> tuple[Route, ...]:
         Route(
             post, "/slurm/leases/{number}/environment", each, "read the environment of",
             slurm.environment, PLAIN_TEXT, SlurmEnvironmentRequest, plain_errors=True,
+        ),
+        Route(
+            post, "/notifications/test", submitter, "send notifications", notifications.test,
+            NotifyTestView,
         ),
         Route(get, "/windows", everyone, "", windows.windows, WindowList),
         Route(

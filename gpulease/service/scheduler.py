@@ -17,6 +17,7 @@ from gpulease.domain.gpu import JobId
 from gpulease.domain.job import Job, Outcome, asked_to_end, grant, one_line, shifted
 from gpulease.domain.lease import IllegalTransition, State, Trigger
 from gpulease.domain.limits import NO_LIMITS, UserLimits
+from gpulease.domain.notifications import NotifyEvent
 from gpulease.domain.placement import Placement
 from gpulease.domain.plan import Plan, plan
 from gpulease.domain.queue_options import NO_OPTIONS, QueuePause
@@ -473,15 +474,21 @@ class Scheduler:
         self._changes.notify()
         return job
 
-    async def notify_owner(self, job_id: JobId, text: str) -> None:
+    async def notify_owner(
+        self, job_id: JobId, text: str, event: NotifyEvent | None = None
+    ) -> None:
         """Record a notice for the owner of a job, and write it to the output of a running job.
+
+        It is also sent if the job asks for notifications of `event`.
 
         Raises:
             RecordUnwritable: it is not on record, and the job has no output.
         """
         line = one_line(text)
         try:
-            await self._in_writer(lambda: jobs.note_notice(self.store, job_id, line, self._clock))
+            await self._in_writer(
+                lambda: jobs.note_notice(self.store, job_id, line, self._clock, event)
+            )
         except RecordUnwritable as error:
             self._with_worker(job_id, error)
             _log.debug(

@@ -201,9 +201,10 @@ def _quoted(name: str) -> str:
 
 _IN_ORDER = (
     "properties", "gpus", "jobs", "holders", "invocations", "leases", "pools", "hooks", "events",
+    "notifications",
 )  # fmt: skip
 _HISTORY = ("gpu_memory", "job_memory")
-_ORPHANS = ("events", "invocations", "holders", "hooks", "pools", "leases")
+_ORPHANS = ("events", "invocations", "holders", "hooks", "notifications", "pools", "leases")
 
 
 @dataclass(slots=True)

@@ -20,11 +20,21 @@ from gpulease.store.tables import (
     InvocationRow,
     JobRow,
     LeaseRow,
+    NotificationRow,
     PoolRow,
     SubmissionRow,
 )
 
-_OF_A_JOB = (EventRow, HookRow, PoolRow, LeaseRow, HolderRow, InvocationRow, SubmissionRow)
+_OF_A_JOB = (
+    EventRow,
+    HookRow,
+    PoolRow,
+    LeaseRow,
+    HolderRow,
+    InvocationRow,
+    NotificationRow,
+    SubmissionRow,
+)
 BATCH = 500
 """Jobs deleted in one transaction, so that submissions do not wait long."""
 

@@ -38,6 +38,12 @@ def gpus_of(job: JobView) -> str:
     return " ".join(known) or UNKNOWN
 
 
+def code_of(job: JobView) -> str:
+    """Write the exit code, where the state does not tell how the job ended."""
+    has_code = job.outcome in ("exited", "signaled") and job.exit_status is not None
+    return str(job.exit_status) if has_code else ""
+
+
 def place_of(job: JobView) -> int:
     """Return how many places in the queue a job takes."""
     return 1 if job.array_waiting is None else job.array_waiting.jobs
