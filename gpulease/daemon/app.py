@@ -139,16 +139,17 @@ def build(settings: Settings, *, confined: bool = False) -> DaemonApp:
     """
     base, user_policy = open_foundation(settings, SystemClock()), UserPolicy(settings)
     table, process_ends = ProcessTable(base.secret), ProcessWatch()
-    processes, records = _process_finder(base, table), _usage_records(base)
+    processes = _process_finder(base, table)
     observer = GpuObserver(base.store, base.probe, processes, base.clock, base.observation_thread)
     overuse, idleness = _overuse_watch(base, user_policy), IdleWatch(user_policy.idleness)
     enforcement = build_enforcement(base, user_policy, observer, confined=confined)
+    records = _usage_records(base)
     launcher = Launcher(confined=confined, sandbox=enforcement.sandbox)
     notifications = DaemonNotifications(base, launcher, as_other_users=os.geteuid() == 0)
     launch_context = _launch_context(base, observer, enforcement, records.usage)
     runner = JobRunner(launcher, table, base.state, launch_context, base.clock)
-    holds = HoldLauncher(base.clock, process_ends, launch_context.levels)
     of_slurm = build_launchers(base, table, processes, enforcement)
+    holds = HoldLauncher(base.clock, process_ends, launch_context.levels)
     launcher_of = of_slurm.besides(runner, holds)
     scheduler = _scheduler(base, observer, enforcement, launcher_of, overuse, records, user_policy)
     slurm = SlurmNode(base, scheduler, processes, of_slurm)
@@ -157,15 +158,14 @@ def build(settings: Settings, *, confined: bool = False) -> DaemonApp:
     coverage = _hook_coverage(base, enforcement, scheduler, records.hooks)
     sources = _view_sources(base, enforcement, coverage, records, overuse, idleness)
     sampler = _sampler(base, scheduler, overuse, idleness, records, health, enforcement, coverage)
-    doctor = _doctor(base, scheduler, health, sources, slurm)
     context = _request_context(
-        base, scheduler, processes, sources, records, doctor, slurm, health, notifications,
-        runner=runner, watch_client=clients.watch, sampler=sampler,
+        base, scheduler, processes, sources, records, slurm, health, notifications, sampler,
+        runner=runner, watch_client=clients.watch,
     )  # fmt: skip
     return DaemonApp(
-        base=base, launcher=launcher, runner=runner, scheduler=scheduler,
-        waiting_clients=clients, sampler=sampler, health=health, user_policy=user_policy,
-        enforcement=enforcement, slurm=slurm, notifications=notifications, context=context,
+        base=base, launcher=launcher, runner=runner, scheduler=scheduler, waiting_clients=clients,
+        sampler=sampler, health=health, user_policy=user_policy, enforcement=enforcement,
+        slurm=slurm, notifications=notifications, context=context,
     )  # fmt: skip
 
 
@@ -346,9 +346,9 @@ def _view_sources(
 
 def _request_context(  # noqa: PLR0913  requests reach every part
     base: Foundation, scheduler: Scheduler, processes: Finder, sources: ViewSources,
-    records: _UsageRecords, doctor: Doctor, slurm: SlurmNode, health: HealthWatch,
-    notifications: DaemonNotifications, *,
-    runner: JobRunner, watch_client: Callable[[Job], None], sampler: Sampler,
+    records: _UsageRecords, slurm: SlurmNode, health: HealthWatch,
+    notifications: DaemonNotifications, sampler: Sampler, *, runner: JobRunner,
+    watch_client: Callable[[Job], None],
 ) -> RequestContext:  # fmt: skip
     settings, explainer = base.settings(), scheduler.explainer
     accounts, job_views = records.accounts, _job_views(scheduler, sources)
@@ -365,7 +365,7 @@ def _request_context(  # noqa: PLR0913  requests reach every part
         directory_of=base.state.job,
         log_limit=settings.log_limit,
         most_streams=settings.most_streams,
-        doctor=doctor.results,
+        doctor=_doctor(base, scheduler, health, sources, slurm).results,
         metrics=Metrics(base.store, scheduler, health, HttpProtocol.counts, base.clock).view,
         overuse_of=lambda owner: overuse_view(sources.overuse.policy_of(owner)),
         processes=processes,
