@@ -13,6 +13,7 @@ from gpulease.cli.format import (
     between,
     clean,
     clock,
+    display_width,
     id_of,
     ids_of,
     index_of,
@@ -35,7 +36,6 @@ SORT_COLUMNS: tuple[SortColumn, ...] = ("usual", "job", "user", "name", "gpu", "
 _FAR = "9999"
 """After every instant that the daemon sends."""
 _LONGEST_NAME = 40
-_LONGEST_STATE = 24
 _TITLES: Mapping[Kind, str] = {
     "jobs": "RUNNING",
     "strangers": "WITHOUT A LEASE",
@@ -256,11 +256,7 @@ class Listing:
         self._labels = labels
         self._now = now
         items = section.items
-        ids = max((len(_id_of(item)) for item in items), default=0)
-        users = max((len(_user_of(item)) for item in items), default=0)
-        running = [item for item in items if isinstance(item, JobView) and item.state != "queued"]
-        states = max((len(_state(job, now)[0]) for job in running), default=0)
-        self._columns = _columns(section.kind, ids, users, min(_LONGEST_STATE, max(6, states)))
+        self._columns = _columns(section.kind, _Widest.of(items, now))
         self._widths = widths(self._columns, width)
 
     def heading(self, order: Sort) -> Line:
@@ -359,10 +355,31 @@ _SORTED_COLUMN: Mapping[Kind, Mapping[SortColumn, str]] = {
 }  # fmt: skip
 
 
-def _columns(kind: Kind, ids: int, users: int, states: int) -> tuple[Column, ...]:
-    """Return the columns of a section; `ids`, `users` and `states` are the widest cells."""
-    number = Column("JOB", min(16, max(5, ids)), right=True)
-    user = Column("USER", min(12, max(5, users)), leaves=1)
+@dataclass(frozen=True)
+class _Widest:
+    """The widest cells of columns that are as wide as these."""
+
+    ids: int
+    users: int
+    states: int
+    asks: int
+
+    @classmethod
+    def of(cls, items: Sequence[Item], now: datetime) -> "_Widest":
+        jobs = [item for item in items if isinstance(item, JobView)]
+        running = [job for job in jobs if job.state != "queued"]
+        waiting = [job for job in jobs if job.state == "queued"]
+        return cls(
+            ids=max((len(_id_of(item)) for item in items), default=0),
+            users=max((display_width(_user_of(item)) for item in items), default=0),
+            states=max((len(_state(job, now)[0]) for job in running), default=0),
+            asks=max((len(requested(job)) for job in waiting), default=0),
+        )
+
+
+def _columns(kind: Kind, widest: _Widest) -> tuple[Column, ...]:
+    number = Column("JOB", min(16, max(5, widest.ids)), right=True)
+    user = Column("USER", min(12, max(5, widest.users)), leaves=1)
     name = Column("NAME", 10, grows=1, most=_LONGEST_NAME, keeps_end=True)
     match kind:
         case "jobs":
@@ -374,7 +391,7 @@ def _columns(kind: Kind, ids: int, users: int, states: int) -> tuple[Column, ...
                 Column("USES", 6, right=True),
                 Column("LEASE", 6, right=True),
                 Column("LEFT", 6, right=True, leaves=2),
-                Column("STATE", states),
+                Column("STATE", min(24, max(6, widest.states))),
             )
         case "strangers":
             return (
@@ -391,7 +408,7 @@ def _columns(kind: Kind, ids: int, users: int, states: int) -> tuple[Column, ...
                 number,
                 user,
                 name,
-                Column("ASKS", 8, right=True),
+                Column("ASKS", min(14, max(4, widest.asks)), right=True),
                 Column("STARTS", 9, leaves=2),
                 Column("REASON", 16, grows=2),
             )
