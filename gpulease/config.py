@@ -143,6 +143,8 @@ class Settings:
     """The settings under Slurm that differ from the defaults, by the keys of SLURM_KEYS."""
     queue: Mapping[str, Any] = field(default_factory=dict)
     """The settings of the queue that differ from the defaults, by the keys of QUEUE_KEYS."""
+    notify: Mapping[str, Any] = field(default_factory=dict)
+    """The settings of notifications, by the keys of NOTIFY_KEYS."""
     users: Exceptions = field(default_factory=dict)
     """Settings of single users, by name."""
     groups: Exceptions = field(default_factory=dict)
@@ -212,7 +214,17 @@ SLURM_KEYS: Mapping[str, Callable[[str], Any]] = {
 """The keys of [slurm], and the parsers of their values; the defaults are in `SlurmSettings`."""
 RUN_TABLE = "run"
 """In a user's file: defaults for the options of `gpulease run`, see cli/run_defaults.py."""
-_TABLES = ("queue", "slurm", "users", "groups")
+NOTIFY_TABLE = "notify"
+"""In a user's file: their receivers of notifications, see notify/settings.py. Not read here."""
+NOTIFY_KEYS: Mapping[str, Callable[[str], Any]] = {"admins": parse_names}
+"""The keys of [notify] in the file of a machine's daemon, and the parsers of their values."""
+_KEYS_OF: Mapping[str, tuple[Mapping[str, Callable[[str], Any]], str]] = {
+    "queue": (QUEUE_KEYS, 'policy = "fair"'),
+    "slurm": (SLURM_KEYS, 'shard = "256M"'),
+    "notify": (NOTIFY_KEYS, 'admins = ["alice"]'),
+}
+"""The keys of each table, with an example."""
+_TABLES = (*_KEYS_OF, "users", "groups")
 ONLY_AT_START = frozenset({"socket", "state", "simulate", "driver_deadline", "leave_when_idle"})
 """The settings that need a restart; a running daemon can change the others."""
 
@@ -255,10 +267,8 @@ def read_settings(
     mistakes = Mistakes(path)
     given: dict[str, Any] = {}
     for key, value in _content(path, mistakes, is_users=is_users).items():
-        if key == "queue":
-            given[key] = _table(mistakes, key, value, QUEUE_KEYS, 'policy = "fair"')
-        elif key == "slurm":
-            given[key] = _table(mistakes, key, value, SLURM_KEYS, 'shard = "256M"')
+        if key in _KEYS_OF:
+            given[key] = _table(mistakes, key, value, *_KEYS_OF[key])
         elif key in _TABLES:
             given[key] = _exceptions(mistakes, key, value, parsers)
         elif key in parsers:
@@ -276,6 +286,8 @@ def _content(path: Path | None, mistakes: Mistakes, *, is_users: bool) -> Mappin
     content = {} if path is None else read_toml(path)
     if content.pop(RUN_TABLE, None) is not None and not is_users:
         mistakes.misplaced(RUN_TABLE, "it belongs in ~/.config/gpulease/config.toml of a user")
+    if is_users:
+        content.pop(NOTIFY_TABLE, None)
     return content
 
 

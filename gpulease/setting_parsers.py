@@ -192,6 +192,8 @@ class Mistakes:
 
     def parse(self, where: str, value: object, parser: Callable[[str], Any]) -> Any:
         """Return the parsed value of the key `where`; after a mistake, None."""
+        if parser is parse_names and isinstance(value, list):
+            value = ",".join(map(str, value))
         if not isinstance(value, str | int | float):
             return self._add(f'write {where} = "..."', None)
         with self._noting(where):

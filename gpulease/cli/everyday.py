@@ -20,6 +20,7 @@ _VERBS = {
     "list": ("list_page", "print_list"),
     "show": ("show_jobs", "print_jobs"),
     "cancel": ("cancel_jobs", "cancel_jobs"),
+    "history": ("history_page", "print_history"),
 }
 """The module and the function that does what the verb is for."""
 
@@ -49,7 +50,7 @@ def _run(typed: dict[str, Any]) -> int | None:
     values = with_defaults("run", {name: each.value for name, each in defaults.items()} | typed)
     command, socket = values.pop("command") or [], values.pop("socket")
     del values["no_defaults"]
-    for name in ("gpu", "after", "slurm"):
+    for name in ("gpu", "after", "slurm", "notify"):
         values[name] = tuple(values[name] or ())
     try:
         return run_job(RunOptions(**values), command, socket, must_copy="snapshot" in typed)

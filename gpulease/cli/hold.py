@@ -26,6 +26,7 @@ from gpulease.cli.follow import CANCEL_WITHIN
 from gpulease.cli.format import clean, clock, size
 from gpulease.cli.job_watch import RECONNECT_EVERY, current, wait_for_start
 from gpulease.cli.messages import preset_devices
+from gpulease.cli.notify_options import completed
 from gpulease.cli.render import print_stderr, stderr_status, write_output
 from gpulease.cli.request import RunOptions, build
 from gpulease.cli.signals import Interrupted, Killed, Signals, parent_of
@@ -158,6 +159,7 @@ def hold(  # noqa: PLR0913, PLR0917  typer reads the options from the arguments
     no_wait: given.NoWaitOption = False,
     wait: given.WaitOption = None,
     name: given.NameOption = None,
+    notify: given.NotifyOption = None,
     visible: given.VisibleOption = "uuid",
     processes: given.ProcessesOption = None,
     shell: Annotated[
@@ -196,6 +198,7 @@ def hold(  # noqa: PLR0913, PLR0917  typer reads the options from the arguments
         exclusive=exclusive,
         time=lasts,
         name=name,
+        notify=tuple(notify or ()),
         wait=wait,
         no_wait=no_wait,
         visible=visible,
@@ -224,6 +227,7 @@ def _request(options: RunOptions, reader: int, pid: int | None) -> HoldRequest:
         options=made.options,
         name=made.name,
         wait=made.wait,
+        notify=completed(made.notify) if made.notify else [],
         adopt=pid is not None,
     )
 

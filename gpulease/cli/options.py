@@ -202,6 +202,14 @@ SummaryOption = Annotated[
     bool,
     _job("--summary", help="At the end, say what the job used: peaks, utilization, steps."),
 ]
+NotifyOption = Annotated[
+    list[str] | None,
+    _job(
+        "--notify",
+        metavar="EVENTS",
+        help="Notify you: start, end, fail, oom, over-lease, time-left, all; none.",
+    ),
+]
 NoDefaultsOption = Annotated[
     bool,
     _option("--no-defaults", help="Ignore [run] in your configuration and GPULEASE_RUN_OPTIONS."),

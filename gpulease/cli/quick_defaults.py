@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 VARIABLE = "GPULEASE_RUN_OPTIONS"
 LEASED = "GPULEASE_JOB"
 RUN_TABLE = "run"
+NOTIFY_TABLE = "notify"
 EXCLUSIVE = {"wait": "no_wait", "no_wait": "wait"}
 """Options that exclude each other: the typed one replaces a default for the other."""
 WITHOUT_DEFAULT = frozenset({"help", "no_defaults", "socket"})
@@ -89,23 +90,26 @@ def _from_file(environment: Mapping[str, str]) -> Iterator[tuple[str, Default]]:
         if not os.path.isfile(path):  # a FIFO would never end
             raise NotUnderstood(path)
         with open(path, encoding="utf-8") as file:
-            entries = list(_entries(file.read()))
+            # What stands in [run] replaces the events of [notify].
+            entries = sorted(_entries(file.read()))
     except (OSError, UnicodeDecodeError):
         raise NotUnderstood("the file") from None
-    for key, value in entries:
+    for table, key, value in entries:
         option = f"--{key.replace('_', '-')}"
         name, kind = OPTIONS["run"].get(option, ("help", True))
         if (kind is True) != isinstance(value, bool) or kind is False:
             raise NotUnderstood(option)
-        words = [option] if isinstance(value, bool) else [option, value]
+        values = value if isinstance(value, list) else [value]
+        words = [word for each in values for word in (option, each) if not isinstance(word, bool)]
         read_value = _allowed(words)[name]
-        yield name, Default(value if kind is True else read_value, option, f"[run] in {path}")
+        found = value if kind is True else read_value
+        yield name, Default(found, option, f"[{table}] in {path}")
 
 
-def _entries(text: str) -> Iterator[tuple[str, bool | str]]:
-    """Yield the keys and values of the table [run] of a plain TOML file."""
+def _entries(text: str) -> Iterator[tuple[str, str, bool | str | list[str]]]:
+    """Yield the defaults in a plain TOML file, with their tables: [run], and events of [notify]."""
     table, seen = "", set[tuple[str, str]]()
-    value: bool | str
+    value: bool | str | list[str]
     for line in text.splitlines():
         words = line.strip()
         if not words or words.startswith("#"):
@@ -113,19 +117,24 @@ def _entries(text: str) -> Iterator[tuple[str, bool | str]]:
         if words.startswith("["):
             table, key, value = words.removeprefix("[").removesuffix("]"), "", ""
         else:
-            key, value = _entry(words)
+            key, value = _entry(words, table)
         is_plain = not table or table.replace(".", "_").isidentifier()
         if not is_plain or table.startswith(f"{RUN_TABLE}.") or (table, key) in seen:
             raise NotUnderstood(line)
         seen.add((table, key))
         if table == RUN_TABLE and key:
-            yield key, value
+            yield table, key, value
+        elif (table, key) == (NOTIFY_TABLE, "events"):
+            yield table, "notify", value
 
 
-def _entry(line: str) -> tuple[str, bool | str]:
+def _entry(line: str, table: str) -> tuple[str, bool | str | list[str]]:
     key, _, value = (part.strip() for part in line.partition("="))
-    if not key.replace("-", "_").isidentifier() or key == RUN_TABLE:
+    is_table = key == RUN_TABLE or (key == NOTIFY_TABLE and not table)
+    if not key.replace("-", "_").isidentifier() or is_table:
         raise NotUnderstood(line)
+    if table == NOTIFY_TABLE:
+        return key, _texts(value) if key == "events" else _unread(value)
     if value in ("true", "false"):
         return key, value == "true"
     if value.isascii() and value.isdecimal() and (value == "0" or not value.startswith("0")):
@@ -135,3 +144,21 @@ def _entry(line: str) -> tuple[str, bool | str]:
     if not is_text or not _QUOTES.isdisjoint(text):
         raise NotUnderstood(line)
     return key, text
+
+
+def _texts(value: str) -> list[str]:
+    """Read "end", or a list such as ["end", "oom"]."""
+    is_list = value.startswith("[") and value.endswith("]")
+    between = (value[1:-1] if is_list else value).split('"')
+    texts, rest = between[1::2], "".join(between[::2]).replace(" ", "")
+    is_plain = all(text.isprintable() and _QUOTES.isdisjoint(text) for text in texts)
+    if not (texts and is_plain and rest == "," * (len(texts) - 1)):
+        raise NotUnderstood(value)
+    return texts
+
+
+def _unread(value: str) -> str:
+    """Check that a value, which may have any characters, ends on its line."""
+    if value.startswith(('"""', "'''")) or value.startswith("[") is not value.endswith("]"):
+        raise NotUnderstood(value)
+    return value

@@ -83,6 +83,8 @@ class RunOptions:
     priority: Literal["low", "normal", "high"] = "normal"
     nice: int = 0
     slurm: Sequence[str] = ()
+    notify: Sequence[str] = ()
+    """Events, also several with commas: "end,oom"."""
     snapshot: bool = False
     verbose: bool = False
     summary: bool = False
@@ -132,6 +134,7 @@ def build(options: RunOptions, argv: Sequence[str], caller: Caller) -> SubmitReq
         grace=None if options.grace is None else parse_span(options.grace).total_seconds(),
         retry_oom=_retry(options.retry_oom),
         queue=_queue(options),
+        notify=_notify(options.notify),
         key=new_key(),
     )
 
@@ -170,6 +173,12 @@ def gpu_names(given: Sequence[str]) -> list[str]:
             "cannot use --gpu: a GPU is missing", "such as --gpu 1,3; gpulease status shows them"
         )
     return list(dict.fromkeys(names))
+
+
+def _notify(given: Sequence[str]) -> list[str]:
+    """Return the events in --notify start,end --notify oom; none with --notify none."""
+    events = [event.strip() for each in given for event in each.split(",")]
+    return [] if "none" in events else events
 
 
 def _queue(options: RunOptions) -> QueueRequest:

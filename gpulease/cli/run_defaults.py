@@ -19,9 +19,17 @@ import typer
 from gpulease import config
 from gpulease.cli.caller import environment
 from gpulease.cli.format import clean
-from gpulease.cli.quick_defaults import EXCLUSIVE, LEASED, RUN_TABLE, VARIABLE, Default
+from gpulease.cli.quick_defaults import (
+    EXCLUSIVE,
+    LEASED,
+    NOTIFY_TABLE,
+    RUN_TABLE,
+    VARIABLE,
+    Default,
+)
 from gpulease.cli.typer_extensions import CommandWithDefaults
 from gpulease.errors import BadConfiguration, BadUsage, GpuleaseError
+from gpulease.record import replace
 from gpulease.setting_parsers import read_toml
 
 _WITHOUT = "gpulease run --no-defaults ignores it"
@@ -128,14 +136,20 @@ def _from_file(command: CommandWithUsersDefaults, ctx: Any) -> dict[str, Default
     if not path.is_file():  # a FIFO would never end
         raise BadUsage(f"cannot read {path}: it is not a regular file", _WITHOUT)
     try:
-        table = read_toml(path).get(RUN_TABLE, {})
+        content = read_toml(path)
     except BadConfiguration as error:
         raise BadUsage(error.message, error.hint or _WITHOUT) from None
+    table = content.get(RUN_TABLE, {})
     if not isinstance(table, dict):
         raise _bad_entry(
             path, f"{RUN_TABLE} is a table", f'write [{RUN_TABLE}], and below it mem = "4G"'
         )
-    return dict(_entry(command, ctx, path, key, value) for key, value in table.items())
+    notify = content.get(NOTIFY_TABLE)
+    events = notify.get("events") if isinstance(notify, dict) else None
+    found = {} if events is None else dict([_entry(command, ctx, path, "notify", events)])
+    if found:
+        found["notify"] = replace(found["notify"], source=f"[{NOTIFY_TABLE}] in {path}")
+    return found | dict(_entry(command, ctx, path, key, value) for key, value in table.items())
 
 
 def _entry(

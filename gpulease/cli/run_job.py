@@ -155,6 +155,10 @@ def _complete(daemon: Transport, request: SubmitRequest, options: RunOptions) ->
         from gpulease.cli.queue_options import dependencies
 
         request.queue.after = dependencies(LightClient(daemon).checked(), options.after)
+    if request.notify:
+        from gpulease.cli.notify_options import completed
+
+        request.notify = completed(request.notify)
     if not options.gpu and environment().get("CUDA_VISIBLE_DEVICES"):
         from gpulease.cli.messages import preset_devices
 

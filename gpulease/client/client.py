@@ -33,6 +33,8 @@ from gpulease.wire.machine import (
     WindowList,
     WindowView,
 )
+from gpulease.wire.metrics import MetricsView
+from gpulease.wire.notifications import NotifyTestView
 from gpulease.wire.requests import (
     AdoptRequest,
     CancelJobsRequest,
@@ -53,6 +55,8 @@ _STREAMS = IntEnum("_STREAMS", {"STDOUT": FrameKind.STDOUT, "STDERR": FrameKind.
 """The kinds of frames that `logs` yields: elsewhere they are plain numbers."""
 _MANY_WITHIN = 120.0
 """Timeout in seconds for a request that changes many jobs."""
+_TEST_WITHIN = 60.0
+"""Timeout in seconds for a test message; its sender is ended sooner."""
 
 
 class Client(LightClient):
@@ -302,9 +306,18 @@ class Client(LightClient):
         target = f"/windows/{quoted(name)}/cancel"
         return decode(WindowView, self._daemon.ask("POST", target))
 
+    def test_notification(self) -> NotifyTestView:
+        """Send a test message to the receivers of this user, and return what happened at each."""
+        patient = self._daemon.within(max(_TEST_WITHIN, self._daemon.answer_within))
+        return decode(NotifyTestView, patient.ask("POST", "/notifications/test"))
+
     def doctor(self) -> DoctorView:
         """Return the daemon's checks of this machine."""
         return decode(DoctorView, self._daemon.ask("GET", "/doctor"))
+
+    def metrics(self) -> MetricsView:
+        """Return what the daemon counts since its start, and its own health."""
+        return decode(MetricsView, self._daemon.ask("GET", "/metrics"))
 
     def report(self, user: str | None = None, since: float | None = None) -> ReportView:
         """Return what the ended jobs of one or all users asked for and used.
@@ -326,21 +339,26 @@ class Client(LightClient):
         user: str | None = None,
         since: float | None = None,
         *,
+        outcome: str | None = None,
+        name: str | None = None,
         before: int | None = None,
         limit: int = 1000,
     ) -> HistoryView:
-        """Return the latest ended jobs of one or all users, the newest first.
+        """Return the latest ended jobs, the newest first.
 
-        At most 1000, those with ids below `before`, that ended in the last `since` seconds. The
-        reply says which follow.
+        At most 1000, those with ids below `before`, that ended in the last `since` seconds; of one
+        or all users; with one outcome, or "failed" for any end without success; with a name that
+        matches a shell pattern. The reply says which follow.
         """
         query = {
             "user": user,
             "since": None if since is None else f"{since:.0f}",
+            "outcome": outcome,
+            "name": name,
             "before": None if before is None else str(before),
             "limit": str(limit),
         }
-        return decode(HistoryView, self._daemon.ask("GET", "/history", query))
+        return decode(HistoryView, self.history_json(query))
 
     def gpu_history(
         self, gpu: str, since: float = 3600.0, until: float = 0.0, points: int = SOME_POINTS

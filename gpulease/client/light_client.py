@@ -106,15 +106,19 @@ class LightClient:
         newest: bool = False,
         after: int | None = None,
         limit: int | None = None,
+        name: str | None = None,
+        since: float | None = None,
     ) -> JobList:
         """Return the jobs that wait or hold memory, or with `everything` also those that ended.
 
         The oldest come first, or the `newest`. Without a limit, these are all live jobs, or the
         latest 10,000 of `everything`. With `limit`, one page: the jobs that follow the job `after`.
+        `name` is a shell pattern. With `since`, jobs that ended more seconds ago are left out.
         """
         reply = self.jobs_json(
-            everything=everything, user=user, state=state, newest=newest, after=after, limit=limit
-        )
+            everything=everything, user=user, state=state, newest=newest, after=after, limit=limit,
+            name=name, since=since,
+        )  # fmt: skip
         view: JobList = self._view("JobList", reply)
         return view
 
@@ -127,6 +131,8 @@ class LightClient:
         newest: bool = False,
         after: int | None = None,
         limit: int | None = None,
+        name: str | None = None,
+        since: float | None = None,
     ) -> bytes:
         """Return the reply of `jobs` as JSON."""
         query = {
@@ -136,6 +142,8 @@ class LightClient:
             "newest": "true" if newest else None,
             "after": None if after is None else str(after),
             "limit": None if limit is None else str(limit),
+            "name": name,
+            "since": None if since is None else str(since),
         }
         return self._daemon.ask("GET", "/jobs", query)
 
@@ -221,6 +229,10 @@ class LightClient:
         """Return the reply of `status` as JSON."""
         query = {"queue": "all" if queue is None else str(queue)}
         return self._daemon.ask("GET", "/status", query)
+
+    def history_json(self, query: Mapping[str, str | None]) -> bytes:
+        """Return a page of the ended jobs as JSON; `Client.history` has the names in `query`."""
+        return self._daemon.ask("GET", "/history", query)
 
     def extend(self, number: int, by: float) -> JobView:
         """Add `by` seconds, which may be negative, to the time limit of a job, and return it.

@@ -6,7 +6,7 @@ depends only on parts above it. Only `DaemonApp.adopt` changes parts later, at a
 
 import os
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from gpulease.config import Settings
@@ -17,6 +17,8 @@ from gpulease.daemon.doctor import Doctor, health_checks
 from gpulease.daemon.enforcement_setup import EnforcementSetup, build_enforcement
 from gpulease.daemon.foundation import Foundation, open_foundation, simulated_gpus
 from gpulease.daemon.housekeeping import Sampler
+from gpulease.daemon.metrics import Metrics
+from gpulease.daemon.notifications import DaemonNotifications
 from gpulease.daemon.slurm import SlurmNode, build_launchers, slurm_policy
 from gpulease.daemon.user_policy import UserPolicy, groups_of
 from gpulease.domain.health import HealthAction
@@ -37,6 +39,7 @@ from gpulease.host.processes import ProcessTable
 from gpulease.host.shim_control import has_living_shim, has_scope
 from gpulease.server.auth import Rights
 from gpulease.server.context import RequestContext
+from gpulease.server.http_server import HttpProtocol
 from gpulease.server.job_views import JobViews, overuse_view
 from gpulease.server.listings import Listings
 from gpulease.server.machine_views import MachineViews
@@ -48,14 +51,16 @@ from gpulease.service.hook_reports import HookReports
 from gpulease.service.idleness import IdleWatch
 from gpulease.service.job_accounting import JobAccounting
 from gpulease.service.job_supervisor import LauncherOf
+from gpulease.service.notifications import TimeLeftWatch
 from gpulease.service.observation import GpuObserver
 from gpulease.service.overuse import OveruseWatch
 from gpulease.service.pause import Pauses
-from gpulease.service.ports import MemoryReader, Policy, Quotas
+from gpulease.service.ports import Policy, Quotas
 from gpulease.service.scheduler import Scheduler
 from gpulease.service.usage import Usage
 from gpulease.service.utilization import MeanUtilization
 from gpulease.service.windows import Windows
+from gpulease.store.job_history import JobHistory
 from gpulease.store.memory_history import MemoryHistory
 from gpulease.store.memory_series import MemorySeries
 from gpulease.store.usage import PoolUsage, UsageTotals
@@ -78,6 +83,7 @@ class DaemonApp:
     user_policy: UserPolicy
     enforcement: EnforcementSetup
     slurm: SlurmNode
+    notifications: DaemonNotifications
     context: RequestContext
 
     def adopt(self, settings: Settings) -> None:
@@ -95,6 +101,7 @@ class DaemonApp:
         self.context.rights = rights(settings)
         self.context.most_streams = settings.most_streams
         self.slurm.adopt()
+        self.notifications.admins.adopt(settings.notify)
 
     async def close(self) -> None:
         """Close everything, in this order; jobs continue."""
@@ -103,6 +110,7 @@ class DaemonApp:
         await self.scheduler.supervisor.stop()
         await self.sampler.write()
         await self.launcher.close()
+        self.notifications.close()
         self.context.listings.close()
         self.base.writer.close()
         self.base.observation_thread.close()
@@ -133,40 +141,36 @@ def build(settings: Settings, *, confined: bool = False) -> DaemonApp:
     table, process_ends = ProcessTable(base.secret), ProcessWatch()
     processes = _process_finder(base, table)
     observer = GpuObserver(base.store, base.probe, processes, base.clock, base.observation_thread)
-    overuse, idleness = OveruseWatch(user_policy.overuse), IdleWatch(user_policy.idleness)
+    overuse, idleness = _overuse_watch(base, user_policy), IdleWatch(user_policy.idleness)
     enforcement = build_enforcement(base, user_policy, observer, confined=confined)
     records = _usage_records(base)
     launcher = Launcher(confined=confined, sandbox=enforcement.sandbox)
+    notifications = DaemonNotifications(base, launcher, as_other_users=os.geteuid() == 0)
     launch_context = _launch_context(base, observer, enforcement, records.usage)
     runner = JobRunner(launcher, table, base.state, launch_context, base.clock)
-    holds = HoldLauncher(base.clock, process_ends, launch_context.levels)
     of_slurm = build_launchers(base, table, processes, enforcement)
+    holds = HoldLauncher(base.clock, process_ends, launch_context.levels)
     launcher_of = of_slurm.besides(runner, holds)
     scheduler = _scheduler(base, observer, enforcement, launcher_of, overuse, records, user_policy)
     slurm = SlurmNode(base, scheduler, processes, of_slurm)
-    health, clients = _health_watch(base, scheduler), WaitingClients(scheduler, process_ends)
+    health = _health_watch(base, scheduler, notifications)
+    clients = WaitingClients(scheduler, process_ends)
     coverage = _hook_coverage(base, enforcement, scheduler, records.hooks)
     sources = _view_sources(base, enforcement, coverage, records, overuse, idleness)
     sampler = _sampler(base, scheduler, overuse, idleness, records, health, enforcement, coverage)
-    doctor = _doctor(base, scheduler, health, sources, slurm)
     context = _request_context(
-        base, scheduler, processes, sources, records, doctor, slurm,
-        runner=runner, watch_client=clients.watch, look=sampler.look,
-        memory_series=lambda: MemorySeries(base.store, *sampler.unwritten()),
+        base, scheduler, processes, sources, records, slurm, health, notifications, sampler,
+        runner=runner, watch_client=clients.watch,
     )  # fmt: skip
     return DaemonApp(
-        base=base,
-        launcher=launcher,
-        runner=runner,
-        scheduler=scheduler,
-        waiting_clients=clients,
-        sampler=sampler,
-        health=health,
-        user_policy=user_policy,
-        enforcement=enforcement,
-        slurm=slurm,
-        context=context,
-    )
+        base=base, launcher=launcher, runner=runner, scheduler=scheduler, waiting_clients=clients,
+        sampler=sampler, health=health, user_policy=user_policy, enforcement=enforcement,
+        slurm=slurm, notifications=notifications, context=context,
+    )  # fmt: skip
+
+
+def _overuse_watch(base: Foundation, user_policy: UserPolicy) -> OveruseWatch:
+    return OveruseWatch(user_policy.overuse, base.store.metrics.went_over)
 
 
 def _process_finder(base: Foundation, table: ProcessTable) -> Finder:
@@ -256,7 +260,9 @@ def _windows(base: Foundation) -> Windows:
     return Windows(base.store, base.clock, LocalTime(), groups_of, base.writer)
 
 
-def _health_watch(base: Foundation, scheduler: Scheduler) -> HealthWatch:
+def _health_watch(
+    base: Foundation, scheduler: Scheduler, notifications: DaemonNotifications
+) -> HealthWatch:
     return HealthWatch(
         base.store,
         base.probe,
@@ -266,6 +272,7 @@ def _health_watch(base: Foundation, scheduler: Scheduler) -> HealthWatch:
         wake=scheduler.wake,
         in_writer=base.writer,
         in_observer=base.observation_thread,
+        notify_admins=notifications.admins.of_gpu,
     )
 
 
@@ -304,6 +311,7 @@ def _sampler(
             loop.check_overuse,
             loop.check_idleness,
             loop.check_shortfalls,
+            TimeLeftWatch(base.store, base.clock, base.writer).observe,
             health.observe,
             enforcement.levels.ask,
             coverage.look,
@@ -338,9 +346,9 @@ def _view_sources(
 
 def _request_context(  # noqa: PLR0913  requests reach every part
     base: Foundation, scheduler: Scheduler, processes: Finder, sources: ViewSources,
-    records: _UsageRecords, doctor: Doctor, slurm: SlurmNode, *, runner: JobRunner,
-    watch_client: Callable[[Job], None], look: Callable[[], Awaitable[None]],
-    memory_series: Callable[[], MemoryReader],
+    records: _UsageRecords, slurm: SlurmNode, health: HealthWatch,
+    notifications: DaemonNotifications, sampler: Sampler, *, runner: JobRunner,
+    watch_client: Callable[[Job], None],
 ) -> RequestContext:  # fmt: skip
     settings, explainer = base.settings(), scheduler.explainer
     accounts, job_views = records.accounts, _job_views(scheduler, sources)
@@ -357,24 +365,29 @@ def _request_context(  # noqa: PLR0913  requests reach every part
         directory_of=base.state.job,
         log_limit=settings.log_limit,
         most_streams=settings.most_streams,
-        doctor=doctor.results,
+        doctor=_doctor(base, scheduler, health, sources, slurm).results,
+        metrics=Metrics(base.store, scheduler, health, HttpProtocol.counts, base.clock).view,
         overuse_of=lambda owner: overuse_view(sources.overuse.policy_of(owner)),
         processes=processes,
-        drains=Drains(base.store, base.clock, base.writer, scheduler.wake),
+        drains=Drains(
+            base.store, base.clock, base.writer, scheduler.wake, notifications.admins.of_gpu
+        ),
         pauses=Pauses(base.store, base.clock, base.writer, scheduler.wake),
         windows=windows,
         environment=runner.environment,
         command=runner.command,
+        test_notification=notifications.sender.test,
         watch_holder=watch_client,
         slurm=slurm.leases if os.geteuid() == 0 else None,
-        look=look,
+        look=sampler.look,
         usage=records.usage,
         hooks=records.hooks,
         stored_pools=records.pools.of,
+        ended_jobs=JobHistory(base.store).page,
         usage_by_user=accounts.by_user,
         prediction_errors=accounts.predictions,
         waits_by_user=accounts.waits,
-        memory_series=memory_series,
+        memory_series=lambda: MemorySeries(base.store, *sampler.unwritten()),
     )
 
 

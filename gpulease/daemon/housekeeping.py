@@ -312,22 +312,25 @@ class Sampler:
         return tuple(self._unwritten), self._job_spans.all()
 
     async def write_batch(self) -> None:
-        """Store the samples since the last call; at rest, when there are some."""
-        if not self._is_resting or len(self._unwritten) >= _REST_BATCH:
-            await self.write()
+        """Store what was sampled since the last call; at rest, when there are some samples."""
+        spans = self._job_spans.over(self._clock.now())
+        if spans or not self._is_resting or len(self._unwritten) >= _REST_BATCH:
+            await self._write(spans)
 
     async def write(self) -> None:
-        """Store the samples since the last call."""
+        """Store everything that was sampled since the last call."""
+        await self._write(self._job_spans.all())
+
+    async def _write(self, spans: Sequence[JobSpan]) -> None:
         samples, peaks = self._unwritten, dict(self._scheduler.peaks.by_lease)
-        if not samples:
+        if not samples and not spans:
             return
-        spans = self._job_spans.over(self._clock.now())
         try:
             await self._in_writer(lambda: self._history.record(samples, peaks, spans))
         except RecordUnwritable as error:
             _log.debug("%s; the history stays in memory", error.message)
             return
-        # Readers find these samples here until they are on disk.
+        # Until now, readers found them here.
         written = set(map(id, samples))
         self._unwritten = [each for each in self._unwritten if id(each) not in written]
         self._job_spans.written(spans)

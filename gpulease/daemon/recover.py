@@ -140,7 +140,11 @@ def _name(uid: int) -> str:
 _SCRATCH = "recovering"
 _OVER = {Trigger.CANCEL, Trigger.EXPIRE, Trigger.WORKER_EXITED, Trigger.LAUNCH_FAILED}
 """The last events of jobs that have ended."""
-_NAMES = {"gpu_memory": "samples of GPU memory", "invocations": "commands of queued jobs"}
+_NAMES = {
+    "gpu_memory": "samples of GPU memory",
+    "job_memory": "samples of the memory of jobs",
+    "invocations": "commands of queued jobs",
+}
 _EVENT = "recovered"
 
 

@@ -132,9 +132,11 @@ async def _run(
     timers, sampling = _timers(app, server, guard, leave)
     backups = Backups(app.base.store, app.base.clock)
     timers.every(_CHECK_BACKUPS_EVERY, backups.daily)
+    notifying = asyncio.create_task(app.notifications.run(), name="notifications")
     granting = asyncio.create_task(_keep_granting(app, notifier), name="scheduler")
     tasks = [
         granting,
+        notifying,
         asyncio.create_task(backups.daily(), name="backup"),
         asyncio.create_task(_stop_granting(app, granting, leave), name="leave"),
     ]
@@ -149,6 +151,7 @@ async def _run(
         await serving
     finally:
         leave.set()
+        notifying.cancel()
         timers.stop()
         await asyncio.gather(*tasks, return_exceptions=True)
         listening.close()
@@ -254,6 +257,7 @@ def _timers(
     cleaner = StateCleaner(base.state, base.store, base.settings, base.clock, base.writer)
     timers.every(_LIMIT_OUTPUT_EVERY, cleaner.limit_output)
     timers.every(_REMOVE_OLD_EVERY, cleaner.remove_old)
+    timers.every(_REMOVE_OLD_EVERY, app.notifications.delivery.delete_old)
     timers.every(_CHECK_FILES_EVERY, FileWatch(base.store, base.state, base.writer).check)
     space = DiskSpace(base.store, base.settings, app.scheduler.notify_owner)
     timers.every(_LIMIT_RUNNING_OUTPUT_EVERY, space.limit_running)

@@ -191,9 +191,14 @@ class JobSpans:
         return tuple(self._spans.values())
 
     def over(self, now: datetime) -> Sequence[JobSpan]:
-        """Return the spans to which no sample is added any more."""
-        present = int(now.timestamp()) // JOB_SPAN_S * JOB_SPAN_S
-        return tuple(each for each in self._spans.values() if each.at_s != present)
+        """Return the spans to which no sample is added any more, not even a late one."""
+        oldest_s = int(now.timestamp()) - 2 * JOB_SPAN_S
+        return tuple(
+            each
+            for each in self._spans.values()
+            # A span in the future is from before the clock was set back.
+            if not oldest_s < each.at_s <= now.timestamp()
+        )
 
     def written(self, spans: Iterable[JobSpan]) -> None:
         """Note that `spans` are on disk."""

@@ -211,6 +211,8 @@ class Launch:
     can open its own GPUs only. None: `environment` in any case."""
     notice: str = ""
     """A line for the owner in the job's output."""
+    is_job: bool = True
+    """False for a program of the daemon, which has no sandbox."""
 
 
 PrepareSandbox = Callable[[int, Launch], Awaitable[Mapping[str, str] | None]]
@@ -274,6 +276,7 @@ class Launcher:
 
     async def _request(self, request: bytes, launch: Launch) -> tuple[bytes, SpawnerProcess]:
         """Return the reply to a request, or nothing if spawner or shim died, and the spawner."""
+        sandbox = self._sandbox if launch.is_job else None
         with contextlib.ExitStack() as ours:
             go: int | None = None
             with contextlib.ExitStack() as passed:
@@ -285,16 +288,16 @@ class Launcher:
                 ours.callback(os.close, memory)
                 _write_all(memory, request)
                 descriptors = [memory, sender]
-                if self._sandbox is not None:
+                if sandbox is not None:
                     waits, go = os.pipe()
                     ours.callback(os.close, go)
                     passed.callback(os.close, waits)
                     descriptors.append(waits)
                 spawner = await self._pass_on(*descriptors)
             first = await reply.line()
-            if go is None or self._sandbox is None or (pid := _waiting(first)) is None:
+            if go is None or sandbox is None or (pid := _waiting(first)) is None:
                 return first + await reply.rest(), spawner
-            environment = await self._sandbox(pid, launch)
+            environment = await sandbox(pid, launch)
             if environment is not None:
                 # The shim has the same file, and does not read it before the go-ahead.
                 os.ftruncate(memory, 0)

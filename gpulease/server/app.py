@@ -13,6 +13,7 @@ from gpulease.server.jobs import FRAMES, JSON_LINES, JobHandlers
 from gpulease.server.machine import MachineHandlers
 from gpulease.server.memory_series import MemorySeriesHandlers
 from gpulease.server.messages import PLAIN_TEXT, Response
+from gpulease.server.notifications import NotificationHandlers
 from gpulease.server.request_limits import RequestLimits
 from gpulease.server.router import Endpoint, Route, Router, error_response
 from gpulease.server.slurm import SlurmHandlers
@@ -36,6 +37,8 @@ from gpulease.wire.machine import (
     WindowList,
     WindowView,
 )
+from gpulease.wire.metrics import MetricsView
+from gpulease.wire.notifications import NotifyTestView
 from gpulease.wire.requests import (
     API_PREFIX,
     AdoptRequest,
@@ -73,6 +76,7 @@ def routes(context: RequestContext) -> tuple[Route, ...]:
     history, series = HistoryHandlers(context), MemorySeriesHandlers(context)
     windows = WindowHandlers(context)
     slurm = SlurmHandlers(context)
+    notifications = NotificationHandlers(context)
     everyone, submitter = Access.ANYONE, Access.SUBMITTER
     owner, manager, admin = Access.OWNER, Access.MANAGER, Access.ADMIN
     each, root = Access.EACH, Access.ROOT
@@ -81,6 +85,7 @@ def routes(context: RequestContext) -> tuple[Route, ...]:
     return (
         Route(get, "/status", everyone, "", machine.status, StatusView),
         Route(get, "/doctor", everyone, "", machine.doctor, DoctorView),
+        Route(get, "/metrics", everyone, "", machine.metrics, MetricsView),
         Route(get, "/report", everyone, "", usage.report, ReportView),
         Route(get, "/shares", everyone, "", usage.shares, SharesView),
         Route(get, "/history", everyone, "", history.history, HistoryView),
@@ -150,6 +155,10 @@ def routes(context: RequestContext) -> tuple[Route, ...]:
         Route(
             post, "/slurm/leases/{number}/environment", each, "read the environment of",
             slurm.environment, PLAIN_TEXT, SlurmEnvironmentRequest, plain_errors=True,
+        ),
+        Route(
+            post, "/notifications/test", submitter, "send notifications", notifications.test,
+            NotifyTestView,
         ),
         Route(get, "/windows", everyone, "", windows.windows, WindowList),
         Route(

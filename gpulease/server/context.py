@@ -11,6 +11,7 @@ import msgspec
 from gpulease.domain.gpu import GpuReading, GpuUuid, JobId
 from gpulease.domain.job import Invocation, Job, Owner, PredictionErrors, UserUsage, UserWaits
 from gpulease.domain.lease import State
+from gpulease.domain.notifications import Message
 from gpulease.errors import BadValue, NoSuchJob
 from gpulease.server.auth import Caller, Rights, caller_in
 from gpulease.server.job_queries import LARGEST_ID
@@ -23,6 +24,7 @@ from gpulease.server.request_limits import RequestSlot, slot_in
 from gpulease.server.validation import Defaults
 from gpulease.service.health import Drains, named
 from gpulease.service.hook_reports import HookReports
+from gpulease.service.job_history import EndedJob, EndedJobsQuery
 from gpulease.service.pause import Pauses
 from gpulease.service.ports import Clock, Event, MemoryReader, ProcessFinder
 from gpulease.service.scheduler import Scheduler
@@ -32,6 +34,8 @@ from gpulease.service.usage import PoolSeen, Usage
 from gpulease.service.windows import Windows
 from gpulease.wire.jobs import JobView
 from gpulease.wire.machine import DoctorView, OveruseView
+from gpulease.wire.metrics import MetricsView
+from gpulease.wire.notifications import NotifyTestView
 
 Body = TypeVar("Body")
 
@@ -55,6 +59,8 @@ class RequestContext:
     most_streams: int
     """Of one user at once; root has no such limit."""
     doctor: Callable[[], DoctorView]
+    metrics: Callable[[], MetricsView]
+    """Reads files: for a thread."""
     overuse_of: Callable[[Owner], OveruseView]
     """What happens to a user's jobs that exceed their lease."""
     processes: ProcessFinder
@@ -68,6 +74,8 @@ class RequestContext:
     usage: Usage
     hooks: HookReports
     stored_pools: Callable[[JobId], Sequence[PoolSeen]]
+    ended_jobs: Callable[[EndedJobsQuery], Sequence[EndedJob]]
+    """A page of the ended jobs."""
     usage_by_user: Callable[[str | None, datetime | None], Sequence[UserUsage]]
     """What the ended jobs of one or all users asked for and used, from some time on."""
     prediction_errors: Callable[[str | None, datetime | None], PredictionErrors]
@@ -80,6 +88,8 @@ class RequestContext:
     """None in a personal daemon."""
     look: Callable[[], Awaitable[None]]
     """Reads the GPUs, unless that has just been done; to be awaited before they are shown."""
+    test_notification: Callable[[Message], Awaitable[NotifyTestView]]
+    """Sends a message, and tells what happened at each receiver."""
     watch_holder: Callable[[Job], None]
     """Removes a hold from the queue when the process that asked for it ends."""
 

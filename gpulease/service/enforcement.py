@@ -12,6 +12,7 @@ from gpulease.domain.gpu import GpuUuid
 from gpulease.domain.idle import IdleAction, Release
 from gpulease.domain.job import Outcome
 from gpulease.domain.memory_estimate import advised_size
+from gpulease.domain.notifications import NotifyEvent
 from gpulease.domain.overuse import Consequence, OveruseAction
 from gpulease.domain.plan import Plan
 from gpulease.domain.snapshot import ledgers
@@ -265,7 +266,8 @@ class EnforcementLoop:
         most = most_of(scheduler.seen, scheduler.policy, job.claim, self._clock.now())
         ask = size_to_ask_for(found, peak, most, 0 if slurm is None else slurm.shard)
         if found.action is OveruseAction.WARN:
-            await scheduler.notify_owner(job.id, overuse_warning(found, ask))
+            warning = overuse_warning(found, ask)
+            await scheduler.notify_owner(job.id, warning, NotifyEvent.OVER_LEASE)
             return
         if found.action is OveruseAction.CLEAR:
             await scheduler.notify_owner(job.id, overuse_clear(found))

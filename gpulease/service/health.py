@@ -33,6 +33,13 @@ from gpulease.service.observation import Observation
 from gpulease.service.ports import Clock, GpuProbe, InThread, Store, Transaction
 
 NotifyOwner = Callable[[JobId, str], Awaitable[None]]
+NotifyAdmins = Callable[[Transaction, str, GpuAvailability, GpuAvailability], None]
+"""Stores a message about the availability of a GPU, named as people know it, before and after."""
+
+
+def no_notification(_: object, __: object, ___: object, ____: object) -> None:
+    """Notify nobody."""
+
 
 _log = logging.getLogger(__name__)
 
@@ -90,13 +97,17 @@ class HealthWatch:
         wake: Callable[[], None],
         in_writer: InThread,
         in_observer: InThread,
+        notify_admins: NotifyAdmins = no_notification,
     ) -> None:
+        self._notify_admins = notify_admins
         self.policy = policy
         self.figures: dict[GpuUuid, HealthFigures] = {}
         """The latest figures of each GPU."""
         self.listens: dict[GpuUuid, bool] = {}
         """Whether the driver reports XID events of each GPU."""
         self.modes: dict[GpuUuid, GpuModes] = {}
+        self.faults: Counter[tuple[GpuUuid, str, Blame]] = Counter()
+        """How often each kind of fault was stored."""
         self._store = store
         self._probe = probe
         self._clock = clock
@@ -155,6 +166,9 @@ class HealthWatch:
             key: at for key, at in self._stored_at.items() if now - at < _STORE_AGAIN_AFTER
         }
         for each in news:
+            for found in each.found:
+                if found.blame is not Blame.UNKNOWN:
+                    self.faults[each.gpu.uuid, found.kind, found.blame] += found.count
             self._stored_at |= {(each.gpu.uuid, found.kind): now for found in each.found}
 
     def _hear(
@@ -198,7 +212,8 @@ class HealthWatch:
 
     def _store_news(self, news: Sequence[_NewFindings], at: datetime) -> None:
         with self._store.write() as tx:
-            availabilities = dict(tx.availabilities())
+            before = tx.availabilities()
+            availabilities = dict(before)
             tx.add_gpus([each.gpu for each in news], at)
             for each in news:
                 self._store_one(tx, each, availabilities)
@@ -206,6 +221,8 @@ class HealthWatch:
                 fresh = self._next(gpu, availability, at)
                 if fresh != availability:
                     tx.set_availability(gpu, fresh)
+                label = next((each.gpu.label for each in news if each.gpu.uuid == gpu), gpu)
+                self._notify_admins(tx, label, before.get(gpu, GpuAvailability()), fresh)
                 if fresh.hardware_fault is not availability.hardware_fault:
                     self._note_recovered(tx, gpu, at)
 
@@ -330,8 +347,14 @@ class Drains:
     """Drains and resumes GPUs, and wakes the scheduler."""
 
     def __init__(
-        self, store: Store, clock: Clock, in_writer: InThread, wake: Callable[[], None]
+        self,
+        store: Store,
+        clock: Clock,
+        in_writer: InThread,
+        wake: Callable[[], None],
+        notify_admins: NotifyAdmins = no_notification,
     ) -> None:
+        self._notify_admins = notify_admins
         self._store = store
         self._clock = clock
         self._in_writer = in_writer
@@ -371,6 +394,7 @@ class Drains:
                 tx.add_gpus([gpu], at)
                 tx.set_availability(gpu.uuid, after)
                 tx.note_gpu(_event(gpu.uuid, after, drain, at))
+                self._notify_admins(tx, gpu.label, before, after)
             jobs = tuple(
                 job.id
                 for job in tx.live()

@@ -20,7 +20,9 @@ from gpulease.domain.job import (
 )
 from gpulease.domain.lease import LONGEST_TIME, IllegalTransition, State, Trigger
 from gpulease.domain.limits import NO_LIMITS, UserLimits
+from gpulease.domain.notifications import NotifyEvent, about
 from gpulease.errors import BadValue, GpuleaseError, NoSuchJob, WrongState, split_hint
+from gpulease.service.notifications import add_once
 from gpulease.service.ports import (
     Clock,
     Event,
@@ -290,11 +292,18 @@ def take_back_grants(store: Store, was_launched: Callable[[Job], bool], clock: C
     return len(never)
 
 
-def note_notice(store: Store, job_id: JobId, text: str, clock: Clock) -> None:
-    """Store a notice to the owner of a job, which may have ended."""
+def note_notice(
+    store: Store, job_id: JobId, text: str, clock: Clock, event: NotifyEvent | None = None
+) -> None:
+    """Store a notice to the owner of a job, which may have ended.
+
+    If the job asks for notifications of `event`, the first one is sent, too.
+    """
     with store.write() as tx:
-        existing(tx, job_id)
-        tx.note(job_id, Event(clock.now(), "notice", text))
+        job, at = existing(tx, job_id), clock.now()
+        tx.note(job_id, Event(at, "notice", text))
+        if event is not None and event in job.notify:
+            add_once(tx, about(job, event, text), at)
 
 
 def existing(tx: Transaction, job_id: JobId) -> Job:

@@ -37,6 +37,7 @@ from gpulease.domain.lease import Claim
 from gpulease.domain.limits import UserLimits, no_limits
 from gpulease.domain.memory_estimate import PastRun
 from gpulease.domain.memory_series import GpuSeries, Grid, JobSeries
+from gpulease.domain.notifications import Message
 from gpulease.domain.queue_options import (
     NO_OPTIONS,
     Indices,
@@ -88,6 +89,8 @@ class Submission:
     """Of an array of jobs; None for a single job."""
     named: tuple[str, ...] = ()
     """The GPUs that it asks for, before `claim.named` is known."""
+    notify: tuple[str, ...] = ()
+    """The events of which its owner is notified."""
 
     def queued(self, number: JobId, at: datetime) -> Job:
         """Return the job in its first state."""
@@ -103,6 +106,7 @@ class Submission:
             grace=self.invocation.grace,
             holder=self.holder,
             slurm=self.slurm,
+            notify=self.notify,
             usage=self.usage,
             queue=self.queue,
         )
@@ -259,6 +263,12 @@ class Transaction(Protocol):
     def note(self, job: JobId, event: Event) -> None:
         """Add to the history of an unchanged job, which may have ended."""
 
+    def add_message(self, message: Message, at: datetime) -> None:
+        """Store a notification that is to be sent."""
+
+    def has_message(self, job: JobId, event: str) -> bool:
+        """Return whether a notification of this event of a job is stored, sent or not."""
+
     def save_hooks(self, job: JobId, reports: Reports) -> None:
         """Store the reports of the hooks of a job in place of its former ones."""
 
@@ -329,15 +339,24 @@ class Store(Protocol):
         before: int | None = None,
         after: int | None = None,
         since: datetime | None = None,
+        name: str | None = None,
     ) -> Sequence[Job]:
         """Return the latest jobs in any state, the oldest first.
 
-        With `before` those with a lower id, with `since` those that ended from then on. With
-        `after`, the first jobs with a higher id.
+        With `before` those with a lower id, with `since` those that have not ended before, with
+        `name` those with a name that a shell pattern matches. With `after`, the first jobs with a
+        higher id.
         """
 
-    def count_jobs(self, user: str | None, state: str | None) -> int:
-        """Return the number of jobs of one or all users, in any or one state."""
+    def count_jobs(
+        self,
+        user: str | None,
+        state: str | None,
+        *,
+        since: datetime | None = None,
+        name: str | None = None,
+    ) -> int:
+        """Return the number of jobs of one or all users, in any or one state; see `jobs`."""
 
     def elements(self, array: JobId, index: int | None = None) -> Sequence[Job]:
         """Return the elements of an array, in any state, oldest first; all or those of an index."""

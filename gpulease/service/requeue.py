@@ -70,6 +70,7 @@ def continuation(tx: Transaction, job: Job) -> Submission:
         invocation=tx.invocation(job.id),
         usage=replace(job.usage, retry_of=job.id, retried_as=None, out_of_memory=False),
         queue=job.queue,
+        notify=job.notify,
     )
 
 

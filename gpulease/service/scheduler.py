@@ -17,6 +17,7 @@ from gpulease.domain.gpu import JobId
 from gpulease.domain.job import Job, Outcome, asked_to_end, grant, one_line, shifted
 from gpulease.domain.lease import IllegalTransition, State, Trigger
 from gpulease.domain.limits import NO_LIMITS, UserLimits
+from gpulease.domain.notifications import NotifyEvent
 from gpulease.domain.placement import Placement
 from gpulease.domain.plan import Plan, plan
 from gpulease.domain.queue_options import NO_OPTIONS, QueuePause
@@ -34,6 +35,7 @@ from gpulease.service.job_supervisor import (
     reason_to_stop,
 )
 from gpulease.service.jobs import extend
+from gpulease.service.metrics import DURATIONS, Histogram
 from gpulease.service.observation import GpuObserver, Observation, Peaks
 from gpulease.service.ports import Clock, Event, InThread, Policy, Store, Submission, Transaction
 from gpulease.service.queue_state import FindWindows, QueueState, no_windows
@@ -235,6 +237,9 @@ class Scheduler:
         self.plan: Plan | None = None
         """The latest."""
         self.explainer = Explainer(lambda: self.plan, clock)
+        self.passes = Histogram(DURATIONS)
+        """How long passes took."""
+        self.failed_passes = 0
         self.closed: str | None = None
         """Why no job could start in the latest pass, or None: a pause, a shutdown, the machine."""
         self._policy = policy
@@ -469,15 +474,21 @@ class Scheduler:
         self._changes.notify()
         return job
 
-    async def notify_owner(self, job_id: JobId, text: str) -> None:
+    async def notify_owner(
+        self, job_id: JobId, text: str, event: NotifyEvent | None = None
+    ) -> None:
         """Record a notice for the owner of a job, and write it to the output of a running job.
+
+        It is also sent if the job asks for notifications of `event`.
 
         Raises:
             RecordUnwritable: it is not on record, and the job has no output.
         """
         line = one_line(text)
         try:
-            await self._in_writer(lambda: jobs.note_notice(self.store, job_id, line, self._clock))
+            await self._in_writer(
+                lambda: jobs.note_notice(self.store, job_id, line, self._clock, event)
+            )
         except RecordUnwritable as error:
             self._with_worker(job_id, error)
             _log.debug(
@@ -583,6 +594,16 @@ class Scheduler:
         Grants are based on an observation of this pass only. A pass without grants uses the
         latest observation and takes none: the sampling timer takes one, and wakes the scheduler.
         """
+        begun, is_complete = self._clock.steady(), False
+        try:
+            decided = await self._pass()
+            is_complete = True
+        finally:
+            self.failed_passes += not is_complete
+            self.passes.observe((self._clock.steady() - begun).total_seconds())
+        return decided
+
+    async def _pass(self) -> Plan:
         if is_set(self._clock):
             await self._follow_clock()
         closed = next(iter(self.supervisor.deferred.values()), None) or await self._obstacle()

@@ -57,7 +57,8 @@ def run(request: int, status: int, children: int, title: tuple[int, int] | None)
     report = LaunchReport(status)
     try:
         spec = read_shim_spec(request)
-        linux.set_title(title, f"gpulease-shim: job {spec.job}")
+        what = f"job {spec.job}" if spec.job else "notification"
+        linux.set_title(title, f"gpulease-shim: {what}")
         _launch(spec, request, report, children)
     except StepFailed as failed:
         report({"failed": failed.failure._asdict()})

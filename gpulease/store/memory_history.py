@@ -1,8 +1,11 @@
-"""The memory of each GPU over time, in rows that cover longer spans with age.
+"""The memory of each GPU and of each job over time, in rows that cover longer spans with age.
 
-One row covers a second for an hour, a minute for a day, and 15 minutes for a year. Samples are
-written in batches, so that the disk of an idle machine may sleep. A crash loses some seconds of
-history, never a lease.
+Of a GPU, one row covers a second for an hour, a minute for a day, and 15 minutes for a year. Of a
+job on a GPU, one covers 10 seconds for 6 hours, a minute for a week, and 15 minutes for a year.
+Samples are written in batches, so that the disk of an idle machine may sleep. A crash loses some
+seconds of history, never a lease.
+
+After the clock was set back, newer rows replace those of the same instants.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -10,21 +13,16 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 
-from sqlalchemy import Connection, Delete, bindparam, delete, func, select, text, update
-from sqlalchemy.dialects.sqlite import insert as upsert
+from sqlalchemy import Connection, TextClause, bindparam, select, text
 
 from gpulease.domain.gpu import GpuMemory, GpuUuid, JobId
 from gpulease.domain.memory_series import JOB_SPAN_S, JobSpan
-from gpulease.store.statements import remember_gpu
+from gpulease.store.statements import REMEMBER_GPU, seen_gpu
 from gpulease.store.store import SqlStore
-from gpulease.store.tables import GpuMemoryRow, GpuRow, Instant, LeaseRow
+from gpulease.store.tables import Instant, JobRow, LeaseRow
 
 NOW = 0
 """The `resolution` of the row that holds the latest sample."""
-
-
-_OF_ANY_GPU = GpuMemoryRow.uuid.in_(select(GpuRow.uuid))
-"""For the primary key, which begins with the GPU: without it SQLite reads the whole table."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,13 +39,11 @@ RESOLUTIONS = (
     Resolution(60, timedelta(days=1)),
     Resolution(900, timedelta(days=365)),
 )
-
 JOB_RESOLUTIONS = (
     Resolution(JOB_SPAN_S, timedelta(hours=6)),
-    Resolution(60, timedelta(days=3)),
+    Resolution(60, timedelta(days=7)),
     Resolution(900, timedelta(days=365)),
 )
-"""For the memory of jobs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +54,40 @@ class Sample:
     gpus: tuple[GpuMemory, ...]
 
 
+_DELETE_NOW = text(
+    f"DELETE FROM gpu_memory WHERE uuid IN (SELECT uuid FROM gpus) AND resolution = {NOW}"  # noqa: S608
+)
+_ADD_SAMPLE = text(
+    """
+    INSERT OR REPLACE INTO gpu_memory
+        (uuid, resolution, at, used, leased, committed, unmanaged, utilization, temperature, power)
+    VALUES
+        (:uuid, :resolution, :at, :used, :leased, :committed, :unmanaged, :utilization,
+        :temperature, :power)
+    """
+).bindparams(bindparam("at", type_=Instant))
+# A job may have been deleted since.
+_ADD_JOB_SPAN = text(
+    """
+    INSERT OR REPLACE INTO job_memory (gpu, resolution, at, job, used, pool, utilization)
+    SELECT number, :resolution, :at, :job, :used, :pool, :utilization
+    FROM gpus WHERE uuid = :gpu AND EXISTS (SELECT 1 FROM jobs WHERE id = :job)
+    """
+)
+_RAISE_PEAK = text(
+    "UPDATE leases SET peak = :peak WHERE job = :job AND gpu = :gpu AND coalesce(peak, 0) < :peak"
+)
+_DELETE_OF_JOB = text(
+    """
+    DELETE FROM job_memory
+    WHERE gpu = (SELECT number FROM gpus WHERE uuid = :gpu) AND resolution = :resolution
+        AND at BETWEEN :begin AND :end AND job = :job
+    """
+).bindparams(bindparam("begin", type_=Instant), bindparam("end", type_=Instant))
+
+
 class MemoryHistory:
-    """Writes and thins the history of GPU memory."""
+    """Writes and thins the history of memory."""
 
     def __init__(self, store: SqlStore) -> None:
         self._store = store
@@ -74,60 +102,32 @@ class MemoryHistory:
 
         `peaks` of running jobs are in bytes, `spans` are those of jobs that are over.
         """
-        rows = [row for sample in samples for row in _rows(sample)]
-        if not rows:
-            return
+        raised = [{"job": job, "gpu": gpu, "peak": peak} for (job, gpu), peak in peaks.items()]
         with self._store.write_connection() as connection:
-            latest = samples[-1]
-            for gpu in latest.gpus:
-                connection.execute(remember_gpu(gpu.reading, latest.at))
-            self._replace_now(connection, latest)
-            connection.execute(upsert(GpuMemoryRow).on_conflict_do_nothing(), rows)
+            if samples and samples[-1].gpus:
+                _add_samples(connection, samples)
             if spans:
                 connection.execute(_ADD_JOB_SPAN, [_span_values(each) for each in spans])
-            for (job, uuid), peak in peaks.items():
-                connection.execute(
-                    update(LeaseRow)
-                    .where(LeaseRow.job == job, LeaseRow.gpu == uuid)
-                    .where(func.coalesce(LeaseRow.peak, 0) < peak)
-                    .values(peak=peak)
-                )
-
-    def _replace_now(self, connection: Connection, latest: Sample) -> None:
-        connection.execute(delete(GpuMemoryRow).where(_OF_ANY_GPU, GpuMemoryRow.resolution == NOW))
-        connection.execute(
-            upsert(GpuMemoryRow), [{**row, "resolution": NOW} for row in _rows(latest)]
-        )
+            if raised:
+                connection.execute(_RAISE_PEAK, raised)
 
     def thin(self, now: datetime) -> None:
-        """Merge old samples into the next coarser resolution, and delete the oldest."""
+        """Merge old rows into the next coarser resolution, and delete the oldest."""
         with self._store.write_connection() as connection:
-            for fine, coarse in pairwise(RESOLUTIONS):
-                _fold(connection, fine, coarse, now)
-            oldest = RESOLUTIONS[-1]
-            connection.execute(_older(oldest, now - oldest.keep_for))
+            for resolutions, table in ((RESOLUTIONS, _GPUS), (JOB_RESOLUTIONS, _JOBS)):
+                for fine, coarse in pairwise(resolutions):
+                    _fold(connection, table, fine, coarse, now)
+                oldest = resolutions[-1]
+                _delete(connection, table, oldest, now - oldest.keep_for)
 
 
-_ADD_JOB_SPAN = text(
-    """
-    INSERT OR IGNORE INTO job_memory (gpu, resolution, at, job, used, pool, utilization)
-    SELECT :gpu, :resolution, :at, :job, :used, :pool, :utilization
-    WHERE EXISTS (SELECT 1 FROM jobs WHERE id = :job)
-    """
-)
-"""A job may have been deleted since."""
-
-
-def _span_values(span: JobSpan) -> dict[str, object]:
-    return {
-        "gpu": span.gpu,
-        "resolution": JOB_SPAN_S,
-        "at": span.at_s * 1_000_000,
-        "job": span.job,
-        "used": span.used,
-        "pool": span.pool,
-        "utilization": span.utilization,
-    }
+def _add_samples(connection: Connection, samples: Sequence[Sample]) -> None:
+    latest = samples[-1]
+    present = ({**row, "resolution": NOW} for row in _rows(latest))
+    connection.execute(REMEMBER_GPU, [seen_gpu(gpu.reading, latest.at) for gpu in latest.gpus])
+    connection.execute(_DELETE_NOW)
+    rows = (row for sample in samples for row in _rows(sample))
+    connection.execute(_ADD_SAMPLE, [*rows, *present])
 
 
 def gpu_values(gpu: GpuMemory) -> tuple[int | None, ...]:
@@ -153,24 +153,68 @@ def _rows(sample: Sample) -> Iterable[dict[str, object]]:
         }
 
 
-_FOLD = text(
-    """
-    INSERT OR IGNORE INTO gpu_memory
-        (uuid, resolution, at, used, committed, unmanaged, utilization)
-    SELECT uuid, :coarse, at / :width * :width,
-        max(used), max(committed), max(unmanaged), max(utilization)
-    FROM gpu_memory
-    WHERE uuid IN (SELECT uuid FROM gpus) AND resolution = :fine AND at < :border
-    GROUP BY uuid, at / :width
-    """
-).bindparams(bindparam("border", type_=Instant))
+def _span_values(span: JobSpan) -> dict[str, object]:
+    return {
+        "gpu": span.gpu,
+        "resolution": JOB_SPAN_S,
+        "at": span.at_s * 1_000_000,
+        "job": span.job,
+        "used": span.used,
+        "pool": span.pool,
+        "utilization": span.utilization,
+    }
 
 
-def _fold(connection: Connection, fine: Resolution, coarse: Resolution, now: datetime) -> None:
+@dataclass(frozen=True, slots=True)
+class _Table:
+    """How the rows of a table are merged and deleted. The GPU is first in both primary keys."""
+
+    merge: TextClause
+    delete: TextClause
+
+
+_GPUS = _Table(
+    text(
+        """
+        INSERT OR REPLACE INTO gpu_memory
+            (uuid, resolution, at, used, leased, committed, unmanaged, utilization, temperature,
+            power)
+        SELECT uuid, :coarse, at / :width * :width, max(used), max(leased), max(committed),
+            max(unmanaged), max(utilization), max(temperature), max(power)
+        FROM gpu_memory
+        WHERE uuid IN (SELECT uuid FROM gpus) AND resolution = :fine AND at < :border
+        GROUP BY uuid, at / :width
+        """
+    ).bindparams(bindparam("border", type_=Instant)),
+    text(
+        "DELETE FROM gpu_memory WHERE uuid IN (SELECT uuid FROM gpus) "
+        "AND resolution = :resolution AND at < :border"
+    ).bindparams(bindparam("border", type_=Instant)),
+)
+_JOBS = _Table(
+    text(
+        """
+        INSERT OR REPLACE INTO job_memory (gpu, resolution, at, job, used, pool, utilization)
+        SELECT gpu, :coarse, at / :width * :width, job, max(used), max(pool), max(utilization)
+        FROM job_memory
+        WHERE gpu IN (SELECT number FROM gpus) AND resolution = :fine AND at < :border
+        GROUP BY gpu, at / :width, job
+        """
+    ).bindparams(bindparam("border", type_=Instant)),
+    text(
+        "DELETE FROM job_memory WHERE gpu IN (SELECT number FROM gpus) "
+        "AND resolution = :resolution AND at < :border"
+    ).bindparams(bindparam("border", type_=Instant)),
+)
+
+
+def _fold(
+    connection: Connection, table: _Table, fine: Resolution, coarse: Resolution, now: datetime
+) -> None:
     """Write one row for each coarse span that is entirely older than `fine.keep_for`."""
     border = _floor(now - fine.keep_for, coarse.seconds)
     connection.execute(
-        _FOLD,
+        table.merge,
         {
             "coarse": coarse.seconds,
             "fine": fine.seconds,
@@ -178,14 +222,36 @@ def _fold(connection: Connection, fine: Resolution, coarse: Resolution, now: dat
             "border": border,
         },
     )
-    connection.execute(_older(fine, border))
+    _delete(connection, table, fine, border)
 
 
 def _floor(at: datetime, seconds: int) -> datetime:
     return datetime.fromtimestamp(int(at.timestamp()) // seconds * seconds, UTC)
 
 
-def _older(resolution: Resolution, border: datetime) -> Delete:
-    return delete(GpuMemoryRow).where(
-        _OF_ANY_GPU, GpuMemoryRow.resolution == resolution.seconds, GpuMemoryRow.at < border
-    )
+def _delete(
+    connection: Connection, table: _Table, resolution: Resolution, border: datetime
+) -> None:
+    connection.execute(table.delete, {"resolution": resolution.seconds, "border": border})
+
+
+def delete_job_memory(connection: Connection, jobs: Sequence[JobId]) -> None:
+    """Delete the memory over time of ended jobs.
+
+    Rows from before the clock was set are not found, and are deleted when they are a year old.
+    """
+    leases = select(LeaseRow.job, LeaseRow.gpu, LeaseRow.granted_at, JobRow.ended_at)
+    leases = leases.join(JobRow, JobRow.id == LeaseRow.job).where(LeaseRow.job.in_(jobs))
+    spans = [
+        {
+            "job": job,
+            "gpu": gpu,
+            "resolution": each.seconds,
+            "begin": begin - timedelta(seconds=each.seconds),
+            "end": end,
+        }
+        for job, gpu, begin, end in connection.execute(leases).all()
+        for each in JOB_RESOLUTIONS
+    ]
+    if spans:
+        connection.execute(_DELETE_OF_JOB, spans)

@@ -45,7 +45,8 @@ _JOB = text(
     """
     SELECT min(at) / 1000000, max(used), max(pool), max(utilization)
     FROM job_memory
-    WHERE gpu = :gpu AND resolution = :resolution AND at >= :begin AND at < :end AND job = :job
+    WHERE gpu = (SELECT number FROM gpus WHERE uuid = :gpu) AND resolution = :resolution
+        AND at >= :begin AND at < :end AND job = :job
     GROUP BY (at - :begin) / :step
     """
 )
@@ -55,7 +56,8 @@ _OWNERS = text(
     FROM (
         SELECT at, user, sum(used) AS used
         FROM job_memory CROSS JOIN jobs ON jobs.id = job
-        WHERE gpu = :gpu AND resolution = :resolution AND at >= :begin AND at < :end
+        WHERE gpu = (SELECT number FROM gpus WHERE uuid = :gpu) AND resolution = :resolution
+            AND at >= :begin AND at < :end
         GROUP BY at, user
     )
     GROUP BY user, (at - :begin) / :step

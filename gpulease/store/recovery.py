@@ -201,9 +201,10 @@ def _quoted(name: str) -> str:
 
 _IN_ORDER = (
     "properties", "gpus", "jobs", "holders", "invocations", "leases", "pools", "hooks", "events",
+    "notifications",
 )  # fmt: skip
-_HISTORY = "gpu_memory"
-_ORPHANS = ("events", "invocations", "holders", "hooks", "pools", "leases")
+_HISTORY = ("gpu_memory", "job_memory")
+_ORPHANS = ("events", "invocations", "holders", "hooks", "notifications", "pools", "leases")
 
 
 @dataclass(slots=True)
@@ -260,7 +261,8 @@ def _rebuild(
     with closing(sqlite3.connect(target, isolation_level=None)) as connection:
         connection.execute("PRAGMA synchronous=OFF")  # The checkpoint at the end syncs it.
         connection.execute("BEGIN")
-        for name in (*_IN_ORDER, _HISTORY):
+        present = {row[0] for row in connection.execute("SELECT name FROM sqlite_master")}
+        for name in (each for each in (*_IN_ORDER, *_HISTORY) if each in present):
             _fill(connection, name, damaged, copies, counts)
         _repair_references(connection, counts)
         _skip_ids(connection, damaged, copies, taken)
@@ -333,7 +335,13 @@ def _repair_references(connection: sqlite3.Connection, counts: SalvageCounts) ->
             )
             _count(counts.dropped, name, gone.rowcount)
     gone = connection.execute("DELETE FROM gpu_memory WHERE uuid NOT IN (SELECT uuid FROM gpus)")
-    _count(counts.dropped, _HISTORY, gone.rowcount)
+    _count(counts.dropped, "gpu_memory", gone.rowcount)
+    if "job_memory" in present:
+        gone = connection.execute(
+            "DELETE FROM job_memory WHERE job NOT IN (SELECT id FROM jobs) "
+            "OR gpu NOT IN (SELECT number FROM gpus WHERE number IS NOT NULL)"
+        )
+        _count(counts.dropped, "job_memory", gone.rowcount)
 
 
 def _skip_ids(

@@ -11,6 +11,7 @@ from sqlalchemy.orm import Session
 
 from gpulease.domain.gpu import JobId
 from gpulease.domain.lease import State
+from gpulease.store.memory_history import delete_job_memory
 from gpulease.store.store import SqlStore
 from gpulease.store.tables import (
     EventRow,
@@ -19,11 +20,21 @@ from gpulease.store.tables import (
     InvocationRow,
     JobRow,
     LeaseRow,
+    NotificationRow,
     PoolRow,
     SubmissionRow,
 )
 
-_OF_A_JOB = (EventRow, HookRow, PoolRow, LeaseRow, HolderRow, InvocationRow, SubmissionRow)
+_OF_A_JOB = (
+    EventRow,
+    HookRow,
+    PoolRow,
+    LeaseRow,
+    HolderRow,
+    InvocationRow,
+    NotificationRow,
+    SubmissionRow,
+)
 BATCH = 500
 """Jobs deleted in one transaction, so that submissions do not wait long."""
 
@@ -65,6 +76,7 @@ class Retention:
             RecordUnwritable: the file cannot be written now.
         """
         with self._store.write_connection() as connection:
+            delete_job_memory(connection, jobs)
             for row in _OF_A_JOB:
                 connection.execute(delete(row).where(row.job.in_(jobs)))
             gone = delete(JobRow).where(JobRow.id.in_(jobs), JobRow.state == State.ENDED)

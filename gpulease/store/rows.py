@@ -25,6 +25,7 @@ from gpulease.domain.job import (
     TerminalSettings,
 )
 from gpulease.domain.lease import Claim, Lease, State
+from gpulease.domain.notifications import Message
 from gpulease.domain.queue_options import (
     ArrayElement,
     Condition,
@@ -249,6 +250,20 @@ def _slurm_of(row: JobRow) -> SlurmJob | None:
     if row.slurm_job is None:
         return None
     return SlurmJob(row.slurm_job, row.slurm_node or "", row.slurm_restarts or 0)
+
+
+def message_values(message: Message, at: datetime) -> dict[str, object]:
+    """Return the columns of a new notification."""
+    return {
+        "job": message.job,
+        "uid": message.uid,
+        "event": message.event.value,
+        "title": message.title,
+        "body": message.body,
+        "at": instant(at),
+        # Due at once, also after the clock was set back.
+        "next_at": 0,
+    }
 
 
 def lease_values(lease: Lease) -> dict[str, object]:

@@ -29,9 +29,7 @@ from sqlalchemy import (
     true,
     update,
 )
-from sqlalchemy.dialects.sqlite import Insert as Upsert
 from sqlalchemy.dialects.sqlite import dialect
-from sqlalchemy.dialects.sqlite import insert as upsert
 
 from gpulease.domain.gpu import GpuReading, JobId
 from gpulease.domain.job import CommandFingerprint, Job, Outcome
@@ -40,7 +38,7 @@ from gpulease.domain.memory_estimate import PastRun
 from gpulease.domain.queue_options import QueuePause
 from gpulease.store.rows import job_of
 from gpulease.store.tables import (
-    GpuRow,
+    Instant,
     InvocationRow,
     JobRow,
     LeaseRow,
@@ -83,6 +81,8 @@ CHANGE_LEASE = _text(
 )
 NOTE_OVER = _text(update(_leases).where(*_THIS_LEASE).values(over_for_us=bindparam("over_for_us")))
 ADD_EVENT = "INSERT INTO events (job, at, kind, detail) VALUES (?, ?, ?, ?)"
+ADD_MESSAGE = _insert("notifications", "id", "attempts", "error")
+FIND_MESSAGE = "SELECT 1 FROM notifications WHERE job = ? AND event = ?"
 INVOCATION_OF = "SELECT content FROM invocations WHERE job = ?"
 
 # AUTOINCREMENT continues from here; see sqlite.org/autoinc.html.
@@ -118,16 +118,30 @@ def add_elements(first: JobId, indices: Sequence[int]) -> Insert:
     return insert(_jobs).from_select(["id", "array_index", *(each.name for each in same)], rows)
 
 
-def remember_gpu(reading: GpuReading, at: datetime) -> Upsert:
-    """Return the statement that stores a GPU, or updates when it was last seen."""
-    seen = {"gpu_index": reading.index, "name": reading.name, "last_seen_at": at}
-    if reading.total is not None:
-        seen["total"] = reading.total
-    return (
-        upsert(GpuRow)
-        .values(uuid=reading.uuid, first_seen_at=at, **seen)
-        .on_conflict_do_update(index_elements=[GpuRow.uuid], set_=seen)
+REMEMBER_GPU = text(
+    """
+    INSERT INTO gpus (uuid, number, gpu_index, name, total, first_seen_at, last_seen_at)
+    VALUES (
+        :uuid, (SELECT coalesce(max(number), 0) + 1 FROM gpus), :index, :name, :total, :at, :at
     )
+    ON CONFLICT (uuid) DO UPDATE SET
+        number = coalesce(number, excluded.number), gpu_index = excluded.gpu_index,
+        name = excluded.name, total = coalesce(excluded.total, total),
+        last_seen_at = excluded.last_seen_at
+    """
+).bindparams(bindparam("at", type_=Instant))
+"""Stores a GPU, or updates when it was last seen; the values are those of `seen_gpu`."""
+
+
+def seen_gpu(reading: GpuReading, at: datetime) -> dict[str, object]:
+    """Return the parameters of `REMEMBER_GPU`."""
+    return {
+        "uuid": reading.uuid,
+        "index": reading.index,
+        "name": reading.name,
+        "total": reading.total,
+        "at": at,
+    }
 
 
 _PAUSE = "pause"

@@ -69,8 +69,11 @@ class GpuRow(Row):
     """A GPU that was seen at least once."""
 
     __tablename__ = "gpus"
+    __table_args__ = (Index("ix_gpus_number", "number", unique=True),)
 
     uuid: Mapped[str] = mapped_column(primary_key=True)
+    number: Mapped[int | None]
+    """Stands for it in `job_memory`, which has many rows; given at the first sample."""
     gpu_index: Mapped[int]
     name: Mapped[str]
     total: Mapped[int | None]
@@ -139,11 +142,12 @@ class JobMemoryRow(Row):
         {"sqlite_with_rowid": False},
     )
 
-    gpu: Mapped[str] = mapped_column(ForeignKey("gpus.uuid"), primary_key=True)
+    gpu: Mapped[int] = mapped_column(ForeignKey("gpus.number"), primary_key=True)
     resolution: Mapped[int] = mapped_column(primary_key=True)
     """Seconds."""
     at: Mapped[datetime] = mapped_column(primary_key=True)
-    job: Mapped[int] = mapped_column(ForeignKey("jobs.id"), primary_key=True)
+    # No foreign key: to delete a job, SQLite would read the whole table.
+    job: Mapped[int] = mapped_column(primary_key=True)
     used: Mapped[int | None]
     pool: Mapped[int | None]
     """What the pools of its frameworks had in use."""

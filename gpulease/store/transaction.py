@@ -1,6 +1,6 @@
 """The write transaction: jobs in and out, as the use cases need them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
@@ -14,6 +14,7 @@ from gpulease.domain.hook_reports import Reports
 from gpulease.domain.job import CommandFingerprint, Invocation, Job, aging, with_over_for
 from gpulease.domain.lease import State
 from gpulease.domain.memory_estimate import PastRun
+from gpulease.domain.notifications import Message
 from gpulease.domain.queue_options import ArrayElement, Indices, QueuePause
 from gpulease.errors import NoSuchJob
 from gpulease.service.ports import Event, PastJob, Submission, UserCount
@@ -26,6 +27,7 @@ from gpulease.store.rows import (
     invocation_key,
     job_values,
     lease_values,
+    message_values,
     pack,
     unpack,
 )
@@ -42,10 +44,13 @@ _AGING = statements.change_job(("aging_since_at",))
 class SqlTransaction:
     """Changes that are committed together or not at all."""
 
-    def __init__(self, writer: Writer, state: LiveState) -> None:
+    def __init__(self, writer: Writer, state: LiveState, announced: Callable[[], None]) -> None:
+        """`announced` is called when a notification is stored, before the commit."""
+        self._announced = announced
         self._writer = writer
         self._state = state
         self._ended: list[Job] = []
+        self._changed: list[tuple[Job | None, Job]] = []
 
     def _execute(self, statement: str, values: Mapping[str, object]) -> int | None:
         """Execute a statement, and return the id of the new row."""
@@ -118,9 +123,9 @@ class SqlTransaction:
         """Store GPUs that are not known yet; a lease refers to a known one."""
         known = self._state.machine.gpus
         new = [reading for reading in readings if reading.uuid not in known]
-        for reading in new:
-            self._writer.connection.execute(statements.remember_gpu(reading, at))
         if new:
+            seen = [statements.seen_gpu(reading, at) for reading in new]
+            self._writer.connection.execute(statements.REMEMBER_GPU, seen)
             known |= {reading.uuid for reading in new}
             self._state.machine = replace(self._state.machine, gpus=known)
 
@@ -219,6 +224,21 @@ class SqlTransaction:
         """Return the jobs that have ended in this transaction."""
         return self._ended
 
+    def take_changed(self) -> Sequence[tuple[Job | None, Job]]:
+        """Return the jobs with notifications before and after each change since the last call."""
+        changed, self._changed = self._changed, []
+        return changed
+
+    def add_message(self, message: Message, at: datetime) -> None:
+        """Store a notification that is to be sent."""
+        self._execute(statements.ADD_MESSAGE, message_values(message, at))
+        self._announced()
+
+    def has_message(self, job: JobId, event: str) -> bool:
+        """Return whether a notification of this event of a job is stored, sent or not."""
+        found = self._writer.driver.execute(statements.FIND_MESSAGE, (job, event))
+        return found.fetchone() is not None
+
     def save(self, job: Job, event: Event | None) -> None:
         """Store a job as it is now, and why; None: not worth a line in its history."""
         before = self._state.live_job(job.id)
@@ -260,6 +280,8 @@ class SqlTransaction:
         self._state.note(before, after)
         if after.state is State.ENDED:
             self._ended.append(after)
+        if after.notify:
+            self._changed.append((before, after))
 
     def _drop_invocations(self, jobs: Sequence[Job]) -> None:
         """Delete the invocations that only ended ones of `jobs` have used."""

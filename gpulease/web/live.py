@@ -1,13 +1,188 @@
-"""The live view: one task asks for the status while a browser listens, and all get its result."""
+"""The live view: one task asks for the status while a browser listens, and all get its result.
 
+The page has sections. A section is drawn once for all listeners and sent when it has changed. A
+listener that reads slowly gets the latest state, not each state: nothing is queued for it.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Coroutine, Mapping
+from typing import Any
+
+from starlette.responses import PlainTextResponse, Response
+from starlette.types import Receive, Scope, Send
+
+from gpulease.errors import GpuleaseError
 from gpulease.web.daemon_reader import DaemonReader
+from gpulease.web.templates import render
+from gpulease.web.text import colors, instant
+from gpulease.wire.machine import FIRST_IN_QUEUE, StatusView
+
+SECTIONS = ("machine", "gpus", "jobs", "strangers", "queue")
+"""Each has a template, and an element in the page."""
+_EVERY_S = 1.0
+_KEEP_ALIVE_S = 15.0
+_WRITTEN_WITHIN_S = 30.0
+MOST_LISTENERS = 500
+_AGAIN_AFTER_S = 30
+_KEEP_ALIVE = b": keep-alive\n\n"
+_HEADERS = {
+    "content-type": "text/event-stream; charset=utf-8",
+    "x-accel-buffering": "no",  # nginx would collect events until its buffer is full
+}
 
 
 class LiveStatus:
     """Draws the status once for all listeners."""
 
-    def __init__(self, daemon: DaemonReader) -> None:
+    def __init__(
+        self, daemon: DaemonReader, *, every_s: float = _EVERY_S, most: int = MOST_LISTENERS
+    ) -> None:
         self._daemon = daemon
+        self._every_s = every_s
+        self._most = most
+        self._listeners = 0
+        self._closed = False
+        self._events: dict[str, bytes] = {}
+        """The latest event of each section; another object if it has changed."""
+        self._changed = asyncio.Event()
+        """Set at the next change, and then replaced."""
+        self._asking: asyncio.Task[None] | None = None
+
+    @property
+    def listeners(self) -> int:
+        """How many browsers listen."""
+        return self._listeners
+
+    async def status(self) -> StatusView:
+        """Return the status of a moment ago, with the first jobs of the queue."""
+        return await self._daemon.ask(
+            "status", lambda client: client.status(FIRST_IN_QUEUE), self._every_s / 2
+        )
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the sections, and each again when it changes, until the browser goes away."""
+        if scope["method"] == "HEAD":
+            await Response(headers=_HEADERS)(scope, receive, send)
+            return
+        if self._listeners >= self._most:
+            text = "cannot send events: too many browsers listen\n"
+            again = {"retry-after": str(_AGAIN_AFTER_S)}
+            await PlainTextResponse(text, 503, again)(scope, receive, send)
+            return
+        self._join()
+        try:
+            await _first_of(self._write(send), _gone(receive))
+        finally:
+            self._leave()
 
     def close(self) -> None:
         """End all streams."""
+        self._closed = True
+        self._wake()
+
+    def _join(self) -> None:
+        self._listeners += 1
+        if self._asking is None:
+            self._asking = asyncio.create_task(self._ask_again_and_again(), name="status")
+
+    def _leave(self) -> None:
+        self._listeners -= 1
+        if not self._listeners and self._asking is not None:
+            self._asking.cancel()
+            self._asking = None
+            self._events.clear()  # the next listener must not see the past
+
+    async def _write(self, send: Send) -> None:
+        headers = [(name.encode(), value.encode()) for name, value in _HEADERS.items()]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        sent: dict[str, bytes] = {}
+        while not self._closed:
+            changed = self._changed
+            news = [each for name, each in self._events.items() if sent.get(name) is not each]
+            sent = dict(self._events)
+            body = b"".join(news) or _KEEP_ALIVE
+            async with asyncio.timeout(_WRITTEN_WITHIN_S):
+                await send({"type": "http.response.body", "body": body, "more_body": True})
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_KEEP_ALIVE_S):
+                    await changed.wait()
+        await send({"type": "http.response.body", "body": b""})
+
+    async def _ask_again_and_again(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            begun = loop.time()
+            self._publish(await self._drawn())
+            await asyncio.sleep(max(0.0, begun + self._every_s - loop.time()))
+
+    async def _drawn(self) -> Mapping[str, str]:
+        """Return the sections, or the notice alone if the daemon does not answer."""
+        try:
+            status = await self.status()
+        except GpuleaseError as error:
+            return {"notice": render("_notice.html", "/", error=error)}
+        return {"notice": "", **sections(status)}
+
+    def _publish(self, drawn: Mapping[str, str]) -> None:
+        changed = False
+        for name, html in drawn.items():
+            event = _event(name, html)
+            if self._events.get(name) != event:
+                self._events[name] = event
+                changed = True
+        if changed:
+            self._wake()
+
+    def _wake(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+
+def sections(status: StatusView) -> Mapping[str, str]:
+    """Return the HTML of each section of the page."""
+    values = values_of(status)
+    return {name: render(f"_{name}.html", "/", **values) for name in SECTIONS}
+
+
+def values_of(status: StatusView) -> dict[str, Any]:
+    """Return what the templates of sections show."""
+    holding = [job for job in status.jobs if job.state != "queued"]
+    users = {job.user for job in holding}
+    return {
+        "status": status,
+        "now": instant(status.at),
+        "holding": holding,
+        "queued": [job for job in status.jobs if job.state == "queued"],
+        "colors": colors(users),
+        "strangers": [
+            (gpu, each)
+            for gpu in status.gpus
+            for each in gpu.processes
+            if each.job is None and not each.serves
+        ],
+    }
+
+
+def _event(name: str, html: str) -> bytes:
+    lines = "".join(f"data: {line}\n" for line in html.split("\n"))
+    return f"event: {name}\n{lines}\n".encode(errors="replace")
+
+
+async def _gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _first_of(*running: Coroutine[Any, Any, None]) -> None:
+    """Run coroutines until one of them ends, and cancel the others."""
+    tasks = [asyncio.create_task(each) for each in running]
+    try:
+        ended, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    for task in ended:
+        with contextlib.suppress(TimeoutError):  # the browser has stopped reading
+            task.result()

@@ -130,6 +130,9 @@ class SubmitRequest:
     refuse_nested: bool = False
     """Queue nothing if the calling process runs within the lease of a job: the error is then
     within_lease."""
+    notify: list[str] = field(default_factory=list)
+    """The events of which the owner is notified: start, end, fail, oom, over-lease, or time-left=S
+    for S seconds before the time limit."""
 
 
 @dataclass(slots=True)
@@ -150,6 +153,8 @@ class HoldRequest:
     """As in `SubmitRequest`."""
     adopt: bool = False
     """If the process uses GPUs already, lease these at once or not at all."""
+    notify: list[str] = field(default_factory=list)
+    """As in `SubmitRequest`."""
 
 
 @dataclass(slots=True)

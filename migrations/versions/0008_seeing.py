@@ -22,9 +22,11 @@ def upgrade() -> None:
 
 def _job_memory() -> None:
     """What each job used of each GPU over time."""
+    op.add_column("gpus", sa.Column("number", sa.Integer()))
+    op.create_index("ix_gpus_number", "gpus", ["number"], unique=True)
     op.create_table(
         "job_memory",
-        sa.Column("gpu", sa.String(), nullable=False),
+        sa.Column("gpu", sa.Integer(), nullable=False),
         sa.Column("resolution", sa.Integer(), nullable=False),
         sa.Column("at", sa.Integer(), nullable=False),
         sa.Column("job", sa.Integer(), nullable=False),
@@ -32,9 +34,8 @@ def _job_memory() -> None:
         sa.Column("pool", sa.Integer()),
         sa.Column("utilization", sa.Integer()),
         sa.PrimaryKeyConstraint("gpu", "resolution", "at", "job", name="pk_job_memory"),
-        sa.ForeignKeyConstraint(["gpu"], ["gpus.uuid"], name="fk_job_memory_gpu"),
-        sa.ForeignKeyConstraint(["job"], ["jobs.id"], name="fk_job_memory_job"),
-        sa.CheckConstraint("resolution IN (10, 60, 900)", name="ck_job_memory_resolution"),
+        sa.ForeignKeyConstraint(["gpu"], ["gpus.number"], name="fk_job_memory_gpu"),
+        sa.CheckConstraint("resolution IN (10, 60, 900)", name=op.f("ck_job_memory_resolution")),
         sqlite_with_rowid=False,
     )
 

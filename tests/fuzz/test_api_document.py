@@ -33,6 +33,7 @@ _SOUND = {"argv": ["true"], "cwd": "/", "environment": {}, "pid": os.getpid(), "
 OPERATIONS = [
     ("GET", "/v1/status"),
     ("GET", "/v1/doctor"),
+    ("GET", "/v1/metrics"),
     ("POST", "/v1/jobs"),
     ("POST", "/v1/holds"),
     ("POST", "/v1/adoptions"),
@@ -57,6 +58,7 @@ OPERATIONS = [
     ("POST", "/v1/jobs/{job_id}/requeue"),
     ("POST", "/v1/queue/pause"),
     ("POST", "/v1/queue/unpause"),
+    ("POST", "/v1/notifications/test"),
     ("GET", "/v1/windows"),
     ("POST", "/v1/windows"),
     ("POST", "/v1/windows/{window}/cancel"),

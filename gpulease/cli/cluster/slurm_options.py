@@ -77,7 +77,24 @@ def slurm_options(options: RunOptions, request: SubmitRequest, gres: str) -> lis
         words.append(f"--nice={options.nice}")
     if options.requeue:
         words.append("--requeue")
+    words += _mail_types(request.notify)
     return words
+
+
+_MAIL_TYPES = {
+    "start": "BEGIN",
+    "end": "END",
+    "fail": "FAIL",
+    "oom": "FAIL",
+    "time-left": "TIME_LIMIT_90",
+}
+
+
+def _mail_types(events: Sequence[str]) -> list[str]:
+    """Return the option for the mails of Slurm; it does not know of leases."""
+    asked = _MAIL_TYPES if "all" in events else [each.partition("=")[0] for each in events]
+    types = {_MAIL_TYPES[each]: None for each in asked if each in _MAIL_TYPES}
+    return [f"--mail-type={','.join(types)}"] if types else []
 
 
 def passed_options(texts: Sequence[str]) -> list[str]:

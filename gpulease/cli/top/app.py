@@ -19,7 +19,7 @@ from gpulease.cli.attach import attach_to_job
 from gpulease.cli.cancel_jobs import result as cancelled
 from gpulease.cli.cancel_jobs import summary
 from gpulease.cli.format import clean, id_of, named
-from gpulease.cli.job_selection import own_name
+from gpulease.cli.render import own_name
 from gpulease.cli.signals import Killed
 from gpulease.cli.top.help import TEXT
 from gpulease.cli.top.job_screen import JobScreen

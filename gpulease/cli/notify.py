@@ -1,0 +1,87 @@
+"""`gpulease notify`: show the receivers of notifications, and send them a test."""
+
+from typing import Annotated
+
+import typer
+
+from gpulease.cli.caller import environment
+from gpulease.cli.connect import SocketOption, connect_or_start
+from gpulease.cli.format import clean, sentence
+from gpulease.cli.render import print_stderr, print_stdout
+from gpulease.client import encode
+from gpulease.errors import EXIT_OWN_FAILURE
+from gpulease.light_json import indent
+from gpulease.notify.receivers import receivers_of
+from gpulease.notify.settings import NotifySettings, read_notify_settings
+from gpulease.units import format_span
+from gpulease.wire.notifications import NotifyTestView, ReceiverView
+
+_EXAMPLE = """\
+no receiver is configured
+
+hint: write this into ~/.config/gpulease/config.toml, with one or more of the receivers:
+
+  [notify]
+  events = ["fail", "oom"]                 # of all jobs, without --notify
+  mail = "me@example.org"                  # by the sendmail of the machine
+  command = "~/bin/notify"                 # reads the message from its standard input
+  urls = ["slack://...", "mailto://..."]   # see https://appriseit.com/services"""
+
+
+def notify(
+    ctx: typer.Context,
+    is_test: Annotated[
+        bool, typer.Option("--test", help="Send a test message, and show what happens.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="With --test: print JSON.")] = False,
+    socket: SocketOption = None,
+) -> int:
+    """Show where notifications of your jobs are sent, or send a test message there.
+
+    gpulease run --notify asks for notifications of a job; the receivers are in
+    [notify] of ~/.config/gpulease/config.toml. They are sent as you: the daemon
+    does not read the file.
+
+    \b
+    Examples:
+      gpulease notify --test
+      gpulease run --mem 4G --notify fail,oom train.py
+
+    \b
+    Exit code: 0, or
+      125  a receiver did not get the test message, or gpulease failed
+    """
+    if not is_test:
+        _show(read_notify_settings(environment()))
+        return 0
+    client, _ = connect_or_start(ctx, socket)
+    sent = client.test_notification()
+    if as_json:
+        print_stdout(indent(encode(sent)).rstrip())
+    else:
+        _print(sent)
+    return EXIT_OWN_FAILURE if any(each.error for each in sent.receivers) else 0
+
+
+def _show(settings: NotifySettings) -> None:
+    if not settings.has_receiver:
+        print_stdout(_EXAMPLE)
+        return
+    print_stdout(f"receivers: {', '.join(each.name for each in receivers_of(settings))}")
+    print_stdout(f"events of all jobs: {', '.join(settings.events) or 'none'}")
+    print_stdout(f"time-left: {format_span(settings.time_left)} before the time limit")
+
+
+def _print(sent: NotifyTestView) -> None:
+    for each in sent.receivers:
+        if each.error is None:
+            print_stdout(f"{clean(each.name)}: sent")
+        else:
+            print_stderr(f"gpulease: {_failure(each)}")
+        for line in each.output.splitlines():
+            print_stderr(f"  {clean(line)}")
+
+
+def _failure(receiver: ReceiverView) -> str:
+    name = f"{clean(receiver.name)}: " if receiver.name else ""
+    return f"{name}{sentence(receiver.error or '', receiver.hint)}"

@@ -1,0 +1,273 @@
+"""What users are notified of: which changes of their jobs, and the text of each message.
+
+A job asks for events by their names; `time-left` has a span, as in "time-left=600". One change of a
+job is one message at most, however many of its events it is.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from enum import StrEnum
+from typing import Final
+
+from gpulease.domain.dependencies import succeeded
+from gpulease.domain.gpu import JobId
+from gpulease.domain.health import GpuAvailability
+from gpulease.domain.job import Job, Outcome, one_line
+from gpulease.domain.lease import State
+from gpulease.domain.memory_estimate import advised_size
+from gpulease.errors import split_hint
+from gpulease.units import format_size, format_span
+
+
+class NotifyEvent(StrEnum):
+    """What a user may be notified of."""
+
+    START = "start"
+    END = "end"
+    """Any end, a failure included."""
+    FAIL = "fail"
+    OOM = "oom"
+    """It ran out of GPU memory."""
+    OVER_LEASE = "over-lease"
+    TIME_LEFT = "time-left"
+    """Its time limit is near."""
+    GPU_DRAINED = "gpu-drained"
+    GPU_RESUMED = "gpu-resumed"
+    TROUBLE = "daemon-trouble"
+    COLLECTED = "collected"
+    """Several notifications in one message."""
+    TEST = "test"
+
+
+OF_JOBS: Final = (
+    NotifyEvent.START,
+    NotifyEvent.END,
+    NotifyEvent.FAIL,
+    NotifyEvent.OOM,
+    NotifyEvent.OVER_LEASE,
+    NotifyEvent.TIME_LEFT,
+)
+"""The events that a job can ask for."""
+LONGEST_BODY = 4000
+"""Characters of a message."""
+_LISTED = 20
+_ASKED_FOR = frozenset({Outcome.CANCELLED, Outcome.RELEASED, Outcome.PREEMPTED, Outcome.REQUEUED})
+"""Ends without success that are no failures."""
+_MUCH_LESS = 0.8
+"""The share of its lease below which a job is advised to ask for less."""
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """A notification before it is stored."""
+
+    uid: int
+    """Of whom it is for."""
+    event: NotifyEvent
+    title: str
+    body: str
+    job: JobId | None = None
+    """The job that it is about."""
+
+
+@dataclass(frozen=True, slots=True)
+class Notification:
+    """A notification that is to be sent."""
+
+    id: int
+    message: Message
+    attempts: int
+    """Earlier attempts to send it."""
+
+
+def message_on(before: Job | None, after: Job) -> Message | None:
+    """Return the message about a change of a job that its owner asked for, or None."""
+    has_ended = after.state is State.ENDED and (before is None or before.state is not State.ENDED)
+    if has_ended and (event := _event_of_end(after)) is not None:
+        return about(after, event, _body_of_end(after), what=_how_it_ended(after))
+    has_started = after.started_at is not None and (before is None or before.started_at is None)
+    if has_started and NotifyEvent.START in after.notify:
+        waited = (after.started_at or after.submitted_at) - after.submitted_at
+        text = f"It waited {format_span(waited)}."
+        return about(after, NotifyEvent.START, text, what="has started")
+    return None
+
+
+def _event_of_end(job: Job) -> NotifyEvent | None:
+    """Return the event of an end: the most specific one that the job asked for."""
+    found = {
+        NotifyEvent.OOM: job.usage.out_of_memory,
+        NotifyEvent.FAIL: not succeeded(job) and job.outcome not in _ASKED_FOR,
+        NotifyEvent.END: True,
+    }
+    return next((event for event, is_so in found.items() if is_so and event in job.notify), None)
+
+
+_TITLES: Final = {NotifyEvent.OVER_LEASE: "exceeds its lease"}
+
+
+def about(job: Job, event: NotifyEvent, *lines: str, what: str | None = None) -> Message:
+    """Return a message about a job: `what` happened to it, as the title ends."""
+    what = _TITLES.get(event, event) if what is None else what
+    more = f"gpulease show {job.label} shows more."
+    body = "\n".join([*(line for line in lines if line), more])
+    return Message(
+        job.owner.uid,
+        event,
+        one_line(f"{job.title} ({job.name}) {what}"),
+        body[:LONGEST_BODY],
+        job.id,
+    )
+
+
+_ENDS: Final = {
+    Outcome.RELEASED: "was released",
+    Outcome.CANCELLED: "was cancelled",
+    Outcome.TIME_LIMIT: "was stopped at its time limit",
+    Outcome.OVER_LEASE: "was stopped: it exceeded its lease",
+    Outcome.IDLE: "was stopped: it was idle",
+    Outcome.GAVE_UP: "did not start",
+    Outcome.PREEMPTED: "was stopped, and is queued again",
+    Outcome.REQUEUED: "was stopped, and is queued again",
+    Outcome.DEPENDENCY_FAILED: "did not start",
+    Outcome.LAUNCH_FAILED: "could not be started",
+    Outcome.LOST: "was lost",
+}
+
+
+def _how_it_ended(job: Job) -> str:
+    if job.usage.out_of_memory:
+        return "ran out of GPU memory"
+    if job.outcome in _ENDS:
+        return _ENDS[job.outcome]
+    return "succeeded" if succeeded(job) else f"failed: {job.exit or 'ended'}"
+
+
+def _body_of_end(job: Job) -> str:
+    why, hint = split_hint(job.detail or "")
+    ran_for = None
+    if job.started_at is not None and job.ended_at is not None:
+        ran_for = f"It ran for {format_span(job.ended_at - job.started_at)}."
+    used = _use(job) if hint is None else None
+    lines = (_sentence(why), ran_for, used, hint and f"hint: {hint}")
+    return "\n".join(line for line in lines if line)
+
+
+def _sentence(text: str) -> str:
+    return f"{text[:1].upper()}{text[1:]}." if text else ""
+
+
+def _use(job: Job) -> str | None:
+    """Return the peak of a job against its lease, and what to ask for if that is much less."""
+    used = [(lease.used, lease.memory) for lease in job.leases if lease.used is not None]
+    if not used:
+        return None
+    peak, memory = max(used)
+    text = f"It used {format_size(peak)} at most, of a lease of {format_size(memory)}"
+    size = advised_size(peak)
+    is_enough = succeeded(job) and size < memory * _MUCH_LESS
+    return f"{text}; --mem {format_size(size)} is enough." if is_enough else f"{text}."
+
+
+def time_left_span(events: Iterable[str]) -> timedelta | None:
+    """Return how long before its time limit the owner of a job is notified; None: not at all."""
+    for each in events:
+        name, _, seconds = each.partition("=")
+        if name == NotifyEvent.TIME_LEFT and seconds:
+            return timedelta(seconds=int(seconds))
+    return None
+
+
+def time_is_short(job: Job, at: datetime) -> bool:
+    """Return whether the time of a running job is so short that its owner asked to be notified.
+
+    Not if the whole limit is: the owner has just set it.
+    """
+    span, limit, expires_at = time_left_span(job.notify), job.claim.time_limit, job.expires_at
+    if job.state is not State.ACTIVE or span is None or limit is None or expires_at is None:
+        return False
+    return limit > span and expires_at - at <= span
+
+
+def message_on_time(job: Job, at: datetime) -> Message:
+    """Return the message that the time limit of a job is near."""
+    left = format_span((job.expires_at or at) - at)
+    more = f"gpulease extend {job.label} +1h gives it another hour."
+    what = f"has {left} left of its time limit"
+    return about(job, NotifyEvent.TIME_LEFT, more, what=what)
+
+
+def about_gpu(
+    uid: int, label: str, before: GpuAvailability, after: GpuAvailability
+) -> Message | None:
+    """Return the message to an admin that a GPU was drained or resumed; None if it was neither."""
+    if (before.reason is None) is (after.reason is None):
+        return None
+    if after.reason is None:
+        text = "It takes leases again."
+        return Message(uid, NotifyEvent.GPU_RESUMED, f"GPU {label} was resumed", text)
+    text = f"{_sentence(after.reason)}\ngpulease doctor shows more."
+    return Message(uid, NotifyEvent.GPU_DRAINED, f"GPU {label} was drained", text)
+
+
+def about_trouble(uid: int, what: str) -> Message:
+    """Return the message to an admin that the daemon is in trouble."""
+    title, _, rest = what.partition("\n")
+    body = f"{rest}\ngpulease doctor and the log of the daemon show more.".strip()
+    return Message(uid, NotifyEvent.TROUBLE, one_line(title), body[-LONGEST_BODY:])
+
+
+def test_message(uid: int) -> Message:
+    """Return a message that the user asked for, to see that it arrives."""
+    return Message(uid, NotifyEvent.TEST, "test of gpulease notify", "Notifications reach you.")
+
+
+def collected(uid: int, titles: Sequence[str], number: int) -> Message:
+    """Return one message in place of `number` ones, of which `titles` are the first."""
+    lines = list(titles[:_LISTED])
+    if number > len(lines):
+        lines.append(f"and {number - len(lines)} more; gpulease history lists past jobs")
+    body = "\n".join(lines)[:LONGEST_BODY]
+    return Message(uid, NotifyEvent.COLLECTED, f"{number} notifications of jobs", body)
+
+
+BURST = 10
+"""Messages to one user that are sent one by one, as for some jobs by hand; then they are collected.
+Mail servers and chat services refuse senders of much more."""
+QUIET_AFTER = timedelta(minutes=10)
+"""Time after which a message no longer counts, and without collecting the pauses are short again.
+"""
+FIRST_PAUSE = timedelta(minutes=1)
+LONGEST_PAUSE = timedelta(hours=1)
+
+
+class MessageBudget:
+    """Limits the messages to one user: a burst, then collected ones with growing pauses.
+
+    The instants are those of a steady clock.
+    """
+
+    def __init__(self) -> None:
+        self._sent: list[timedelta] = []
+        self._pause = timedelta(0)
+        self._not_before = timedelta(0)
+
+    def takes_one(self, now: timedelta) -> bool:
+        """Return whether a message may be sent alone, and count it."""
+        self._sent = [at for at in self._sent if now - at < QUIET_AFTER]
+        if len(self._sent) >= BURST:
+            return False
+        self._sent.append(now)
+        return True
+
+    def wait(self, now: timedelta) -> timedelta:
+        """Return the time until the next collected message may be sent."""
+        return max(timedelta(0), self._not_before - now)
+
+    def note_collected(self, now: timedelta) -> None:
+        """Count a collected message."""
+        is_quiet = now - self._not_before > QUIET_AFTER
+        self._pause = FIRST_PAUSE if is_quiet else min(2 * self._pause, LONGEST_PAUSE)
+        self._pause = max(self._pause, FIRST_PAUSE)
+        self._not_before = now + self._pause

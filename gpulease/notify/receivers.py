@@ -1,0 +1,237 @@
+"""The receivers of notifications: a command, mail by sendmail, and what Apprise knows.
+
+A reason why a message could not be sent may be shown to others, so it contains nothing of the
+user's file. What programs print is the output, which only the user sees.
+"""
+
+import hashlib
+import importlib.util
+import logging
+import os
+import signal
+import subprocess
+import tempfile
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from email.message import EmailMessage
+from email.policy import SMTP
+from pathlib import Path
+from typing import IO, Protocol
+
+from gpulease.notify.settings import NotifySettings
+from gpulease.wire.notifications import NotificationOrder
+
+_MOST_OUTPUT = 4000
+"""Bytes of the output of a program."""
+_MAILERS_PAUSE = 75
+"""EX_TEMPFAIL of sysexits(3)."""
+
+
+class NotSent(Exception):
+    """A receiver did not take the message; the text says why, without secrets."""
+
+    def __init__(
+        self, why: str, hint: str | None = None, *, is_final: bool = False, output: str = ""
+    ) -> None:
+        super().__init__(why)
+        self.hint = hint
+        self.is_final = is_final
+        self.output = output
+
+
+class Receiver(Protocol):
+    """Takes messages."""
+
+    @property
+    def name(self) -> str:
+        """A name without secrets."""
+
+    @property
+    def key(self) -> str:
+        """What identifies it in later attempts, without secrets."""
+
+    def send(self, order: NotificationOrder, within_s: float) -> str:
+        """Send a message, and return the output of the program that did it.
+
+        Raises:
+            NotSent: it did not take the message.
+        """
+
+
+def receivers_of(settings: NotifySettings) -> Sequence[Receiver]:
+    """Return the receivers of a user."""
+    found: list[Receiver] = []
+    if settings.command:
+        found.append(_Command(settings.command))
+    if settings.mail is not None:
+        found.append(_Mail(settings.mail, settings.sendmail))
+    found += [_Url(number, url) for number, url in enumerate(settings.urls, 1)]
+    return found
+
+
+def title_of(order: NotificationOrder) -> str:
+    """Return the title of a message, which begins with the name of this machine."""
+    return f"{os.uname().nodename}: {order.title}"
+
+
+def _digest(*texts: str) -> str:
+    return hashlib.sha256("\0".join(texts).encode(errors="surrogateescape")).hexdigest()[:16]
+
+
+@dataclass(frozen=True)
+class _Command:
+    """The user's command: it reads the message from its standard input."""
+
+    argv: tuple[str, ...]
+    name: str = "command"
+
+    @property
+    def key(self) -> str:
+        return _digest("command", *self.argv)
+
+    def send(self, order: NotificationOrder, within_s: float) -> str:
+        variables = {
+            "GPULEASE_EVENT": order.event,
+            "GPULEASE_JOB": "" if order.job is None else str(order.job),
+            "GPULEASE_TITLE": title_of(order),
+        }
+        text = f"{title_of(order)}\n\n{order.body}\n"
+        return _run(self.argv, text.encode(), variables, order, within_s)
+
+
+@dataclass(frozen=True)
+class _Mail:
+    """A mail by the sendmail of this machine."""
+
+    address: str
+    sendmail: str
+    name: str = "mail"
+
+    @property
+    def key(self) -> str:
+        return _digest("mail", self.address)
+
+    def send(self, order: NotificationOrder, within_s: float) -> str:
+        mail = EmailMessage(policy=SMTP.clone(linesep="\n"))
+        mail["To"] = self.address
+        mail["Subject"] = title_of(order)
+        mail["Auto-Submitted"] = "auto-generated"
+        mail.set_content(f"{order.body}\n")
+        # -i: a line with a dot does not end the message.
+        argv = (self.sendmail, "-i", "--", self.address)
+        return _run(argv, mail.as_bytes(), {}, order, within_s)
+
+
+def _run(
+    argv: Sequence[str],
+    text: bytes,
+    variables: Mapping[str, str],
+    order: NotificationOrder,
+    within_s: float,
+) -> str:
+    """Run a program that reads `text`, and return its output."""
+    with tempfile.TemporaryFile() as output:
+        to = output if order.verbose else subprocess.DEVNULL
+        try:
+            process = subprocess.Popen(
+                argv,
+                stdin=subprocess.PIPE,
+                stdout=to,
+                stderr=to,
+                cwd=_directory(),
+                env={**os.environ, **variables},
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise NotSent(f"its program cannot be run: {error.strerror}") from error
+        try:
+            process.communicate(text, within_s)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            raise NotSent(f"no end within {within_s:.0f}s", output=_end_of(output)) from None
+        if process.returncode:
+            raise NotSent(_how(process.returncode), output=_end_of(output))
+        return _end_of(output)
+
+
+def _how(status: int) -> str:
+    if status == _MAILERS_PAUSE:
+        return "its program failed for now (exit status 75)"
+    return f"signal {-status}" if status < 0 else f"exit status {status}"
+
+
+def _end_of(output: IO[bytes]) -> str:
+    size = output.seek(0, os.SEEK_END)
+    output.seek(max(0, size - _MOST_OUTPUT))
+    return output.read().decode(errors="replace")
+
+
+def _directory() -> str:
+    home = os.environ.get("HOME", "/")
+    return home if Path(home).is_dir() else "/"
+
+
+@dataclass(frozen=True)
+class _Url:
+    """A service that Apprise knows, by its URL, which contains secrets."""
+
+    number: int
+    url: str
+
+    @property
+    def name(self) -> str:
+        scheme = self.url.partition("://")[0]
+        return f"url {self.number} ({scheme})" if scheme.isalnum() else f"url {self.number}"
+
+    @property
+    def key(self) -> str:
+        return _digest("url", self.url)
+
+    def send(self, order: NotificationOrder, within_s: float) -> str:
+        del within_s  # Apprise has limits for each connection; the program ends in any case
+        if importlib.util.find_spec("apprise") is None:
+            raise NotSent(
+                "Apprise is not installed",
+                "beside the daemon: pip install 'gpulease[notify]'",
+                is_final=True,
+            )
+        import apprise
+
+        with _log_of_thread() as log:
+            service = apprise.Apprise()
+            if not service.add(self.url):
+                hint = "see https://appriseit.com/services for the URL of your service"
+                raise NotSent("Apprise cannot use the URL", hint, is_final=True, output=log.text)
+            if not service.notify(title=title_of(order), body=order.body):
+                hint = "gpulease notify --test shows what Apprise says"
+                raise NotSent("Apprise could not send it", hint, output=log.text)
+            return log.text
+
+
+class _ThreadLog(logging.Handler):
+    """Keeps what Apprise logs in this thread; others send at the same time."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self._thread = threading.get_ident()
+        self._lines: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if record.thread == self._thread:
+            self._lines.append(record.getMessage())
+
+    @property
+    def text(self) -> str:
+        return "\n".join(self._lines)[-_MOST_OUTPUT:]
+
+
+@contextmanager
+def _log_of_thread() -> Iterator[_ThreadLog]:
+    log, handler = logging.getLogger("apprise"), _ThreadLog()
+    log.addHandler(handler)
+    try:
+        yield handler
+    finally:
+        log.removeHandler(handler)

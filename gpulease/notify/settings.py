@@ -1,0 +1,107 @@
+"""The table [notify] of a user's own file: the events to be notified of, and the receivers."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+from gpulease import config
+from gpulease.errors import BadConfiguration, GpuleaseError
+from gpulease.setting_parsers import read_toml
+from gpulease.units import parse_span
+
+SENDMAIL = "/usr/sbin/sendmail"
+_KEYS = ("events", "command", "mail", "sendmail", "urls", "time_left")
+_SHELL = ("/bin/sh", "-c")
+_MOST_URLS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class NotifySettings:
+    """The receivers of a user, and the events of which all jobs notify them."""
+
+    events: tuple[str, ...] = ()
+    command: tuple[str, ...] = ()
+    """The command and its arguments."""
+    mail: str | None = None
+    sendmail: str = SENDMAIL
+    """The program that sends mail, as the system's mail server installs it."""
+    urls: tuple[str, ...] = ()
+    """As Apprise has them. They contain secrets."""
+    time_left: timedelta = timedelta(minutes=10)
+    """The rest of the time limit of which `time-left` notifies."""
+
+    @property
+    def has_receiver(self) -> bool:
+        return bool(self.command or self.mail or self.urls)
+
+
+def read_notify_settings(environment: Mapping[str, str]) -> NotifySettings:
+    """Return the table [notify] in the file of the user who runs this process.
+
+    Raises:
+        BadConfiguration: the file cannot be read, or has mistakes. The text has no secrets.
+    """
+    try:
+        path = config.personal_config(environment)
+        is_file = path is not None and path.is_file()
+    except OSError as error:
+        raise BadConfiguration(
+            f"cannot read ~/.config/gpulease/config.toml: {error.strerror}"
+        ) from None
+    if path is None:
+        return NotifySettings()
+    if not is_file:  # a FIFO would never end
+        raise BadConfiguration(f"cannot read {path}: it is not a regular file")
+    table = read_toml(path).get(config.NOTIFY_TABLE, {})
+    try:
+        return _settings_of(table)
+    except (ValueError, GpuleaseError) as error:
+        hint = "see docs/commands/notify.md for an example"
+        raise BadConfiguration(
+            f"cannot use [{config.NOTIFY_TABLE}] in {path}: {error}", hint
+        ) from None
+
+
+def _settings_of(table: Any) -> NotifySettings:
+    if not isinstance(table, dict):
+        raise ValueError("it is a table")
+    if unknown := [key for key in table if key not in _KEYS]:
+        raise ValueError(f"it has an unknown key {unknown[0]!r}; known keys: {', '.join(_KEYS)}")
+    command = table.get("command", ())
+    urls = _texts(table, "urls")
+    if len(urls) > _MOST_URLS:
+        raise ValueError(f"urls has {len(urls)} entries, and the limit is {_MOST_URLS}")
+    default = NotifySettings()
+    time_left = _text(table, "time_left")
+    return NotifySettings(
+        events=_texts(table, "events"),
+        command=(*_SHELL, command) if isinstance(command, str) else _texts(table, "command"),
+        mail=_address(_text(table, "mail")),
+        sendmail=_text(table, "sendmail") or default.sendmail,
+        urls=urls,
+        time_left=default.time_left if time_left is None else parse_span(time_left),
+    )
+
+
+def _text(table: Mapping[str, Any], key: str) -> str | None:
+    value = table.get(key)
+    if value is not None and not (isinstance(value, str) and value and "\0" not in value):
+        raise ValueError(f"{key} is a text")
+    return value
+
+
+def _texts(table: Mapping[str, Any], key: str) -> tuple[str, ...]:
+    value = table.get(key, [])
+    texts = [value] if isinstance(value, str) else value
+    if not isinstance(texts, list) or not all(
+        isinstance(each, str) and each and "\0" not in each for each in texts
+    ):
+        raise ValueError(f"{key} is a list of texts")
+    return tuple(texts)
+
+
+def _address(mail: str | None) -> str | None:
+    if mail is not None and not (mail.isprintable() and " " not in mail):
+        raise ValueError("mail is the address of one person")
+    return mail

@@ -1,0 +1,92 @@
+"""The notifications that are to be sent, and how attempts to send them went."""
+
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+from typing import Any
+
+from sqlalchemy import Row, delete, func, select, update
+
+from gpulease.domain.gpu import JobId
+from gpulease.domain.notifications import Message, Notification, NotifyEvent
+from gpulease.service.ports import Event
+from gpulease.store import statements
+from gpulease.store.rows import message_values
+from gpulease.store.store import SqlStore
+from gpulease.store.tables import NotificationRow
+
+KEPT_FOR = timedelta(days=7)
+"""How long a notification stays on record after it was sent or given up."""
+_IS_PENDING = NotificationRow.next_at.is_not(None)
+
+
+class Notifications:
+    """Reads and changes notifications. All methods run in the thread that writes."""
+
+    def __init__(self, store: SqlStore) -> None:
+        self._store = store
+
+    def pending_users(self) -> dict[int, datetime]:
+        """Return the users with notifications to be sent, and when each is due next."""
+        due = select(NotificationRow.uid, func.min(NotificationRow.next_at)).where(_IS_PENDING)
+        with self._store.write_connection() as connection:
+            rows = connection.execute(due.group_by(NotificationRow.uid))
+            return {uid: at for uid, at in rows if at is not None}
+
+    def pending_ids(self) -> frozenset[int]:
+        """Return the notifications that are to be sent."""
+        with self._store.write_connection() as connection:
+            return frozenset(connection.scalars(select(NotificationRow.id).where(_IS_PENDING)))
+
+    def next_of(self, uid: int, now: datetime) -> Notification | None:
+        """Return the first notification of a user that is due, or None."""
+        of_user = select(*NotificationRow.__table__.c).where(_IS_PENDING)
+        is_due = NotificationRow.uid == uid, NotificationRow.next_at <= now
+        first = of_user.where(*is_due).order_by(NotificationRow.id).limit(1)
+        with self._store.write_connection() as connection:
+            row = connection.execute(first).first()
+        return None if row is None else _notification_of(row)
+
+    def new_of(self, uid: int, most: int) -> tuple[Sequence[str], int]:
+        """Return the titles of the first new notifications of a user, and how many there are."""
+        new = _IS_PENDING, NotificationRow.uid == uid, NotificationRow.attempts == 0
+        first = select(NotificationRow.title).where(*new).order_by(NotificationRow.id).limit(most)
+        with self._store.write_connection() as connection:
+            titles = connection.scalars(first).all()
+            return titles, connection.scalar(select(func.count()).where(*new)) or 0
+
+    def replace_new(self, message: Message, at: datetime) -> None:
+        """Store a message in place of the new notifications of a user."""
+        new = _IS_PENDING, NotificationRow.uid == message.uid, NotificationRow.attempts == 0
+        values = message_values(message, at)
+        with self._store.write_connection() as connection:
+            connection.execute(update(NotificationRow).where(*new).values(next_at=None))
+            connection.exec_driver_sql(statements.ADD_MESSAGE, values)
+
+    def settle(
+        self, sent: Notification, next_at: datetime | None, error: str | None, failure: Event | None
+    ) -> None:
+        """Store the result of an attempt; `next_at` is that of the next one, or None.
+
+        `failure` is added to the history of the job, unless that was deleted.
+        """
+        job = sent.message.job
+        if failure is not None and job is not None:
+            with self._store.write() as tx:
+                if tx.job(job) is not None:
+                    tx.note(job, failure)
+        this = update(NotificationRow).where(NotificationRow.id == sent.id)
+        values = {"attempts": sent.attempts + 1, "next_at": next_at, "error": error}
+        with self._store.write_connection() as connection:
+            connection.execute(this.values(values))
+
+    def delete_old(self, now: datetime) -> None:
+        """Delete what was sent or given up some days ago."""
+        old = NotificationRow.next_at.is_(None), NotificationRow.at < now - KEPT_FOR
+        with self._store.write_connection() as connection:
+            connection.execute(delete(NotificationRow).where(*old))
+
+
+def _notification_of(row: Row[Any]) -> Notification:
+    job = None if row.job is None else JobId(row.job)
+    message = Message(row.uid, NotifyEvent(row.event), row.title, row.body, job)
+    return Notification(row.id, message, row.attempts)

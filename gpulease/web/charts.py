@@ -1,0 +1,219 @@
+"""Charts over time as SVG: areas and lines on a time axis. Pure geometry, which a template draws.
+
+The plot is a nested SVG of PLOT_WIDTH units that is stretched to the width of the page, so that
+texts beside it keep their size on a phone.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from math import ceil
+
+from gpulease.web.text import instant, size
+
+PLOT_WIDTH = 1000
+PLOT_HEIGHT = 160
+
+Series = Sequence[float | None]
+
+_MOST_TICKS = 5
+_Y_TICKS = 4
+_DAY = timedelta(days=1)
+_STEPS = (
+    *(timedelta(seconds=each) for each in (5, 15, 30)),
+    *(timedelta(minutes=each) for each in (1, 2, 5, 10, 15, 30)),
+    *(timedelta(hours=each) for each in (1, 2, 3, 6, 12)),
+    *(timedelta(days=each) for each in (1, 2, 7, 14, 30, 91, 182, 365)),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """A tick with its text, at a place in percent of the width or in units of the height."""
+
+    at: float
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """An area or a line: its class in style.css, its name in the legend, and its SVG path."""
+
+    kind: str
+    name: str
+    path: str
+    is_line: bool = False
+    most: str = ""
+    """Its highest value, in words."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chart:
+    """A chart, ready to be drawn."""
+
+    title: str
+    shapes: Sequence[Shape]
+    x: Sequence[Mark]
+    y: Sequence[Mark]
+    begins_at: datetime
+    ends_at: datetime
+    width: int = PLOT_WIDTH
+    height: int = PLOT_HEIGHT
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """Values to draw, one for each step of time; None is a gap."""
+
+    kind: str
+    name: str
+    values: Series
+    is_line: bool = False
+    is_stacked: bool = True
+    """Whether an area stands on those before it."""
+
+
+def memory_chart(title: str, begins_at: str, step: float, curves: Sequence[Curve]) -> Chart | None:
+    """Return a chart of bytes over time; None if nothing is known."""
+    return _chart(title, begins_at, step, curves, _size_step, size)
+
+
+def plain_chart(
+    title: str, begins_at: str, step: float, curve: Curve, unit: str, top: float = 0
+) -> Chart | None:
+    """Return a chart of one line; its axis reaches `top` at least."""
+    return _chart(
+        title, begins_at, step, [curve], _number_step, lambda value: f"{value:g}{unit}", top
+    )
+
+
+def _chart(
+    title: str,
+    begins_at: str,
+    step: float,
+    curves: Sequence[Curve],
+    step_of: Callable[[float], float],
+    write: Callable[[float], str],
+    top: float = 0,
+) -> Chart | None:
+    stacked = list(_stacked(curves))
+    tops = [value for _, _, above in stacked for value in above if value is not None]
+    if not tops:
+        return None
+    y_step = step_of(max(*tops, top, 1) / _Y_TICKS)
+    highest = y_step * ceil(max(*tops, top, 1) / y_step)
+    count = max(len(curve.values) for curve in curves)
+    begin = instant(begins_at)
+    end = begin + timedelta(seconds=step * count)
+    scale = _Scale(PLOT_WIDTH / count, PLOT_HEIGHT / highest)
+    return Chart(
+        title,
+        [_shape(curve, below, above, scale, write) for curve, below, above in stacked],
+        list(_time_marks(begin, end)),
+        [Mark(PLOT_HEIGHT - each * y_step * scale.y, write(each * y_step))
+         for each in range(round(highest / y_step) + 1)],
+        begin,
+        end,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class _Scale:
+    """Units of the plot for a step of time, and for one of what is drawn."""
+
+    x: float
+    y: float
+
+    def point(self, index: int, value: float) -> str:
+        return f"{index * self.x:.4g} {PLOT_HEIGHT - value * self.y:.4g}"
+
+
+def _stacked(curves: Sequence[Curve]) -> Iterator[tuple[Curve, Series, Series]]:
+    """Yield each curve with its lower and upper edge."""
+    base: Series = [0.0] * max((len(curve.values) for curve in curves), default=0)
+    for curve in curves:
+        if curve.is_line or not curve.is_stacked:
+            yield curve, [0.0] * len(curve.values), curve.values
+            continue
+        above = [
+            None if value is None else value + (below or 0)
+            for value, below in zip(curve.values, base, strict=True)
+        ]
+        yield curve, base, above
+        base = [below if value is None else value for value, below in zip(above, base, strict=True)]
+
+
+def _shape(
+    curve: Curve, below: Series, above: Series, scale: _Scale, write: Callable[[float], str]
+) -> Shape:
+    runs = _runs(above)
+    if curve.is_line:
+        path = "".join(_steps(run, above, scale, "M") for run in runs)
+    else:
+        path = "".join(
+            _steps(run, above, scale, "M") + _steps(run[::-1], below, scale, "L", back=1) + "Z"
+            for run in runs
+        )
+    most = max((value for value in curve.values if value is not None), default=None)
+    return Shape(curve.kind, curve.name, path, curve.is_line, "" if most is None else write(most))
+
+
+def _runs(values: Series) -> list[range]:
+    """Return the ranges of known values."""
+    runs: list[range] = []
+    for index, value in enumerate(values):
+        if value is None:
+            continue
+        if runs and runs[-1].stop == index:
+            runs[-1] = range(runs[-1].start, index + 1)
+        else:
+            runs.append(range(index, index + 1))
+    return runs
+
+
+def _steps(run: range, values: Series, scale: _Scale, first: str, back: int = 0) -> str:
+    """Return a path along the top of each step, to the right, or `back` to the left."""
+    parts = []
+    for index in run:
+        value = values[index] or 0
+        parts.append(f"{first}{scale.point(index + back, value)}")
+        parts.append(f"L{scale.point(index + 1 - back, value)}")
+        first = "L"
+    return "".join(parts)
+
+
+def _size_step(wanted: float) -> float:
+    """Return a round number of bytes that is at least `wanted`."""
+    step = 1.0
+    while step < wanted:
+        step *= 2
+    return step
+
+
+def _number_step(wanted: float) -> float:
+    """Return 1, 2, 2.5 or 5 times a power of ten that is at least `wanted`."""
+    power = 1.0
+    while True:
+        for factor in (1, 2, 2.5, 5):
+            if power * factor >= wanted:
+                return power * factor
+        power *= 10
+
+
+def _time_marks(begin: datetime, end: datetime) -> Iterator[Mark]:
+    """Yield round times of the clock between two instants."""
+    whole = end - begin
+    step = next((each for each in _STEPS if whole / each <= _MOST_TICKS), _STEPS[-1])
+    midnight = begin.replace(hour=0, minute=0, second=0, microsecond=0)
+    at = midnight + step * ceil((begin - midnight) / step)
+    while at < end:
+        yield Mark(round(100 * ((at - begin) / whole), 2), _written(at, step))
+        at += step
+
+
+def _written(at: datetime, step: timedelta) -> str:
+    if step < timedelta(minutes=1):
+        return f"{at:%H:%M:%S}"
+    if step < _DAY:
+        return f"{at:%H:%M}"
+    return f"{at:%a %d}" if step < timedelta(days=7) else f"{at:%b %d}"

@@ -1,0 +1,227 @@
+"""The pages: each asks the daemon, and draws a template."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import timedelta
+from typing import Any, NamedTuple
+
+from markupsafe import Markup
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, Response
+
+from gpulease.errors import GpuleaseError, NoSuchJob, NoSuchRoute, NotAllowed
+from gpulease.web.charts import Chart, Curve, memory_chart, plain_chart
+from gpulease.web.daemon_reader import DaemonReader
+from gpulease.web.live import LiveStatus, sections, values_of
+from gpulease.web.templates import render
+from gpulease.web.text import colors, instant, labels_of
+from gpulease.wire.history import SOME_POINTS, GpuHistoryView, JobMemoryView
+from gpulease.wire.usage import ReportView, SharesView, ShareView, UseView
+
+ROWS = 100
+"""Of the queue, on one page."""
+_MOST_PAGES = 200
+_QUEUE_FRESH_FOR_S = 2.0
+_SLOW_FRESH_FOR_S = 30.0
+"""Reports over weeks take the daemon a while, and change little."""
+_AGAIN_AFTER_S = 5
+_LARGEST_ID = (1 << 63) - 1
+
+_SPANS = {
+    "hour": timedelta(hours=1),
+    "day": timedelta(days=1),
+    "week": timedelta(days=7),
+    "month": timedelta(days=30),
+    "year": timedelta(days=365),
+}
+_OF_GPU = ("hour", "day", "week", "year")
+_OF_PEOPLE = ("day", "week", "month", "year")
+
+
+_WORST_FIRST = ("failure", "warning", "ok")
+
+
+class _Person(NamedTuple):
+    """A user, with what is known of each."""
+
+    user: str
+    share: ShareView | None
+    use: UseView | None
+
+
+class Pages:
+    """One method for each page."""
+
+    def __init__(self, daemon: DaemonReader, live: LiveStatus) -> None:
+        self._daemon = daemon
+        self._live = live
+
+    async def now(self, request: Request) -> Response:
+        """Show the machine now; live where the browser runs scripts."""
+        status = await self._live.status()
+        drawn = {name: Markup(html) for name, html in sections(status).items()}  # noqa: S704
+        return _page(request, "now.html", status=status, sections=drawn, now=instant(status.at))
+
+    async def queue(self, request: Request) -> Response:
+        """Show a page of the queue, in its order, with reasons and expected starts."""
+        number = _number(request.query_params.get("page", "1"), _MOST_PAGES) or 1
+        rows = number * ROWS
+        status = await self._daemon.ask(
+            ("queue", rows), lambda client: client.status(rows), _QUEUE_FRESH_FOR_S
+        )
+        values = values_of(status)
+        values["queued"] = values["queued"][rows - ROWS :]
+        return _page(request, "queue.html", **values, number=number, first=rows - ROWS + 1)
+
+    async def job(self, request: Request) -> Response:
+        """Show one job: its claim, its leases, its memory over time, its events."""
+        number = _number(request.path_params["job"], _LARGEST_ID)
+        if number is None:
+            raise NoSuchJob(f"no job {request.path_params['job'][:40]}")
+        job = await self._daemon.ask(("job", number), lambda client: client.job(number))
+        status = await self._live.status()
+        memory = await self._memory_of(number)
+        charts = [] if memory is None else list(_job_charts(memory))
+        return _page(request, "job.html", job=job, charts=charts, labels=labels_of(status.gpus))
+
+    async def _memory_of(self, job: int) -> JobMemoryView | None:
+        """Return the memory of a job over time; None from an older daemon."""
+        try:
+            return await self._daemon.ask(
+                ("memory", job), lambda client: client.job_memory(job, SOME_POINTS)
+            )
+        except NoSuchRoute:
+            return None
+
+    async def gpu(self, request: Request) -> Response:
+        """Show the memory of one GPU over time, by owner."""
+        name, span = request.path_params["gpu"], _span(request, _OF_GPU, "hour")
+        seconds = _SPANS[span].total_seconds()
+        history = await self._daemon.ask(
+            ("gpu", name, span),
+            lambda client: client.gpu_history(name, seconds, 0, SOME_POINTS),
+            min(seconds / SOME_POINTS / 2, _SLOW_FRESH_FOR_S),
+        )
+        return _page(
+            request, "gpu.html", history=history, charts=list(_gpu_charts(history)),
+            spans=_OF_GPU, span=span,
+        )  # fmt: skip
+
+    async def people(self, request: Request) -> Response:
+        """Show what each user asked for, used and waited."""
+        span = _span(request, _OF_PEOPLE, "week")
+        seconds = _SPANS[span].total_seconds()
+        shares = await self._daemon.ask(
+            ("shares", span), lambda client: client.shares(seconds), _SLOW_FRESH_FOR_S
+        )
+        report = await self._report(span, seconds)
+        return _page(
+            request, "people.html", people=_people(shares, report), reported=report is not None,
+            spans=_OF_PEOPLE, span=span,
+        )  # fmt: skip
+
+    async def _report(self, span: str, seconds: float) -> ReportView | None:
+        """Return what users asked for and used; None where the admin hides what they run."""
+        try:
+            return await self._daemon.ask(
+                ("report", span), lambda client: client.report(None, seconds), _SLOW_FRESH_FOR_S
+            )
+        except NotAllowed:
+            return None
+
+    async def health(self, request: Request) -> Response:
+        """Show the daemon's checks, the state of each GPU, and health events."""
+        status = await self._live.status()
+        doctor = await self._daemon.ask("doctor", lambda client: client.doctor())
+        events = [(gpu, event) for gpu in status.gpus for event in gpu.events]
+        events.sort(key=lambda each: each[1].at, reverse=True)
+        return _page(
+            request, "health.html", status=status, events=events,
+            checks=sorted(doctor.checks, key=lambda each: _WORST_FIRST.index(each.state)),
+            now=instant(status.at),
+        )  # fmt: skip
+
+
+async def failed(request: Request, error: Exception) -> Response:
+    """Show an error of the daemon. One that may pass reloads itself, also without scripts."""
+    assert isinstance(error, GpuleaseError)
+    passes = error.http_status >= 429
+    status = 503 if passes else error.http_status
+    headers = {"refresh": str(_AGAIN_AFTER_S), "retry-after": str(_AGAIN_AFTER_S)}
+    return _page(request, "error.html", status, headers if passes else None,
+                 error=error, again=_AGAIN_AFTER_S if passes else None)  # fmt: skip
+
+
+async def not_found(request: Request, error: Exception) -> Response:
+    """Show that there is no such page."""
+    missing = GpuleaseError("cannot find this page", "the links above lead to all pages")
+    return _page(request, "error.html", 404, error=missing, again=None)
+
+
+def _page(
+    request: Request,
+    template: str,
+    status_code: int = 200,
+    headers: Mapping[str, str] | None = None,
+    **values: Any,
+) -> Response:
+    html = render(template, request.scope["path"], **values)
+    return HTMLResponse(html.encode(errors="replace"), status_code, headers)
+
+
+def _number(text: str, most: int) -> int | None:
+    """Read a number from 1 to `most`; None if it is none."""
+    is_number = text.isascii() and text.isdecimal() and len(text) <= len(str(most))
+    return int(text) if is_number and 0 < int(text) <= most else None
+
+
+def _span(request: Request, known: Sequence[str], usual: str) -> str:
+    asked = request.query_params.get("span", usual)
+    return asked if asked in known else usual
+
+
+def _people(shares: SharesView, report: ReportView | None) -> list[_Person]:
+    """Return all users of both views, those with a share first."""
+    uses = {each.user: each for each in report.users} if report is not None else {}
+    found = [_Person(each.user, each, uses.pop(each.user, None)) for each in shares.users]
+    return found + [_Person(user, None, use) for user, use in uses.items()]
+
+
+def _job_charts(memory: JobMemoryView) -> Iterator[Chart]:
+    for each in memory.gpus:
+        curves = [
+            Curve("used o0", "used", each.used, is_stacked=False),
+            Curve("pool", "in memory pools of frameworks", each.pool, is_line=True),
+            Curve("lease", "lease", [each.leased] * len(each.used), is_line=True),
+        ]
+        known = [curve for curve in curves if any(value is not None for value in curve.values)]
+        title = f"Memory on GPU {each.label}"
+        yield from _drawn(memory_chart(title, memory.begins_at, memory.step, known))
+        busy = Curve("busy", "busy", each.utilization, is_line=True)
+        title = f"GPU {each.label} busy"
+        yield from _drawn(plain_chart(title, memory.begins_at, memory.step, busy, "%", 100))
+
+
+def _gpu_charts(history: GpuHistoryView) -> Iterator[Chart]:
+    color = colors(each.user for each in history.owners)
+    curves = [
+        Curve(f"used o{color.get(each.user, 0)}", each.user or "other users", each.used)
+        for each in history.owners
+    ]
+    curves.append(Curve("unmanaged", "no lease", history.unmanaged))
+    curves.append(Curve("lease", "leased", history.leased, is_line=True))
+    total: list[float | None] = [history.total] * len(history.used)
+    curves.append(Curve("total", "all memory", total, is_line=True))
+    if any(value is not None for value in (*history.used, *history.leased)):
+        yield from _drawn(memory_chart("Memory", history.begins_at, history.step, curves))
+    for title, unit, top, values in (
+        ("Busy", "%", 100, history.utilization),
+        ("Temperature", " °C", 0, history.temperature),
+        ("Power", " W", 0, history.power),
+    ):
+        curve = Curve("busy", title.lower(), values, is_line=True)
+        yield from _drawn(plain_chart(title, history.begins_at, history.step, curve, unit, top))
+
+
+def _drawn(chart: Chart | None) -> Iterator[Chart]:
+    if chart is not None:
+        yield chart

@@ -1,0 +1,147 @@
+"""Text for the page: sizes, times, states and names. Pure; the time is an argument."""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from datetime import datetime, timedelta
+from zlib import crc32
+
+from gpulease.units import format_size, format_span
+from gpulease.wire.jobs import ClaimView, JobView
+from gpulease.wire.machine import GpuView
+from gpulease.wire.text import spoken
+
+UNKNOWN = "unknown"
+COLORS = 8
+"""Classes of colors in style.css."""
+_MINUTE = timedelta(minutes=1)
+
+
+def clean(text: str) -> str:
+    """Return text of users on one line, without what controls a terminal or turns text around."""
+    if text.isprintable():
+        return text
+    return "".join(char if char.isprintable() else "?" for char in text)
+
+
+def size(amount: float | None) -> str:
+    """Write a number of bytes; None is unknown."""
+    if amount is None:
+        return UNKNOWN
+    return format_size(int(amount)) if amount else "0"
+
+
+def figure(value: float | None, unit: str) -> str:
+    """Write a number with its unit; None is unknown."""
+    return UNKNOWN if value is None else f"{value:.0f}{unit}"
+
+
+def span(seconds: float | None) -> str:
+    """Write a length of time."""
+    return UNKNOWN if seconds is None else format_span(timedelta(seconds=max(0.0, seconds)))
+
+
+def gib_hours(byte_seconds: float) -> str:
+    """Write an amount of memory over time."""
+    hours = byte_seconds / (1 << 30) / 3600
+    return f"{hours:.1f}" if hours < 10 else f"{hours:.0f}"
+
+
+def instant(written: str) -> datetime:
+    """Read an instant of the API, in the time zone of this machine."""
+    return datetime.fromisoformat(written).astimezone()
+
+
+def clock(written: str | None, now: datetime) -> str:
+    """Write an instant, with the day if that is not today."""
+    if written is None:
+        return UNKNOWN
+    at = instant(written)
+    if at.date() == now.date():
+        return f"{at:%H:%M}"
+    return f"{at:%a %H:%M}" if abs(at - now) < timedelta(days=6) else f"{at:%Y-%m-%d %H:%M}"
+
+
+def since(written: str, now: datetime) -> str:
+    """Write the time since an instant, in whole minutes."""
+    return _minutes(now - instant(written))
+
+
+def until(written: str, now: datetime) -> str:
+    """Write the time until an instant, in whole minutes."""
+    return _minutes(instant(written) - now)
+
+
+def _minutes(length: timedelta) -> str:
+    # A view that changes each second would be sent each second.
+    return format_span(length // _MINUTE * _MINUTE) if length >= _MINUTE else "under 1m"
+
+
+def between(begin: str, end: str) -> str:
+    """Write the time between two instants."""
+    return format_span(instant(end) - instant(begin))
+
+
+def ordinal(number: int) -> str:
+    """Write a place in the queue: 1st, 2nd, 3rd, 4th, 11th."""
+    teens = 10 < number % 100 < 20
+    return f"{number}{'th' if teens else {1: 'st', 2: 'nd', 3: 'rd'}.get(number % 10, 'th')}"
+
+
+def gpu_label(gpu: GpuView) -> str:
+    """Return the index of a GPU as people know it: 0, or 0:1 for a MIG device."""
+    return gpu.label or str(gpu.index)
+
+
+def models_of(gpus: Iterable[GpuView]) -> Mapping[str, int]:
+    """Return how many GPUs there are of each model and size: A100 24G."""
+    return Counter(f"{gpu.name} {size(gpu.memory.total)}" for gpu in gpus)
+
+
+def labels_of(gpus: Iterable[GpuView]) -> Mapping[str, str]:
+    """Return the index of each GPU by its UUID."""
+    return {gpu.uuid: gpu_label(gpu) for gpu in gpus}
+
+
+def id_of(job: JobView) -> str:
+    """Return the id of a job, or those of the waiting elements of an array in one row."""
+    queue = job.queue
+    if queue is not None and queue.array_waiting is not None:
+        return f"{queue.array}_[{queue.array_waiting.indices}]"
+    return job.label or str(job.id)
+
+
+def claimed(claim: ClaimView) -> str:
+    """Write a claim: 4G, 2 x 40%, 4G exclusive on A100."""
+    amount = f"{claim.share:g}%" if claim.share is not None else size(claim.memory)
+    text = f"{claim.gpus} x {amount}" if claim.gpus > 1 else amount
+    text += " exclusive" if claim.exclusive else ""
+    labels = claim.named_labels or claim.named
+    wanted = [f"GPU {' or '.join(labels)}"] if labels else []
+    wanted += [claim.model] if claim.model else []
+    wanted += [f"{size(claim.min_vram + 1)} or more"] if claim.min_vram else []
+    return f"{text} on {', '.join(wanted)}" if wanted else text
+
+
+def state_of(job: JobView) -> str:
+    """Write the state of a job, or how it ended."""
+    if job.suspended:
+        return "suspended"
+    return job.state if job.state != "ended" else spoken(job.outcome or "ended")
+
+
+def kind_of(job: JobView) -> str:
+    """Write what sets a job apart from one that was run: a hold, or a job of Slurm."""
+    if job.slurm_job is not None:
+        return f"Slurm {job.slurm_job}"
+    return "hold" if job.kind == "hold" else ""
+
+
+def colors(users: Iterable[str | None]) -> Mapping[str | None, int]:
+    """Return the color of each user: mostly the same on all pages, different while they last."""
+    chosen: dict[str | None, int] = {}
+    for user in sorted({each for each in users if each is not None}):
+        wanted = crc32(user.encode(errors="replace"))
+        free = (wanted + step for step in range(COLORS))
+        taken = set(chosen.values())
+        chosen[user] = next((each % COLORS for each in free if each % COLORS not in taken), 0)
+    return chosen
