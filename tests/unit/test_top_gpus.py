@@ -124,7 +124,7 @@ def test_gpus_stand_in_columns_from_top_to_bottom() -> None:
 @pytest.mark.parametrize(
     ("changed", "word"),
     [
-        ({"kept_for": 5}, "kept for 5"),
+        ({"kept_for": 5}, "kept for job 5"),
         ({"state": "drained"}, "drained"),
         ({"state": "unreadable"}, "cannot be read"),
         ({"slurm": True}, "Slurm"),

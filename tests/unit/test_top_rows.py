@@ -171,11 +171,11 @@ def test_the_listing_says_what_status_says() -> None:
         "12 alice resnet-50-with-a-rather-long-name 0 5G 6G 3h25 active",
         "WITHOUT A LEASE 1",
         "PID USER COMMAND GPU USES AGE",
-        "3131 bob python notebook.py 0 2G 1d 2h",
+        "3131 bob notebook.py (in container 3f2a9c51d0e7) 0 2G 1d 2h",
         "WAITING 2",
         "PLACE^ JOB USER NAME ASKS STARTS REASON",
         "1 17 carol train.py 2 x 20G 17:30 no 2 GPUs have 20G free",
-        "2 18 dave train.py 40% exclusive - job 17 is first",
+        "2 18 dave train.py 40% exclusive job 17 is first",
     ]
 
 
@@ -196,8 +196,8 @@ def test_long_names_keep_their_ends() -> None:
     [
         ({}, "active"),
         ({"suspended": True}, "suspended"),
-        ({"hook": "failed"}, "not limited"),
-        ({"leases": [lease(over_since_at="2026-03-02T14:04:00Z")]}, "over its lease"),
+        ({"hook": "failed"}, "no framework limit"),
+        ({"leases": [lease(over_since_at="2026-03-02T14:04:00Z")]}, "over"),
         ({"leases": [lease(stops_at="2026-03-02T14:05:30Z")]}, "over, stops in 30s"),
         ({"idle_ends_at": "2026-03-02T14:10:00Z"}, "idle, ends in 5m"),
     ],
