@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 else:
     from _datetime import datetime, timedelta  # the module around it takes ten times as long
 
-UNKNOWN = "-"
+UNKNOWN = "?"
+"""What is not known; what there is none of is empty."""
 _NEAR = timedelta(days=6)
 """Times that are this near have the day of the week."""
 
@@ -131,9 +132,9 @@ def until(written: str | None, now: datetime) -> str:
 
 
 def between(start: str | None, end: str | None, now: datetime) -> str:
-    """Write the time from `start` to `end`, or to `now`."""
+    """Write the time from `start` to `end`, or to `now`; nothing if there was no start."""
     if start is None:
-        return UNKNOWN
+        return ""
     return _span((instant(end) if end else now) - instant(start))
 
 

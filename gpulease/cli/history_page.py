@@ -208,7 +208,7 @@ def _row(job: PastJobView, now: datetime) -> tuple[Line, ...]:
         line(UNKNOWN if job.utilization is None else f"{job.utilization}%"),
         line(clock(job.submitted_at, now)),
         line(format_span((granted or ended) - instant(job.submitted_at))),
-        line(UNKNOWN if granted is None else format_span(ended - granted)),
+        line("" if granted is None else format_span(ended - granted)),
         line(spoken(job.outcome or "ended"), "bad" if failed else "dim"),
-        line(UNKNOWN if job.exit_status is None else str(job.exit_status), "bad" if failed else ""),
+        line("" if job.exit_status is None else str(job.exit_status), "bad" if failed else ""),
     )

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
-from sqlalchemy import ColumnElement, Connection, TextClause, exists, func, or_, select
+from sqlalchemy import ColumnElement, Connection, TextClause, and_, exists, func, or_, select
 from sqlalchemy.dialects.sqlite import insert as upsert
 from sqlalchemy.exc import DatabaseError
 
@@ -357,8 +357,9 @@ def _selected(
 ) -> Iterator[ColumnElement[bool]]:
     if since is not None:
         ended_since = JobRow.ended_at >= since
-        # Each of the two has an index.
-        yield ended_since if state == State.ENDED else or_(LIVE, ended_since)
+        # Each of the two is found by an index, that of live jobs only by the state it begins with.
+        is_live = and_(JobRow.state.in_([each for each in State if each != State.ENDED]), LIVE)
+        yield ended_since if state == State.ENDED else or_(is_live, ended_since)
     if name is not None:
         # fnmatch(3) and GLOB of SQLite differ in how they negate a set.
         yield JobRow.name.op("GLOB", is_comparison=True)(name.replace("[!", "[^"))
