@@ -22,12 +22,14 @@ from benchmarks import (
     planning,
     reaction,
     rest,
+    seeing,
     shims,
     slurm,
     start,
     store,
     streams,
     submissions,
+    web,
 )
 from benchmarks.figures import Figure, table
 from benchmarks.machine import machine
@@ -48,6 +50,8 @@ BENCHMARKS: dict[str, Callable[[], Iterable[Figure | str]]] = {
     "reaction": reaction.run,
     "peers": peers.run,
     "slurm": slurm.run,
+    "web": web.run,
+    "seeing": seeing.run,
 }
 
 

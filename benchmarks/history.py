@@ -1,41 +1,50 @@
-"""A state directory with a year of history: jobs, their events, leases and folders, and samples."""
+"""A state directory with a year of history: jobs, their events, leases and folders, and samples.
+
+Three jobs at a time on each of eight GPUs, an hour each on average.
+"""
 
 import json
 import random
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from gpulease.config import DATABASE_NAME
+from gpulease.gpu.simulated import simulated_uuid
 from gpulease.store.database_file import back_up
+from gpulease.store.memory_history import JOB_RESOLUTIONS, RESOLUTIONS, Resolution
 from gpulease.store.store import SqlStore
 
 G = 1024**3
 JOBS = 200_000
-SAMPLES = 1_000_000
+GPUS = 8
 YEAR = timedelta(days=364)
 KEPT_FOR = timedelta(days=30)
 """The default of keep_output_for."""
 _USERS = 40
 _COMMANDS = 400
-_GPUS = [f"GPU-{number:08d}" for number in range(28)]
-_SAMPLE_US = 900 * 1_000_000
+_MEAN_RUN_S, _LONGEST_RUN_S = 3600, 2 * 86400
 _EVENTS = ("submit", "grant", "worker_started", "worker_exited")
 
 
 def write_year(state: Path) -> None:
-    """Make a state directory at `state`, as a daemon leaves it after a year and 200,000 jobs."""
+    """Make a state directory at `state`, as a daemon leaves it after a year and 200,000 jobs.
+
+    The daemon that uses it simulates `GPUS` GPUs.
+    """
     (state / "jobs").mkdir(parents=True)
     SqlStore(state / DATABASE_NAME).close()
     now = datetime.now(UTC)
+    uuids = [simulated_uuid(str(state), index) for index in range(GPUS)]
     with closing(sqlite3.connect(state / DATABASE_NAME)) as connection, connection:
-        _insert(connection, "gpus", (_gpu(uuid, now) for uuid in _GPUS))
+        _insert(connection, "gpus", (_gpu(uuid, place, now) for place, uuid in enumerate(uuids)))
         _insert(connection, "jobs", (_job(number, now) for number in _numbers()))
-        _insert(connection, "leases", (_lease(number, now) for number in _numbers()))
+        _insert(connection, "leases", (_lease(number, uuids, now) for number in _numbers()))
         _insert(connection, "events", (each for n in _numbers() for each in _events_of(n, now)))
-        _insert(connection, "gpu_memory", _samples(now))
+        _insert(connection, "gpu_memory", _samples(uuids, now))
+        _insert(connection, "job_memory", _job_samples(now))
     for number in _numbers():
         if now - _ended_at(number, now) < KEPT_FOR:
             _write_folder(state / "jobs" / str(number), _ended_at(number, now))
@@ -66,15 +75,21 @@ def _draw(number: int) -> random.Random:
     return random.Random(number)
 
 
-def _gpu(uuid: str, now: datetime) -> dict[str, object]:
+def _gpu(uuid: str, place: int, now: datetime) -> dict[str, object]:
     seen = {"first_seen_at": _us(now - YEAR), "last_seen_at": _us(now)}
-    return {"uuid": uuid, "gpu_index": _GPUS.index(uuid), "name": "NVIDIA A100-SXM4-80GB", **seen}
+    name = "Simulated 80G"
+    return {"uuid": uuid, "number": place + 1, "gpu_index": place, "name": name, **seen}
+
+
+def _run_for(number: int) -> timedelta:
+    seconds = _draw(-number).expovariate(1 / _MEAN_RUN_S)
+    return timedelta(seconds=10 + min(seconds, _LONGEST_RUN_S))
 
 
 def _job(number: int, now: datetime) -> dict[str, object]:
     draw = _draw(number)
     user, command = draw.randrange(_USERS), draw.randrange(_COMMANDS)
-    ended, ran = _ended_at(number, now), timedelta(seconds=draw.randrange(10, 40_000))
+    ended, ran = _ended_at(number, now), _run_for(number)
     return {
         "id": number,
         "uid": 1000 + user,
@@ -101,11 +116,11 @@ def _job(number: int, now: datetime) -> dict[str, object]:
     }
 
 
-def _lease(number: int, now: datetime) -> dict[str, object]:
+def _lease(number: int, uuids: Sequence[str], now: datetime) -> dict[str, object]:
     job = _job(number, now)
     return {
         "job": number,
-        "gpu": _GPUS[number % len(_GPUS)],
+        "gpu": uuids[number % GPUS],
         "place": 0,
         "memory": job["memory"],
         "granted_at": job["granted_at"],
@@ -123,20 +138,39 @@ def _events_of(number: int, now: datetime) -> Iterator[dict[str, object]]:
         yield {"job": number, "at": job[instant], "kind": kind, "detail": "on GPU 3"}
 
 
-def _samples(now: datetime) -> Iterator[dict[str, object]]:
-    last = _us(now) // _SAMPLE_US
-    for back in range(SAMPLES // len(_GPUS), 0, -1):
-        for uuid in _GPUS:
-            draw = _draw(back)
+def _samples(uuids: Sequence[str], now: datetime) -> Iterator[dict[str, object]]:
+    for uuid in uuids:
+        for span, at in _spans(RESOLUTIONS, now - YEAR, now, now):
+            draw = _draw(at)
+            used, committed = draw.randrange(80 * G), draw.randrange(80 * G)
             yield {
-                "uuid": uuid,
-                "resolution": 900,
-                "at": (last - back) * _SAMPLE_US,
-                "used": draw.randrange(80 * G),
-                "committed": draw.randrange(80 * G),
-                "unmanaged": 0,
-                "utilization": draw.randrange(101),
-            }
+                "uuid": uuid, "resolution": span, "at": at, "used": used, "leased": committed,
+                "committed": committed, "unmanaged": 0, "utilization": draw.randrange(101),
+                "temperature": 30 + draw.randrange(50), "power": 60 + draw.randrange(300),
+            }  # fmt: skip
+
+
+def _job_samples(now: datetime) -> Iterator[dict[str, object]]:
+    for number in _numbers():
+        draw, ended = _draw(number), _ended_at(number, now)
+        for span, at in _spans(JOB_RESOLUTIONS, ended - _run_for(number), ended, now):
+            yield {
+                "gpu": number % GPUS + 1, "resolution": span, "at": at, "job": number,
+                "used": draw.randrange(20 * G), "pool": None, "utilization": draw.randrange(101),
+            }  # fmt: skip
+
+
+def _spans(
+    resolutions: Sequence[Resolution], begin: datetime, end: datetime, now: datetime
+) -> Iterator[tuple[int, int]]:
+    """Yield the rows that are kept of some time: their seconds and begins in microseconds."""
+    newer = now
+    for each in resolutions:
+        older = now - each.keep_for
+        first, last = int(max(begin, older).timestamp()), int(min(end, newer).timestamp())
+        for at in range(first // each.seconds * each.seconds, last, each.seconds):
+            yield each.seconds, at * 1_000_000
+        newer = older
 
 
 def _write_folder(folder: Path, ended: datetime) -> None:

@@ -229,11 +229,19 @@ class MemoryStore:
         before: int | None = None,
         after: int | None = None,
         since: datetime | None = None,
+        name: str | None = None,
     ) -> Sequence[Job]:
         known = self._jobs.values()
         return [job for job in known if before is None or job.id < before][-limit:]
 
-    def count_jobs(self, user: str | None, state: str | None) -> int:
+    def count_jobs(
+        self,
+        user: str | None,
+        state: str | None,
+        *,
+        since: datetime | None = None,
+        name: str | None = None,
+    ) -> int:
         return len(self._jobs)
 
     def invocation(self, job: JobId) -> Invocation:

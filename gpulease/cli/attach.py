@@ -15,7 +15,9 @@ from gpulease.cli.job_selection import names_array, one_element, select_jobs, se
 from gpulease.cli.options import DetachKeysOption, NamePatternOption
 from gpulease.cli.render import stderr_status
 from gpulease.cli.signals import Signals
+from gpulease.client import Client
 from gpulease.errors import WrongState
+from gpulease.wire.jobs import JobView
 
 
 def attach(
@@ -58,7 +60,22 @@ def attach(
     (number,) = select_jobs(client, wanted)
     view = client.job(number)
     if names_array(wanted.words, view):
-        raise one_element("attach to", view)
+        raise one_element("attach", view)
+    return attach_to_job(client, view, watches=watch, keys=keys)
+
+
+def attach_to_job(
+    client: Client, view: JobView, *, watches: bool = False, keys: bytes | None = None
+) -> int:
+    """Connect this terminal to a job, and return its exit code; 0 after detaching.
+
+    Raises:
+        WrongState: it has no output: it is a hold, or a job of Slurm.
+        Others: as `follow`.
+    """
+    number = view.id
+    if keys is None:
+        keys = detach_sequence(None, environment())
     if view.kind == "hold":
         raise WrongState(
             f"cannot attach to job {number}: it is a hold, a lease without a command",
@@ -74,5 +91,5 @@ def attach(
         stderr.print(messages.ended(view))
         return status_of_job(view)
     with Signals() as signals:
-        options = FollowOptions(started=False, watches=watch, keys=keys)
+        options = FollowOptions(started=False, watches=watches, keys=keys)
         return follow(client, view, signals, stderr, options)

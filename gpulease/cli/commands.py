@@ -22,6 +22,7 @@ VERBS = {
     "hold": "Lease GPU memory for this shell.",
     "adopt": "Lease the memory that a running process uses.",
     "status": "Show GPUs, leases and the queue.",
+    "top": "Watch GPUs, jobs and the queue live.",
     "list": "List jobs.",
     "show": "Show jobs in detail.",
     "logs": "Print the output of jobs.",
@@ -36,6 +37,7 @@ VERBS = {
     "drain": "Stop granting leases on GPUs.",
     "resume": "Grant leases on GPUs again.",
     "history": "List past jobs; export them as CSV.",
+    "plot": "Draw the memory of a job or a GPU over time.",
     "pause": "Start no more jobs.",
     "unpause": "Start jobs again.",
     "reserve": "Set GPUs apart for a time.",
@@ -59,10 +61,12 @@ _REPORT = "gpulease report compares what was asked for and used, gpulease histor
 _SUGGESTIONS = {
     **dict.fromkeys(("sacct", "sreport", "usage", "stats"), _REPORT),
     **dict.fromkeys(("ps", "queue", "jobs", "ls", "squeue"), _LIST),
-    **dict.fromkeys(("top", "smi", "gpus", "free", "nvidia-smi", "stat", "sinfo"), _STATUS),
+    **dict.fromkeys(("smi", "gpus", "free", "nvidia-smi", "stat", "sinfo"), _STATUS),
+    **dict.fromkeys(("htop", "nvtop", "nvitop", "gpustat"), "gpulease top shows the machine live"),
     **dict.fromkeys(("kill", "stop", "rm", "del", "scancel", "release", "end"), _CANCEL),
     **dict.fromkeys(("start", "submit", "exec", "srun", "sbatch", "launch"), _RUN),
     **dict.fromkeys(("info", "inspect", "describe", "check"), _SHOW),
+    "seff": "gpulease show compares what a job asked for with what it used",
     **dict.fromkeys(("lease", "alloc", "salloc"), _HOLD),
     **dict.fromkeys(("reservation", "reservations", "windows", "calendar"), _RESERVE),
     **dict.fromkeys(("log", "tail", "output", "cat"), "gpulease logs prints the output of a job"),
@@ -72,6 +76,7 @@ _SUGGESTIONS = {
         ("jupyter", "notebook", "kernelspec", "ipykernel"),
         "gpulease kernel installs Jupyter kernels that run as jobs",
     ),
+    **dict.fromkeys(("graph", "chart", "draw"), "gpulease plot draws memory over time"),
     **dict.fromkeys(("fg", "reattach"), "gpulease attach connects to a running job"),
 }
 """The words of other tools, each with what to use here."""

@@ -249,7 +249,7 @@ def _stay(
             signals.interruptible(time.sleep, again_after)
             again_after = min(2 * again_after, _VERDICT_EVERY)
     if not options.started:
-        from gpulease.cli.job_selection import own_name
+        from gpulease.cli.render import own_name
 
         is_own = job.user == own_name()
         why = "its socket cannot be reached" if is_own else f"it belongs to {job.user}"

@@ -16,7 +16,10 @@ if TYPE_CHECKING:
 else:
     from _datetime import datetime, timedelta  # the module around it takes ten times as long
 
-UNKNOWN = "-"
+UNKNOWN = "?"
+"""What is not known; what there is none of is empty."""
+_NEAR = timedelta(days=6)
+"""Times that are this near have the day of the week."""
 
 
 def clean(text: str) -> str:
@@ -31,9 +34,18 @@ def sentence(reason: str, hint: str | None = None) -> str:
     return clean(f"{reason}; hint: {hint}" if hint else reason)
 
 
+_NARROW = dict.fromkeys(map(ord, "█▒▚░▓…"))
+_FIRST_COMBINING = "\u0300"
+
+
+def _is_narrow(text: str) -> bool:
+    """Return whether each character takes one column, as those of Latin scripts and of bars do."""
+    return text.isascii() or max(text.translate(_NARROW), default="") < _FIRST_COMBINING
+
+
 def display_width(text: str) -> int:
     """Return how many columns `text` takes on a terminal."""
-    if text.isascii():
+    if _is_narrow(text):
         return len(text)
     # rich has the tables of wide and combining characters.
     from rich.cells import cell_len
@@ -43,7 +55,7 @@ def display_width(text: str) -> int:
 
 def truncate(text: str, width: int) -> str:
     """Return as much of the beginning of `text` as takes at most `width` columns."""
-    if text.isascii() or width <= 0:
+    if width <= 0 or _is_narrow(text):
         return text[: max(0, width)]
     from rich.cells import chop_cells
 
@@ -55,6 +67,33 @@ def shorten(text: str, width: int) -> str:
     if display_width(text) <= width:
         return text
     return truncate(text, width - 1).rstrip() + "…" if width > 0 else ""
+
+
+def shorten_middle(text: str, width: int) -> str:
+    """Return `text` in at most `width` columns, with its beginning and its end."""
+    if display_width(text) <= width:
+        return text
+    tail = (width - 1) // 2
+    # The end of a text is the beginning of the reversed one.
+    end = truncate(text[::-1], tail)[::-1]
+    return truncate(text, width - 1 - tail) + "…" + end if width > 0 else ""
+
+
+def shown_command(command: str) -> str:
+    """Write a command without the paths of the interpreter and the script: digits.py --batch 16.
+
+    What a shell would have to quote is left as it is.
+    """
+    program, _, rest = clean(command).partition(" ")
+    name = program.rpartition("/")[2]
+    if name.startswith("python") and not name.strip("python.0123456789") and _is_script(rest):
+        program, _, rest = rest.partition(" ")
+        name = program.rpartition("/")[2]
+    return f"{name or program} {rest}".rstrip() if "'" not in program else clean(command)
+
+
+def _is_script(words: str) -> bool:
+    return bool(words) and words[0] not in "-'"
 
 
 def size(amount: int | None) -> str:
@@ -77,12 +116,14 @@ def clock(written: str | None, now: datetime, *, seconds: bool = False) -> str:
     if written is None:
         return UNKNOWN
     local = instant(written).astimezone(now.tzinfo)
-    time = f"{local:%H:%M:%S}" if seconds else f"{local:%H:%M}"
-    if local.date() == now.date():
+    # A format such as %H:%M takes several times as long.
+    text = local.isoformat(" ")
+    time = text[11 : 19 if seconds else 16]
+    if local.toordinal() == now.toordinal():
         return time
-    if abs(local - now) < timedelta(days=6):
+    if abs(local - now) < _NEAR:
         return f"{local:%a} {time}"
-    return f"{local:%Y-%m-%d} {time}"
+    return f"{text[:10]} {time}"
 
 
 def until(written: str | None, now: datetime) -> str:
@@ -91,9 +132,9 @@ def until(written: str | None, now: datetime) -> str:
 
 
 def between(start: str | None, end: str | None, now: datetime) -> str:
-    """Write the time from `start` to `end`, or to `now`."""
+    """Write the time from `start` to `end`, or to `now`; nothing if there was no start."""
     if start is None:
-        return UNKNOWN
+        return ""
     return _span((instant(end) if end else now) - instant(start))
 
 

@@ -6,10 +6,8 @@ caller's own jobs, also for root.
 
 from __future__ import annotations
 
-import os
-
 from gpulease.cli.format import clean, id_of
-from gpulease.cli.render import print_error, print_stderr, print_stdout
+from gpulease.cli.render import own_name, print_error, print_stderr, print_stdout
 from gpulease.errors import BadUsage, GpuleaseError, NoDaemon, NoSuchJob
 from gpulease.record import record
 
@@ -27,6 +25,7 @@ if TYPE_CHECKING:
         "show",
         "logs",
         "attach",
+        "plot",
         "wait",
         "edit",
         "move",
@@ -39,7 +38,7 @@ if TYPE_CHECKING:
 
 LAST = "last"
 """The word for the newest job of the caller."""
-_READS = frozenset({"show", "logs", "attach"})
+_READS = frozenset({"show", "logs", "attach", "plot"})
 """The verbs that change nothing: of several jobs with one name they take the newest."""
 _ONE_BY_ONE = _READS | {"cancel"}
 """The verbs for which the number of an array is not replaced by those of its elements."""
@@ -168,17 +167,6 @@ def _own_jobs(client: LightClient, *, ended: bool) -> Sequence[JobView]:
     return client.jobs(everything=ended, user=own_name()).jobs
 
 
-def own_name() -> str:
-    """Return the caller's user name as the daemon writes it."""
-    import pwd
-
-    # As the daemon names the owner of a job; the environment (USER) may say something else.
-    try:
-        return pwd.getpwuid(os.geteuid()).pw_name
-    except KeyError:
-        return str(os.geteuid())
-
-
 def _by_word(client: LightClient, jobs: Sequence[JobView], verb: Verb, word: str) -> list[int]:
     if _is_number(word):
         return _with_array(client, verb, int(word))
@@ -223,11 +211,10 @@ def names_array(words: Sequence[str], job: JobView) -> bool:
     return by_name or str(job.id) in words
 
 
-def one_element(doing: str, job: JobView) -> BadUsage:
+def one_element(verb: Verb, job: JobView) -> BadUsage:
     """Return the error for an array where only one job is possible."""
-    verb = "logs" if doing.startswith("print") else "attach"
     return BadUsage(
-        f"cannot {doing} array {job.id}: name one of its elements",
+        f"cannot {_doing(verb)} array {job.id}: name one of its elements",
         f"gpulease {verb} {id_of(job)}; gpulease show {job.id} lists them",
     )
 

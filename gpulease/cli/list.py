@@ -32,7 +32,7 @@ Asked = Literal[
 """A state or an outcome; `failed` is any end without success."""
 
 
-def list(
+def list(  # noqa: PLR0913, PLR0917  each is an option
     ctx: typer.Context,
     everything: Annotated[bool, typer.Option("--all", help="Include ended jobs.")] = False,
     user: Annotated[
@@ -56,6 +56,27 @@ def list(
             show_default=False,
         ),
     ] = None,
+    last: Annotated[
+        str | None,
+        typer.Option(
+            "--last", metavar="N", help="The last N jobs, ended ones included.", show_default=False
+        ),
+    ] = None,
+    since: Annotated[
+        str | None,
+        typer.Option(
+            "--since",
+            metavar="SPAN",
+            help="Include jobs that ended in the last 12h, 30d.",
+            show_default=False,
+        ),
+    ] = None,
+    name: Annotated[
+        str | None,
+        typer.Option(
+            "--name", metavar="PATTERN", help="Only jobs with such a name.", show_default=False
+        ),
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     socket: SocketOption = None,
 ) -> None:
@@ -69,6 +90,8 @@ def list(
     \b
     Examples:
       gpulease list
+      gpulease list --since 12h
+      gpulease list --last 20 --name 'sweep*'
       gpulease list --all --user alice
       gpulease list --state queued --limit all
       gpulease list --state failed --json | jq '.jobs[].id'
@@ -78,6 +101,9 @@ def list(
         user=user,
         state=state,
         limit=limit,
+        last=last,
+        since=since,
+        name=name,
         json=json,
         socket=named_socket(ctx, socket),
     )

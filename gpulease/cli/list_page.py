@@ -7,7 +7,6 @@ import sys
 from gpulease.cli.cluster import acts_on_slurm
 from gpulease.cli.format import (
     SUSPENDED,
-    UNKNOWN,
     alike,
     between,
     clean,
@@ -16,14 +15,16 @@ from gpulease.cli.format import (
     label,
     named,
     requested,
+    shown_command,
 )
 from gpulease.cli.light_connection import light_client
-from gpulease.cli.render import local_time, print_stdout, screen_of, show_page
+from gpulease.cli.render import local_time, print_stdout, screen_of, show_paged
 from gpulease.cli.tables import Column, Line, Page, Style, Table, line
 from gpulease.client.light_client import read
 from gpulease.errors import BadUsage, BadValue
 from gpulease.light_json import encode, indent
 from gpulease.locations import environment
+from gpulease.units import parse_span
 from gpulease.wire.text import spoken
 
 TYPE_CHECKING = False
@@ -45,6 +46,12 @@ _ON_A_SCREEN = 100
 _MOST_LISTED = 10_000
 """What the daemon lists at most in one reply."""
 _MOST_DIGITS = 9
+_LONG_NAME = 40
+"""Longer names are shortened where a listing would be too wide."""
+_EXPECTED, _EXIT = "EXPECTED", "EXIT"
+_EXAMPLE = "gpulease list --limit 50"
+_HAVE_CODE = frozenset({"exited", "signaled"})
+"""The ends of which an exit code tells more."""
 NOT_FAILED = frozenset({"released", "cancelled", "gave_up", "preempted", "requeued"})
 
 
@@ -56,22 +63,33 @@ def print_list(
     limit: str | None,
     json: bool,
     socket: Path | str | None,
+    last: str | None = None,
+    since: str | None = None,
+    name: str | None = None,
 ) -> None:
     """Print the jobs that wait or run, with `everything` also ended ones; or those in a state.
 
-    `limit` is a number or "all"; None: all, but on a terminal the first hundred or so.
+    `limit` is a number or "all"; None: all, but on a terminal the first hundred or so. `last` is a
+    number of jobs, `since` a span in which they ended; both include ended jobs.
     """
+    most = most_listed(limit, last, json=json)
+    seconds = None if since is None else parse_span(since).total_seconds()
+    everything = everything or last is not None or since is not None
     if acts_on_slurm(socket):
         from gpulease.cli.cluster import list_page
 
-        list_page.print_list(everything=everything, user=user, state=state, limit=limit, json=json)
+        list_page.print_list(
+            everything=everything, user=user, state=state, most=most, since=seconds, name=name,
+            json=json,
+        )  # fmt: skip
         return
-    most = most_listed(limit, json=json)
     # --state lost includes ended jobs without --all.
     at = state if state is None or state in _STATES else _STATE_OF.get(state, "ended")
     ended = everything or at == "ended"
     client = light_client(socket)
-    asked: dict[str, Any] = {"everything": ended, "user": user, "state": at}
+    asked: dict[str, Any] = {
+        "everything": ended, "user": user, "state": at, "name": name, "since": seconds,
+    }  # fmt: skip
     if at != state or (ended and limit == "all"):
         listed = _from_pages(client, asked, state if at != state else None, most)
     elif most is not None:
@@ -87,27 +105,36 @@ def print_list(
         return
     if user is not None and not listed.jobs:
         refuse_stranger(user)
-    show_page(page(listed, local_time(), newest=ended), screen_of(sys.stdout, environment()))
+    drawn = page(listed, local_time(), newest=ended, is_last=last is not None)
+    show_paged(drawn, screen_of(sys.stdout, environment()))
 
 
-def most_listed(limit: str | None, *, json: bool) -> int | None:
+def most_listed(limit: str | None, last: str | None = None, *, json: bool) -> int | None:
     """Return how many jobs to list; None: all.
 
     Raises:
-        BadUsage: `limit` is neither a number above zero nor "all".
+        BadUsage: `limit` is neither a number above zero nor "all", or `last` is no such number.
     """
+    if limit is not None and last is not None:
+        raise BadUsage("cannot list jobs: --limit and --last exclude each other", _EXAMPLE)
+    if last is not None:
+        return _number_of_jobs(last)
     if limit is None:
         is_terminal = sys.stdout is not None and sys.stdout.isatty()
         return _ON_A_SCREEN if is_terminal and not json else None
     if limit == "all":
         return None
-    is_number = limit.isascii() and limit.isdecimal() and len(limit) <= _MOST_DIGITS
-    if not is_number or not 0 < int(limit) <= _MOST_LISTED:
+    return _number_of_jobs(limit)
+
+
+def _number_of_jobs(text: str) -> int:
+    is_number = text.isascii() and text.isdecimal() and len(text) <= _MOST_DIGITS
+    if not is_number or not 0 < int(text) <= _MOST_LISTED:
         raise BadUsage(
-            f"cannot list {limit[:40]!r} jobs: write a number from 1 to {_MOST_LISTED}, or all",
-            "gpulease list --limit 50",
+            f"cannot list {text[:40]!r} jobs: write a number from 1 to {_MOST_LISTED}, or all",
+            _EXAMPLE,
         )
-    return int(limit)
+    return int(text)
 
 
 def refuse_stranger(user: str, doing: str = "list") -> None:
@@ -170,35 +197,42 @@ def _matches(job: JobView, wanted: str) -> bool:
     return bool(spoken(job.outcome or "") == wanted)
 
 
-def page(listed: JobList, now: datetime, *, newest: bool = False) -> Page:
-    """Lay out a listing, which may have the first jobs only, or the `newest`."""
+def page(listed: JobList, now: datetime, *, newest: bool = False, is_last: bool = False) -> Page:
+    """Lay out a listing, which may have the first jobs only, or the `newest`.
+
+    With `is_last`, so many were asked for.
+    """
     if not listed.jobs:
         return [line("no jobs", "dim")]
-    # Only where a job waits: most listings are of jobs that run or have ended.
-    waiting = any(job.expected_start_at for job in listed.jobs)
-    columns = (
-        Column("JOB", right=True),
-        Column("USER", wraps=True),
-        Column("NAME", leaves=1, shrinks=True, below=""),
-        Column("STATE"),
-        Column("REQUEST", right=True, leaves=3, below="request "),
-        Column("SUBMITTED", right=True, leaves=5),
-        *((Column("EXPECTED", right=True, leaves=4, below="expected "),) if waiting else ()),
-        Column("RAN", right=True, leaves=4, below="ran "),
-        Column("EXIT", right=True),
-        Column("COMMAND", leaves=6, shrinks=True, least=16),
+    columns = _columns(
+        # Only where a job waits: most listings are of jobs that run or have ended.
+        waiting=any(job.expected_start_at for job in listed.jobs),
+        codes=any(_code(job) for job in listed.jobs),
     )
     more = (listed.total or 0) - len(listed.jobs)
     is_all = more <= 0 and (listed.total is not None or listed.next is None)
     last = None if is_all else listed.jobs[0 if newest else -1]
-    rows = tuple(
-        _row(group, _ids(group, last), now, waiting=waiting) for group in alike(listed.jobs)
-    )
+    rows = tuple(_row(group, _ids(group, last), now, columns) for group in alike(listed.jobs))
     if is_all:
         return [Table(columns, rows)]
     count = f"{more} {'older' if newest else 'more'}" if more > 0 else "there may be older ones"
-    text = f"{count}; --limit all lists them"
+    text = count if is_last else f"{count}; --limit all lists them"
     return [Table(columns, rows), line(text, "dim")]
+
+
+def _columns(*, waiting: bool, codes: bool) -> tuple[Column, ...]:
+    return (
+        Column("JOB", right=True),
+        Column("USER", wraps=True),
+        Column("NAME", leaves=1, shrinks=True, cuts="middle", least=_LONG_NAME, below=""),
+        Column("STATE"),
+        Column("REQUEST", right=True, leaves=3, below="request "),
+        Column("SUBMITTED", right=True, leaves=5),
+        *((Column(_EXPECTED, right=True, leaves=4, below="expected "),) if waiting else ()),
+        Column("RAN", right=True, leaves=4, below="ran "),
+        *((Column(_EXIT, right=True),) if codes else ()),
+        Column("COMMAND", leaves=6, shrinks=True, least=16, narrows_first=True),
+    )
 
 
 def _style(job: JobView) -> Style:
@@ -215,8 +249,10 @@ def _ids(group: Sequence[JobView], last: JobView | None) -> str:
     return ids if ids.endswith("...]") else ids.replace("]", ",...]")
 
 
-def _row(group: Sequence[JobView], ids: str, now: datetime, *, waiting: bool) -> tuple[Line, ...]:
-    job = group[0]
+def _row(
+    group: Sequence[JobView], ids: str, now: datetime, columns: Sequence[Column]
+) -> tuple[Line, ...]:
+    job, titles = group[0], [column.title for column in columns]
     failed = job.exit_status not in (None, 0)
     return (
         line(ids),
@@ -225,8 +261,17 @@ def _row(group: Sequence[JobView], ids: str, now: datetime, *, waiting: bool) ->
         line(label(job), "bad" if failed else _style(job)),
         line(requested(job)),
         line(clock(job.submitted_at, now)),
-        *((line(clock(job.expected_start_at, now)),) if waiting else ()),
-        line(between(job.started_at, job.ended_at, now)),
-        line(UNKNOWN if job.exit_status is None else str(job.exit_status), "bad" if failed else ""),
-        line(clean(job.command)),
+        *((line(_expected(job, now)),) if _EXPECTED in titles else ()),
+        line(between(job.started_at, job.ended_at, now) if job.started_at else ""),
+        *((line(_code(job), "bad" if failed else ""),) if _EXIT in titles else ()),
+        line(shown_command(job.command)),
     )
+
+
+def _expected(job: JobView, now: datetime) -> str:
+    return clock(job.expected_start_at, now) if job.state == "queued" else ""
+
+
+def _code(job: JobView) -> str:
+    """Write the exit code, where the state does not tell how the job ended."""
+    return str(job.exit_status) if job.outcome in _HAVE_CODE and job.exit_status is not None else ""

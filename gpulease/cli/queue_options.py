@@ -4,7 +4,8 @@ import re
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 
-from gpulease.cli.job_selection import LAST, own_name
+from gpulease.cli.job_selection import LAST
+from gpulease.cli.render import own_name
 from gpulease.client import Client
 from gpulease.errors import BadValue, NoSuchJob
 from gpulease.units import parse_instant

@@ -14,6 +14,7 @@ WORDS: "dict[str, tuple[str | None, bool]]" = {
     "list": (None, False),
     "show": ('jobs', False),
     "cancel": ('jobs', False),
+    "history": (None, False),
 }
 """The parameter of the words that are no options; whether options end there."""
 
@@ -73,6 +74,7 @@ OPTIONS: "dict[str, dict[str, tuple[str, Any]]]" = {
     "status": {
         '--json': ('json', True),
         '--queue': ('queue', 'text'),
+        '--watch': ('watch', 'text'),
         '--socket': ('socket', 'text'),
     },
     "list": {
@@ -80,12 +82,16 @@ OPTIONS: "dict[str, dict[str, tuple[str, Any]]]" = {
         '--user': ('user', 'text'),
         '--state': ('state', ('queued', 'granted', 'active', 'suspended', 'releasing', 'ended', 'exited', 'failed', 'signaled', 'released', 'cancelled', 'time-limit', 'over-lease', 'idle', 'gave-up', 'preempted', 'requeued', 'dependency-failed', 'launch-failed', 'lost')),
         '--limit': ('limit', 'text'),
+        '--last': ('last', 'text'),
+        '--since': ('since', 'text'),
+        '--name': ('name', 'text'),
         '--json': ('json', True),
         '--socket': ('socket', 'text'),
     },
     "show": {
         '--name': ('name', 'text'),
         '--all': ('every', True),
+        '--plot': ('plot', True),
         '--json': ('json', True),
         '--socket': ('socket', 'text'),
     },
@@ -94,6 +100,16 @@ OPTIONS: "dict[str, dict[str, tuple[str, Any]]]" = {
         '--all': ('every', True),
         '--user': ('user', 'text'),
         '--grace': ('grace', 'text'),
+        '--socket': ('socket', 'text'),
+    },
+    "history": {
+        '--user': ('user', 'text'),
+        '--since': ('since', 'text'),
+        '--state': ('state', ('ended', 'exited', 'failed', 'signaled', 'released', 'cancelled', 'time-limit', 'over-lease', 'idle', 'gave-up', 'preempted', 'requeued', 'dependency-failed', 'launch-failed', 'lost')),
+        '--name': ('name', 'text'),
+        '--limit': ('limit', 'count'),
+        '--csv': ('as_csv', True),
+        '--json': ('json', True),
         '--socket': ('socket', 'text'),
     },
 }
@@ -153,7 +169,8 @@ DEFAULTS: "dict[str, dict[str, Any]]" = {
     },
     "status": {
         'json': False,
-        'queue': '20',
+        'queue': None,
+        'watch': None,
         'socket': None,
     },
     "list": {
@@ -161,6 +178,9 @@ DEFAULTS: "dict[str, dict[str, Any]]" = {
         'user': None,
         'state': None,
         'limit': None,
+        'last': None,
+        'since': None,
+        'name': None,
         'json': False,
         'socket': None,
     },
@@ -168,6 +188,7 @@ DEFAULTS: "dict[str, dict[str, Any]]" = {
         'jobs': None,
         'name': None,
         'every': False,
+        'plot': False,
         'json': False,
         'socket': None,
     },
@@ -177,6 +198,16 @@ DEFAULTS: "dict[str, dict[str, Any]]" = {
         'every': False,
         'user': None,
         'grace': None,
+        'socket': None,
+    },
+    "history": {
+        'user': None,
+        'since': None,
+        'state': None,
+        'name': None,
+        'limit': None,
+        'as_csv': False,
+        'json': False,
         'socket': None,
     },
 }

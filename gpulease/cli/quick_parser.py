@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from typing import Any
 
 _MOST_DIGITS = 9
+_NUMBERS = {"number": 0, "count": 1}
+"""The least value of each kind of number."""
 
 
 class NotUnderstood(Exception):
@@ -86,8 +88,11 @@ def _read_option(
 def _value(kind: str | tuple[str, ...], text: str) -> str | int:
     if text.startswith("-") or (isinstance(kind, tuple) and text not in kind):
         raise NotUnderstood(f"value {text}")
-    if kind != "number":
+    if kind not in _NUMBERS:
         return text
     if not (text.isascii() and text.isdecimal() and len(text) <= _MOST_DIGITS):
         raise NotUnderstood(f"number {text}")
-    return int(text)
+    number = int(text)
+    if number < _NUMBERS[kind]:
+        raise NotUnderstood(f"number {text}")
+    return number

@@ -35,6 +35,10 @@ class Screen:
 
     width: int | None
     colour: bool
+    height: int | None = None
+    """The lines of a terminal."""
+    ascii: bool = False
+    """It shows ASCII only."""
 
 
 def screen_of(stream: TextIO | None, environment: Mapping[str, str]) -> Screen:
@@ -48,7 +52,21 @@ def screen_of(stream: TextIO | None, environment: Mapping[str, str]) -> Screen:
     colour = is_terminal and environment.get("TERM", "dumb") != "dumb"
     forced = any(environment.get(name, "0") not in ("", "0") for name in _FORCE_COLOUR)
     colour = (colour or forced) and not environment.get("NO_COLOR")
-    return Screen(max(_NARROWEST, width) if width else None, colour)
+    return Screen(
+        width=max(_NARROWEST, width) if width else None,
+        colour=colour,
+        height=_terminal_lines() if is_terminal else None,
+        ascii=not _shows_blocks(stream, environment),
+    )
+
+
+def _shows_blocks(stream: TextIO | None, environment: Mapping[str, str]) -> bool:
+    """Return whether a stream has the characters of bars; without a locale, terminals do."""
+    named = (environment.get(name) for name in ("LC_ALL", "LC_CTYPE", "LANG"))
+    locale = next(filter(None, named), "utf8").lower().replace("-", "")
+    encoding = (getattr(stream, "encoding", None) or "utf8").lower().replace("-", "")
+    # The font of the console of Linux lacks some of them.
+    return "utf8" in locale and encoding == "utf8" and environment.get("TERM") != "linux"
 
 
 def terminal_width() -> int:
@@ -68,9 +86,27 @@ def _terminal_columns() -> int:
         return _USUAL
 
 
+def _terminal_lines() -> int | None:
+    try:
+        return os.get_terminal_size(1).lines or None
+    except OSError:
+        return None
+
+
 def local_time() -> datetime:
     """Return the time, in the zone of this process."""
     return datetime.now(timezone.utc).astimezone()
+
+
+def own_name() -> str:
+    """Return the caller's user name as the daemon writes it."""
+    import pwd
+
+    # As the daemon names the owner of a job; the environment (USER) may say something else.
+    try:
+        return pwd.getpwuid(os.geteuid()).pw_name
+    except KeyError:
+        return str(os.geteuid())
 
 
 def replace_unencodable() -> None:
@@ -135,11 +171,32 @@ def write_output(kind: FrameKind, piece: bytes) -> None:
         raise OutputClosed from None
 
 
-def show_page(page: Page, screen: Screen) -> None:
-    """Print a page of lines and tables."""
+_IN_ASCII = str.maketrans("█▒▚░▓·…", "#=!.x-~")
+"""What stands for characters that a terminal lacks."""
+
+
+def drawn(page: Page, screen: Screen) -> str:
+    """Return a page as text for a screen."""
     from gpulease.cli.tables import draw
 
-    write_stdout(draw(page, screen.width, colour=screen.colour))
+    text = draw(page, screen.width, colour=screen.colour)
+    return text.translate(_IN_ASCII) if screen.ascii else text
+
+
+def show_page(page: Page, screen: Screen) -> None:
+    """Print a page of lines and tables."""
+    write_stdout(drawn(page, screen))
+
+
+def show_paged(page: Page, screen: Screen) -> None:
+    """Print a page; one that is longer than the terminal in a pager."""
+    text = drawn(page, screen)
+    if screen.height is None or text.count("\n") < screen.height:
+        write_stdout(text)
+        return
+    from gpulease.cli.pager import print_paged
+
+    print_paged([text])
 
 
 @record(frozen=True)

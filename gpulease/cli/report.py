@@ -10,7 +10,7 @@ import typer
 
 from gpulease.cli.caller import environment, is_user
 from gpulease.cli.connect import SocketOption, connect
-from gpulease.cli.format import UNKNOWN, clean, size
+from gpulease.cli.format import clean, size
 from gpulease.cli.render import print_stdout, screen_of, show_page
 from gpulease.cli.tables import Column, Line, Page, Table, line
 from gpulease.client import Client, decode, encode
@@ -118,21 +118,21 @@ def shares_page(view: SharesView) -> Page:
 
 def _share_row(each: ShareView) -> tuple[Line, ...]:
     return (
-        line(UNKNOWN if each.turn is None else str(each.turn)),
+        line("" if each.turn is None else str(each.turn)),
         line(clean(each.user)),
         line(f"{100 * each.share:.0f}%"),
         line(_gib_hours(each.use)),
-        line(size(each.held) if each.held else UNKNOWN),
+        line(size(each.held) if each.held else ""),
         line(str(each.running)),
         line(str(each.waiting)),
-        line(clean(each.next_job or UNKNOWN)),
+        line(clean(each.next_job or "")),
         line(_wait(each.mean_wait)),
         line(_wait(each.longest_wait)),
     )
 
 
 def _wait(seconds: float | None) -> str:
-    return UNKNOWN if seconds is None else format_span(timedelta(seconds=seconds))
+    return "" if seconds is None else format_span(timedelta(seconds=seconds))
 
 
 def page(view: ReportView, within: str = "") -> Page:
@@ -169,7 +169,7 @@ def _median(error: float, jobs: int) -> str:
 
 
 def _row(use: UseView) -> tuple[Line, ...]:
-    share = f"{round(100 * use.used / use.asked)}%" if use.asked else UNKNOWN
+    share = f"{round(100 * use.used / use.asked)}%" if use.asked else ""
     return (
         line(clean(use.user)),
         line(str(use.jobs)),
@@ -183,7 +183,7 @@ def _row(use: UseView) -> tuple[Line, ...]:
 
 
 def _mean(byte_seconds: float, seconds: float) -> str:
-    return size(int(byte_seconds / seconds)) if seconds else UNKNOWN
+    return size(int(byte_seconds / seconds)) if seconds else ""
 
 
 def _gib_hours(byte_seconds: float) -> str:

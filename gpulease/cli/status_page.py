@@ -11,7 +11,6 @@ from gpulease.cli.format import (
     between,
     clean,
     clock,
-    enforcement,
     id_of,
     ids_of,
     index_of,
@@ -20,124 +19,223 @@ from gpulease.cli.format import (
     named,
     reason_of,
     requested,
+    shown_command,
     size,
     until,
 )
 from gpulease.cli.light_connection import light_client
-from gpulease.cli.render import local_time, print_stdout, screen_of, show_page
-from gpulease.cli.tables import Block, Column, Hanging, Line, Page, Span, Style, Table, line, widths
+from gpulease.cli.render import local_time, own_name, print_stdout, screen_of, show_page
+from gpulease.cli.status_tables import (
+    GpuRow,
+    JobRow,
+    Note,
+    Rows,
+    WaitingRow,
+    counts,
+    fitted,
+    gpu_table,
+    heading,
+    jobs_part,
+    model,
+    models,
+    queue_part,
+    rows_asked_for,
+    with_similar_folded,
+)
+from gpulease.cli.tables import Block, Hanging, Line, Page, Style, line
 from gpulease.cli.window_page import sentence
-from gpulease.errors import BadUsage
 from gpulease.light_json import indent
 from gpulease.locations import environment
+from gpulease.record import record
+from gpulease.wire.text import ranges
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from datetime import datetime
     from pathlib import Path
 
+    from gpulease.cli.render import Screen
     from gpulease.wire.jobs import JobView, LeaseView
-    from gpulease.wire.machine import GpuEventView, GpuView, MemoryView, ProcessView, StatusView
+    from gpulease.wire.machine import GpuEventView, GpuView, ProcessView, StatusView
 
-_BAR = 20
-BAR_TITLE = "MEMORY"
-LEGEND: Line = (
-    *(Span("#", "used"), Span(" used under a lease  ", "dim")),
-    *(Span("=", "leased"), Span(" leased, not used yet  ", "dim")),
-    *(Span("!", "unmanaged"), Span(" unmanaged  ", "dim")),
-    *(Span(".", "free"), Span(" free to lease", "dim")),
-)
-_MOST_DIGITS = 9
+_WATCH_EVERY = "2s"
 _MOST_EVENTS = 3
 """Health events shown for each GPU; --json has all."""
+_MOST_PROCESSES = 5
+"""Processes without a lease that a terminal shows."""
 _SHOWN_AS_STATE = frozenset({"drained", "resumed", "faulty"})
-_STATES: dict[str, Style] = {"available": "good", "drained": "warn", "divided": "dim"}
+_NEEDS_AN_ADMIN = frozenset({"unreadable", "lost", "prohibited"})
+_UNLIMITED = frozenset({"failed", "absent"})
 
 
-def print_status(*, queue: str, json: bool, socket: Path | str | None) -> None:
-    """Print the state of the machine, with the first jobs of the queue: a number, or "all"."""
+def print_status(
+    *, queue: str | None, json: bool, socket: Path | str | None, watch: str | None = None
+) -> int:
+    """Print the state of the machine, with the first jobs of the queue: a number, or "all".
+
+    With `watch`, a span such as 2s, it is printed again and again.
+    """
     if acts_on_slurm(socket):
         from gpulease.cli.cluster import status_page
 
-        status_page.print_status(queue=queue, json=json)
-        return
-    first = first_of(queue)
+        return status_page.print_status(queue=queue, json=json, watch=watch)
+    first = rows_asked_for(queue)
     daemon = light_client(socket)
+    if watch is not None:
+        from gpulease.cli.watch import watch_page
+
+        return watch_page(
+            lambda: daemon.status(first), _fitted_page, watch or _WATCH_EVERY, json=json
+        )
     if json:
         print_stdout(indent(daemon.status_json(first)))
-        return
+        return 0
     screen = screen_of(sys.stdout, environment())
-    show_page(page(daemon.status(first), local_time(), screen.width), screen)
+    # A queue that was asked for is shown, although the first lines scroll off.
+    height = screen.height if queue is None else None
+    view = daemon.status(first)
+    show_page(page(view, local_time(), screen.width, height, own_name()), screen)
+    return 0
 
 
-def first_of(text: str) -> int | None:
-    """Return how many waiting jobs to show; None: all.
+def _fitted_page(view: StatusView, screen: Screen) -> Page:
+    return page(view, local_time(), screen.width, screen.height, own_name())
 
-    Raises:
-        BadUsage: that is neither a number nor "all".
+
+def page(
+    view: StatusView,
+    now: datetime,
+    width: int | None = None,
+    height: int | None = None,
+    user: str = "",
+) -> Page:
+    """Lay out the status; the jobs of `user` are the first of those that run.
+
+    For a terminal of a known height, what is alike shares rows, and rows that do not fit are
+    counted.
     """
-    if text == "all":
-        return None
-    if not (text.isascii() and text.isdigit() and len(text) <= _MOST_DIGITS):
-        raise BadUsage(f"cannot show {text[:40]!r} waiting jobs: that is no number", "--queue 50")
-    return int(text)
-
-
-def page(view: StatusView, now: datetime, width: int | None = None) -> Page:
-    """Lay out the status; `width` decides whether the bars, and so their legend, are shown."""
-    return [
-        *_head(view, now),
-        *_gpus(view, now, width),
-        *_windows(view, now),
-        *_leases(view, now),
-        *_enforcement(view),
-        *_queue(view, now),
-        *_without_lease(view, now),
-    ]
-
-
-def _head(view: StatusView, now: datetime) -> Iterator[Block]:
-    driver = f"  driver {clean(view.driver)}" if view.driver else ""
-    simulated = "  simulated GPUs" if view.simulated else ""
-    rest = f"{driver}{simulated}  {clock(view.at, now)}"
-    yield (Span(clean(view.host), "title"), Span(rest, "dim"))
-
-
-def _gpus(view: StatusView, now: datetime, width: int | None) -> Iterator[Block]:
-    if not view.gpus:
-        yield line("no GPUs", "warn")
-        return
-    columns = (
-        Column("GPU", right=True),
-        Column("NAME", leaves=4, shrinks=True),
-        Column("STATE", leaves=1, below=""),
-        Column(BAR_TITLE, leaves=5),
-        Column("USED", right=True),
-        Column("LEASED", right=True),
-        Column("FREE", right=True),
-        Column("TOTAL", right=True, leaves=2, below="total "),
-        Column("UTIL", right=True, leaves=3),
-        Column("TEMP", right=True, leaves=6),
+    about = _About(view, now, user, is_short=height is not None)
+    holding, waiting = _job_rows(about), _waiting(view)
+    return fitted(
+        [
+            [*_head(about, width), *_gpus(about, width), *_remarks(about)],
+            Rows(holding, lambda rows: jobs_part(rows, len(holding) - len(rows))),
+            [*_without_lease(about), *_why_none_starts(about)],
+            Rows(
+                _waiting_rows(about),
+                lambda rows: queue_part(rows, waiting - sum(row.jobs for row in rows)),
+            ),
+        ],
+        width,
+        height,
     )
-    table = Table(columns, tuple(_gpu(gpu) for gpu in view.gpus))
-    yield line("")
-    yield table
-    if any(columns[number].title == BAR_TITLE for number in widths(table, width)):
-        yield LEGEND
-    for gpu in view.gpus:
-        if gpu.detail:
-            yield line(f"GPU {index_of(gpu)}: {clean(gpu.detail)}", "warn")
+
+
+@record(frozen=True)
+class _About:
+    """What a page is about."""
+
+    view: StatusView
+    now: datetime
+    user: str
+    is_short: bool
+    """What is alike shares rows."""
+
+
+def _head(about: _About, width: int | None) -> Iterator[Block]:
+    view = about.view
+    totals = {gpu.name: gpu.memory.total for gpu in view.gpus if gpu.memory.total}
+    named = [(index_of(gpu), model(gpu.name, totals.get(gpu.name))) for gpu in view.gpus]
+    parts = [clean(view.host), models(named) or "no GPUs"]
+    if view.simulated and "imulated" not in parts[1]:
+        parts.append("simulated GPUs")
+    if view.driver:
+        parts.append(f"driver {clean(view.driver)}")
+    parts.append(clock(view.at, about.now))
+    holding = [job for job in view.jobs if job.state != "queued"]
+    own = sum(job.user == about.user for job in holding)
+    own_waiting = sum(each.jobs for each in view.waiting_by_user if each.user == about.user)
+    text = counts(len(holding), _waiting(view), own, own_waiting)
+    return heading(parts, text, width)
+
+
+def _waiting(view: StatusView) -> int:
+    """Return the number of jobs in the queue; a daemon of an earlier version sends them all."""
+    if view.waiting is not None:
+        return view.waiting
+    return sum(job.state == "queued" for job in view.jobs)
+
+
+def _gpus(about: _About, width: int | None) -> Iterator[Block]:
+    if about.view.gpus:
+        rows = [_gpu_row(gpu, about) for gpu in about.view.gpus]
+        yield line("")
+        yield from gpu_table(rows, width, folds=about.is_short)
+
+
+def _gpu_row(gpu: GpuView, about: _About) -> GpuRow:
+    alone = _exclusive_job(gpu, about.view)
+    # Of a GPU that grants nothing, nothing can be leased.
+    free = gpu.memory.headroom if gpu.state == "available" else 0
+    is_unknown = gpu.state in ("unreadable", "lost")
+    return GpuRow(
+        label=index_of(gpu),
+        memory=gpu.memory,
+        free=None if is_unknown else free,
+        notes=tuple(_notes(gpu, alone, about)),
+        is_exclusive=alone is not None,
+        utilization=gpu.utilization,
+        temperature=gpu.temperature,
+    )
+
+
+def _exclusive_job(gpu: GpuView, view: StatusView) -> int | None:
+    holding = (job for job in view.jobs if job.claim.exclusive and job.state != "queued")
+    return next((job.id for job in holding if any(_is_on(gpu, each) for each in job.leases)), None)
+
+
+def _is_on(gpu: GpuView, lease: LeaseView) -> bool:
+    return lease.gpu == gpu.uuid
+
+
+def _notes(gpu: GpuView, alone: int | None, about: _About) -> Iterator[Note]:
+    """Say why a GPU is not simply available."""
+    yield from _notes_on_state(gpu, about)
+    if alone is not None:
+        yield Note("exclusive: job", alone)
+    if gpu.state == "available" and gpu.kept_for is not None:
+        yield Note("kept for job", gpu.kept_for)
+    if gpu.slurm:
+        yield Note("assigned by Slurm", style="dim")
+    for window in about.view.windows:
+        if window.is_on and gpu.uuid in window.on:
+            yield Note(f"window {clean(window.name)}")
+
+
+def _notes_on_state(gpu: GpuView, about: _About) -> Iterator[Note]:
+    style: Style = "bad" if gpu.state in _NEEDS_AN_ADMIN else "warn"
+    detail = clean(gpu.detail or "")
+    if gpu.state != "available" and not detail.startswith(gpu.state):
+        detail = f"{gpu.state}: {detail}" if detail else gpu.state
+    if detail:
+        yield Note(detail, style="dim" if gpu.state == "divided" else style)
+    strangers = any(_is_without_lease(gpu, about.view))
+    if gpu.memory.unmanaged and gpu.state != "divided" and not strangers:
+        yield Note(f"{size(gpu.memory.unmanaged)} used without a lease", style="bad")
+
+
+def _remarks(about: _About) -> Iterator[Block]:
+    """Yield the health events of GPUs, and the windows."""
+    for gpu in about.view.gpus:
         for event in _recent_events(gpu):
             times = f", {event.count} times" if event.count > 1 else ""
-            text = f"GPU {index_of(gpu)}: {clock(event.at, now)}  {clean(event.detail)}{times}"
-            yield line(text, "dim")
-
-
-def _windows(view: StatusView, now: datetime) -> Iterator[Block]:
-    for window in view.windows:
+            at = clock(event.at, about.now)
+            text = f"GPU {index_of(gpu)}: {at}  {clean(event.detail)}{times}"
+            yield Hanging(line(text, "dim"), 2)
+    for window in about.view.windows:
         style: Style = "warn" if window.is_on else "dim"
-        yield Hanging(line(sentence(window, now), style), 2)
+        yield Hanging(line(sentence(window, about.now), style), 2)
 
 
 def _recent_events(gpu: GpuView) -> list[GpuEventView]:
@@ -145,205 +243,136 @@ def _recent_events(gpu: GpuView) -> list[GpuEventView]:
     return [event for event in gpu.events if event.kind not in _SHOWN_AS_STATE][-_MOST_EVENTS:]
 
 
-def _gpu(gpu: GpuView) -> tuple[Line, ...]:
-    memory = gpu.memory
-    return (
-        line(index_of(gpu)),
-        line(clean(gpu.name)),
-        _gpu_state(gpu),
-        bar(memory),
-        line(size(memory.used)),
-        line(size(memory.leased)),
-        _free(gpu),
-        line(size(memory.total)),
-        line(UNKNOWN if gpu.utilization is None else f"{gpu.utilization}%"),
-        line(UNKNOWN if gpu.temperature is None else f"{gpu.temperature}C"),
-    )
+def _job_rows(about: _About) -> list[JobRow]:
+    """Return the jobs that hold memory, the caller's first."""
+    holding = [job for job in about.view.jobs if job.state not in ("queued", "ended")]
+    if about.is_short:
+        holding.sort(key=lambda job: job.user != about.user)
+    indexes = {gpu.uuid: index_of(gpu) for gpu in about.view.gpus}
+    return [row for job in holding for row in _rows_of(job, indexes, about)]
 
 
-def _gpu_state(gpu: GpuView) -> Line:
-    if gpu.state == "available" and gpu.slurm:
-        return line("Slurm", "dim")
-    if gpu.state == "available" and gpu.kept_for is not None:
-        return line(f"for job {gpu.kept_for}", "warn")
-    return line(gpu.state, _STATES.get(gpu.state, "bad"))
-
-
-def _free(gpu: GpuView) -> Line:
-    # Memory of a GPU that grants nothing cannot be leased.
-    free = gpu.memory.headroom if gpu.state == "available" else None
-    return line(size(free), "good" if free else "warn")
-
-
-def bar(memory: MemoryView) -> Line:
-    """Draw the memory of a GPU: used under leases, leased and not used, unmanaged, free."""
-    if not memory.total or memory.used is None:
-        return line(f"[{'?' * _BAR}]", "dim")
-    unmanaged = memory.unmanaged or 0
-    used = max(0, min(memory.used - unmanaged, memory.committed))
-    parts: tuple[tuple[int, str, Style], ...] = (
-        (used, "#", "used"),
-        (memory.committed - used, "=", "leased"),
-        (unmanaged, "!", "unmanaged"),
-    )
-    spans, left = [Span("[")], _BAR
-    for amount, mark, style in parts:
-        # Even a small amount gets a mark.
-        marks = min(left, max(round(_BAR * amount / memory.total), 1 if amount > 0 else 0))
-        left -= marks
-        spans.append(Span(mark * marks, style))
-    return (*spans, Span("." * left, "free"), Span("]"))
-
-
-def _leases(view: StatusView, now: datetime) -> Iterator[Block]:
-    rows = [row for job in view.jobs for row in _lease_rows(job, view, now)]
-    yield line("")
-    if not rows:
-        yield line("no leases", "dim")
-        return
-    columns = (
-        Column("JOB", right=True),
-        Column("USER", wraps=True),
-        Column("NAME", leaves=3, shrinks=True, below=""),
-        Column("STATE", leaves=2, below=""),
-        Column("GPU", right=True),
-        Column("LEASED", right=True),
-        Column("USED", right=True),
-        Column("PEAK", right=True, leaves=5),
-        Column("TIME LEFT", right=True, leaves=1, below="time left "),
-    )
-    yield Table(columns, tuple(rows))
-    for job in view.jobs:
-        if job.hook in ("failed", "absent"):
-            which = id_of(job)
-            text = f"job {which} is not limited by its framework (gpulease show {which})"
-            yield Hanging(line(text, "warn"), 2)
-
-
-def _enforcement(view: StatusView) -> Iterator[Block]:
-    if view.enforcement:
-        yield Hanging(line(enforcement(view.enforcement), "dim"), 2)
-
-
-def _lease_rows(job: JobView, view: StatusView, now: datetime) -> Iterator[tuple[Line, ...]]:
-    if job.state in ("queued", "ended"):
-        return
-    indexes = {gpu.uuid: index_of(gpu) for gpu in view.gpus}
+def _rows_of(job: JobView, indexes: Mapping[str, str], about: _About) -> Iterator[JobRow]:
+    """Yield a row for each lease; a terminal gets one for leases of one size and state."""
+    groups: dict[object, list[LeaseView]] = {}
     for lease in job.leases:
-        over = lease.used is not None and lease.used > lease.memory
-        yield (
-            line(id_of(job)),
-            line(clean(job.user)),
-            line(named(job)),
-            _lease_state(job, lease, now),
-            line(indexes.get(lease.gpu, UNKNOWN)),
-            line(size(lease.memory)),
-            line(size(lease.used), "bad" if over else ""),
-            line(size(lease.peak)),
-            line(until(job.expires_at, now)),
+        state = _state(job, lease, about.now)
+        key = (lease.memory, state) if about.is_short else lease.gpu
+        groups.setdefault(key, []).append(lease)
+    for leases in groups.values():
+        yield JobRow(
+            id=id_of(job),
+            user=clean(job.user),
+            name=named(job),
+            gpu=",".join(indexes.get(lease.gpu, UNKNOWN) for lease in leases),
+            uses=_uses(leases),
+            lease=size(leases[0].memory),
+            is_over=any((lease.used or 0) > lease.memory for lease in leases),
+            left=until(job.expires_at, about.now) if job.expires_at else "",
+            state=_state(job, leases[0], about.now),
         )
 
 
-def _lease_state(job: JobView, lease: LeaseView, now: datetime) -> Line:
+def _uses(leases: Sequence[LeaseView]) -> str:
+    known = sorted(lease.used for lease in leases if lease.used is not None)
+    if len(known) < len(leases):
+        return UNKNOWN
+    least, most = size(known[0]), size(known[-1])
+    return most if least == most else f"{least}-{most}"
+
+
+def _state(job: JobView, lease: LeaseView, now: datetime) -> Line:
+    """Write the state of a job, unless it simply runs within its lease."""
+    if lease.over_since_at is not None:
+        stops = "" if lease.stops_at is None else f", stops in {until(lease.stops_at, now)}"
+        return line(f"over{stops}", "bad")
     if is_above(job, lease) and not job.suspended:
         return line("above", "warn")
-    if lease.over_since_at is None:
-        return line(label(job), "good" if label(job) == "active" else "warn")
-    stops = "" if lease.stops_at is None else f", stops in {until(lease.stops_at, now)}"
-    return line(f"over{stops}", "bad")
+    if label(job) != "active":
+        return line(label(job), "warn")
+    if job.idle_ends_at is not None:
+        return line(f"idle, ends in {until(job.idle_ends_at, now)}", "warn")
+    return line("no framework limit", "warn") if job.hook in _UNLIMITED else line("")
 
 
-def _queue(view: StatusView, now: datetime) -> Iterator[Block]:
-    waiting = [job for job in view.jobs if job.state == "queued"]
-    yield line("")
-    yield from _why_none_starts(view, now)
-    more = (view.waiting or 0) - sum(_stands_for(job) for job in waiting)
-    if waiting:
-        yield _queue_table(waiting, now)
-    elif more <= 0:
-        yield line("no jobs in the queue", "dim")
-    if more > 0:
-        text = f"{more} more queued; gpulease status --queue all shows them"
-        yield Hanging(line(text, "dim"), 2)
+def _without_lease(about: _About) -> Iterator[Block]:
+    """Yield the processes that use a GPU without a lease on it."""
+    found = [
+        (gpu, process) for gpu in about.view.gpus for process in _is_without_lease(gpu, about.view)
+    ]
+    most = _MOST_PROCESSES if about.is_short else len(found)
+    if found and not any(job.leases for job in about.view.jobs):
+        yield line("")
+    for gpu, process in found[:most]:
+        yield Hanging(line(_process(gpu, process, about.now), "bad"), 2)
+    if len(found) > most:
+        yield line(f"! and {len(found) - most} more processes without a lease", "bad")
 
 
-def _stands_for(job: JobView) -> int:
-    """Return how many queued jobs a row shows."""
-    elements = None if job.queue is None else job.queue.array_waiting
-    return 1 if elements is None else elements.jobs
+def _is_without_lease(gpu: GpuView, view: StatusView) -> Iterator[ProcessView]:
+    # A GPU that MIG divides lists the processes of its MIG devices.
+    of_gpu = {gpu.uuid, *(each.uuid for each in view.gpus if each.parent == gpu.uuid)}
+    leased = {job.id for job in view.jobs for lease in job.leases if lease.gpu in of_gpu}
+    for process in gpu.processes:
+        if process.job not in leased and not (process.serves and gpu.memory.leased):
+            yield process
 
 
-def _queue_table(waiting: Sequence[JobView], now: datetime) -> Table:
-    columns = (
-        Column("PLACE", right=True),
-        Column("JOB", right=True),
-        Column("USER", wraps=True),
-        Column("NAME", leaves=3, shrinks=True, below=""),
-        Column("REQUEST", right=True),
-        Column("EXPECTED", leaves=5, below="expected "),
-        Column("REASON", leaves=4, wraps=True, least=20, below=""),
-    )
-    in_order = sorted(waiting, key=lambda job: (job.position is None, job.position))
-    return Table(columns, tuple(_waiting(group, now) for group in alike(in_order)))
+def _process(gpu: GpuView, process: ProcessView, now: datetime) -> str:
+    user = clean(process.user or UNKNOWN)
+    amount = "" if process.memory is None else f"{size(process.memory)} of "
+    since = "" if process.started_at is None else f" for {between(process.started_at, None, now)}"
+    where = f" (in container {clean(process.container)})" if process.container else ""
+    of_job = "" if process.job is None else f", of job {process.job}"
+    command = shown_command(process.command or process.name or UNKNOWN)
+    uses = f"uses {amount}GPU {index_of(gpu)} without a lease{since}"
+    return f"! {user}  pid {process.pid} {uses}: {command}{where}{of_job}"
 
 
-def _why_none_starts(view: StatusView, now: datetime) -> Iterator[Block]:
+def _why_none_starts(about: _About) -> Iterator[Block]:
+    view = about.view
     if view.paused is not None:
         why = f": {clean(view.paused.why)}" if view.paused.why else ""
-        since = clock(view.paused.at, now)
+        since = clock(view.paused.at, about.now)
         text = f"{clean(view.paused.by)} paused the queue at {since}{why}; running jobs continue"
-        yield Hanging(line(text, "warn"), 2)
     elif view.closed is not None:
-        yield Hanging(line(f"no job starts now: {clean(view.closed)}", "warn"), 2)
-
-
-def _waiting(group: Sequence[JobView], now: datetime) -> tuple[Line, ...]:
-    job = group[0]
-    return (
-        line(UNKNOWN if job.position is None else str(job.position)),
-        line(ids_of(group)),
-        line(clean(job.user)),
-        line(named(job)),
-        line(requested(job)),
-        line(clock(job.expected_start_at, now)),
-        line(reason_of(job, now) or UNKNOWN),
-    )
-
-
-def _without_lease(view: StatusView, now: datetime) -> Iterator[Block]:
-    leased = {(job.id, lease.gpu) for job in view.jobs for lease in job.leases}
-    # A GPU that MIG divides lists the processes of its MIG devices.
-    parents = {gpu.uuid: gpu.parent for gpu in view.gpus if gpu.parent is not None}
-    leased |= {(job, parents[gpu]) for job, gpu in leased if gpu in parents}
-    rows = [
-        (
-            line(index_of(gpu)),
-            line(str(process.pid)),
-            line(clean(process.user or UNKNOWN)),
-            line(size(process.memory)),
-            line(between(process.started_at, None, now)),
-            line(_command(process)),
-        )
-        for gpu in view.gpus
-        for process in gpu.processes
-        if (process.job, gpu.uuid) not in leased and not (process.serves and gpu.memory.leased)
-    ]
-    if not rows:
+        text = f"no job starts now: {clean(view.closed)}"
+    else:
         return
     yield line("")
-    yield line("processes without a lease", "bad")
-    columns = (
-        Column("GPU", right=True),
-        Column("PID", right=True),
-        Column("USER", wraps=True),
-        Column("MEMORY", right=True),
-        Column("AGE", right=True, leaves=2, below="for "),
-        Column("COMMAND", leaves=1, wraps=True, least=24, below=""),
+    yield Hanging(line(text, "warn"), 2)
+
+
+def _waiting_rows(about: _About) -> list[WaitingRow]:
+    waiting = [job for job in about.view.jobs if job.state == "queued"]
+    waiting.sort(key=lambda job: (job.position is None, job.position))
+    rows = [_waiting_row(group, about) for group in alike(waiting)]
+    return with_similar_folded(rows) if about.is_short else rows
+
+
+def _waiting_row(group: Sequence[JobView], about: _About) -> WaitingRow:
+    job, now = group[0], about.now
+    stands_for = None if job.queue is None else job.queue.array_waiting
+    is_element = job.queue is not None and job.queue.array is not None
+    return WaitingRow(
+        place=job.position,
+        ids=ids_of(group),
+        user=clean(job.user),
+        name=named(job),
+        asks=requested(job),
+        at="" if job.expected_start_at is None else clock(job.expected_start_at, now),
+        why="paused" if about.view.paused else _why(job, now),
+        jobs=len(group) if stands_for is None else stands_for.jobs,
+        number=None if is_element else job.id,
     )
-    yield Table(columns, tuple(rows))
 
 
-def _command(process: ProcessView) -> str:
-    command = clean(process.command or process.name or UNKNOWN)
-    where = f" (in container {clean(process.container)})" if process.container else ""
-    return f"{command}{where}" if process.job is None else f"{command}{where}, of job {process.job}"
+def _why(job: JobView, now: datetime) -> str:
+    """Say in a few words why a job waits; `show` has the reason in full."""
+    blocked = None if job.queue is None else job.queue.blocked_by
+    if blocked in (None, "array") and job.behind is not None:
+        return f"after job {job.behind}"
+    if blocked is None and job.waits_for:
+        jobs = sorted(job.waits_for)
+        return f"after {'job ' if len(jobs) == 1 else 'one of '}{ranges(jobs)}"
+    return reason_of(job, now) or ""

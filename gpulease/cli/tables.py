@@ -7,7 +7,7 @@ draw 10,000 rows in several seconds.
 
 from __future__ import annotations
 
-from gpulease.cli.format import UNKNOWN, display_width, shorten, truncate
+from gpulease.cli.format import UNKNOWN, display_width, shorten, shorten_middle, truncate
 from gpulease.record import record
 
 TYPE_CHECKING = False
@@ -16,14 +16,17 @@ if TYPE_CHECKING:
     from typing import Literal, NamedTuple
 
     Style = Literal[
-        "", "title", "heading", "good", "warn", "bad", "dim", "used", "leased", "unmanaged", "free"
-    ]
+        "", "title", "heading", "good", "warn", "bad", "dim",
+        "used", "leased", "unmanaged", "free", "exclusive",
+    ]  # fmt: skip
 
 _GAP = "  "
 _NOTE_INDENT = 4
 _CONTINUATION_INDENT = 2
+_SHORT_NAME = 12
+"""What is cut in the middle becomes as narrow as this before it leaves."""
 
-_COLOURS: dict[Style, str] = {
+COLOURS: dict[Style, str] = {
     "title": "1",
     "heading": "1;2",
     "good": "32",
@@ -34,15 +37,9 @@ _COLOURS: dict[Style, str] = {
     "leased": "34",
     "unmanaged": "31",
     "free": "2",
+    "exclusive": "35",
 }
 """Parameters of the escape sequence SGR (ECMA-48)."""
-_BLOCKS: dict[Style, tuple[str, str]] = {
-    "used": ("#", "█"),
-    "leased": ("=", "▒"),
-    "unmanaged": ("!", "█"),
-    "free": (".", "░"),
-}
-"""What replaces the letters of a bar where colours tell its parts apart."""
 
 
 if TYPE_CHECKING:
@@ -88,8 +85,12 @@ class Column:
     """When the column leaves, its cells go below their rows after this text; None: nowhere."""
     shrinks: bool = False
     """Its cells are cut short."""
+    cuts: Literal["end", "middle"] = "end"
+    """Where they are cut; names that differ at their end are cut in the middle."""
     wraps: bool = False
     """Its cells take several lines, before another column shrinks."""
+    narrows_first: bool = False
+    """It shrinks or wraps before the others."""
     least: int = 8
     """The width that it keeps when it shrinks or wraps."""
 
@@ -116,6 +117,40 @@ def draw(page: Page, width: int | None, *, colour: bool = False) -> str:
     return "".join(f"{drawn.rstrip(' ')}\n" for drawn in lines)
 
 
+def draw_in_pages(
+    tables: Iterable[Table], width: int | None, *, colour: bool = False
+) -> Iterator[str]:
+    """Yield the text of a long table piece by piece; each piece has the rows of one of `tables`.
+
+    The first piece decides which columns stay, and how wide they are. A wider cell of a later one
+    is wrapped or cut short; columns that can do neither become wider from there on.
+    """
+    paint = _coloured if colour else _plain
+    kept: dict[int, int] = {}
+    for table in tables:
+        measured = _measured(table)
+        taken = [each for _, each in measured]
+        is_first = not kept
+        kept = (
+            _kept(table.columns, taken, width) if is_first else _widened(table, kept, taken, width)
+        )
+        lines = _rows(table, measured, kept, width, paint)
+        if not is_first:
+            next(lines)  # the titles
+        yield "".join([f"{drawn.rstrip(' ')}\n" for drawn in lines])
+
+
+def _widened(
+    table: Table, kept: dict[int, int], taken: Sequence[Sequence[int]], width: int | None
+) -> dict[int, int]:
+    return {
+        number: each
+        if width is not None and (table.columns[number].wraps or table.columns[number].shrinks)
+        else max(each, *taken[number])
+        for number, each in kept.items()
+    }
+
+
 def widths(table: Table, width: int | None) -> dict[int, int]:
     """Return the width of each column, by its number, that stays in a table of that width."""
     return _kept(table.columns, [taken for _, taken in _measured(table)], width)
@@ -140,6 +175,10 @@ def _kept(
         leaving = max(found, key=lambda number: (columns[number].leaves, -number))
         if _excess(narrowed, width) <= 0 or not columns[leaving].leaves:
             return narrowed
+        if columns[leaving].cuts == "middle":
+            narrowed = _narrowed(columns, found, width, _SHORT_NAME)
+            if _excess(narrowed, width) <= 0:
+                return narrowed
         del found[leaving]
     return found
 
@@ -152,12 +191,16 @@ def _excess(widths: dict[int, int], width: int) -> int:
     return sum(widths.values()) + len(_GAP) * (len(widths) - 1) - width
 
 
-def _narrowed(columns: Sequence[Column], widths: dict[int, int], width: int) -> dict[int, int]:
+def _narrowed(
+    columns: Sequence[Column], widths: dict[int, int], width: int, least_name: int | None = None
+) -> dict[int, int]:
     narrowed = dict(widths)
-    for number in sorted(widths, key=lambda number: not columns[number].wraps):
+    order = [(not each.narrows_first, not each.wraps) for each in columns]
+    for number in sorted(widths, key=order.__getitem__):
         column, excess = columns[number], _excess(narrowed, width)
         if excess > 0 and (column.wraps or column.shrinks):
-            least = max(column.least, display_width(column.title))
+            least = column.least if column.cuts == "end" else least_name or column.least
+            least = max(least, display_width(column.title))
             narrowed[number] = min(widths[number], max(widths[number] - excess, least))
     return narrowed
 
@@ -211,6 +254,17 @@ def _block(block: Block, width: int | None, paint: Callable[[Line], str]) -> Ite
 def _table(table: Table, width: int | None, paint: Callable[[Line], str]) -> Iterator[str]:
     measured = _measured(table)
     kept = _kept(table.columns, [taken for _, taken in measured], width)
+    return _rows(table, measured, kept, width, paint)
+
+
+def _rows(
+    table: Table,
+    measured: list[tuple[list[str], list[int]]],
+    kept: dict[int, int],
+    width: int | None,
+    paint: Callable[[Line], str],
+) -> Iterator[str]:
+    """Yield the titles and the rows, with the columns that are `kept` in these widths."""
     # The column that matters least is the last to be noted.
     below = [number for number in range(len(table.columns)) if number not in kept]
     below.sort(key=lambda number: -table.columns[number].leaves)
@@ -269,7 +323,8 @@ def _fitted(column: Column, cell: Line, width: int) -> list[Line]:
     """Return the lines of a cell that is wider than its column."""
     if column.wraps:
         return wrap(cell, width)
-    return [line(shorten(_plain(cell), width), cell[0][1])]
+    cut = shorten if column.cuts == "end" else shorten_middle
+    return [line(cut(_plain(cell), width), cell[0][1])]
 
 
 def _padded(piece: Line, width: int, paint: Callable[[Line], str]) -> str:
@@ -293,9 +348,9 @@ def _plain(spans: Line) -> str:
 
 
 def _coloured(spans: Line) -> str:
-    return "".join([_coloured_span(text, style) if style else text for text, style in spans])
-
-
-def _coloured_span(text: str, style: Style) -> str:
-    letter, block = _BLOCKS.get(style, ("\0", ""))
-    return f"\033[{_COLOURS[style]}m{text.replace(letter, block)}\033[0m"
+    return "".join(
+        [
+            f"\033[{COLOURS[style]}m{text}\033[0m" if style and text else text
+            for text, style in spans
+        ]
+    )

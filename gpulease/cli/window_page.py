@@ -38,7 +38,7 @@ def _row(window: WindowView, now: datetime) -> tuple[Line, ...]:
         line(clock(window.ends_at, now)),
         line(_gpus(window)),
         line(_reserved_for(window)),
-        line(window.cron or UNKNOWN),
+        line(window.cron or ""),
         line(clean(window.created_by)),
     )
 

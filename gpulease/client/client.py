@@ -33,6 +33,7 @@ from gpulease.wire.machine import (
     WindowList,
     WindowView,
 )
+from gpulease.wire.metrics import MetricsView
 from gpulease.wire.notifications import NotifyTestView
 from gpulease.wire.requests import (
     AdoptRequest,
@@ -314,6 +315,10 @@ class Client(LightClient):
         """Return the daemon's checks of this machine."""
         return decode(DoctorView, self._daemon.ask("GET", "/doctor"))
 
+    def metrics(self) -> MetricsView:
+        """Return what the daemon counts since its start, and its own health."""
+        return decode(MetricsView, self._daemon.ask("GET", "/metrics"))
+
     def report(self, user: str | None = None, since: float | None = None) -> ReportView:
         """Return what the ended jobs of one or all users asked for and used.
 
@@ -334,21 +339,26 @@ class Client(LightClient):
         user: str | None = None,
         since: float | None = None,
         *,
+        outcome: str | None = None,
+        name: str | None = None,
         before: int | None = None,
         limit: int = 1000,
     ) -> HistoryView:
-        """Return the latest ended jobs of one or all users, the newest first.
+        """Return the latest ended jobs, the newest first.
 
-        At most 1000, those with ids below `before`, that ended in the last `since` seconds. The
-        reply says which follow.
+        At most 1000, those with ids below `before`, that ended in the last `since` seconds; of one
+        or all users; with one outcome, or "failed" for any end without success; with a name that
+        matches a shell pattern. The reply says which follow.
         """
         query = {
             "user": user,
             "since": None if since is None else f"{since:.0f}",
+            "outcome": outcome,
+            "name": name,
             "before": None if before is None else str(before),
             "limit": str(limit),
         }
-        return decode(HistoryView, self._daemon.ask("GET", "/history", query))
+        return decode(HistoryView, self.history_json(query))
 
     def gpu_history(
         self, gpu: str, since: float = 3600.0, until: float = 0.0, points: int = SOME_POINTS

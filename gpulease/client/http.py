@@ -6,6 +6,8 @@ as the interpreter takes to start.
 
 from __future__ import annotations
 
+from _socket import SHUT_RDWR
+
 from gpulease import __version__
 
 TYPE_CHECKING = False
@@ -85,6 +87,13 @@ class Reply:
     def close(self) -> None:
         """Close the connection."""
         self._link.close()
+
+    def interrupt(self) -> None:
+        """End the reply early, also while another thread reads it: that one gets `BadReply`."""
+        try:
+            self._link.shutdown(SHUT_RDWR)
+        except OSError:
+            pass  # it has ended
 
     def read(self) -> bytes:
         """Return the whole body.

@@ -13,11 +13,12 @@ from gpulease.light_json import Namespace, encode
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
     from typing import Any, Self
 
     from gpulease.client.client import Client
+    from gpulease.client.transport import Reply
     from gpulease.wire.frames import FrameKind
     from gpulease.wire.jobs import JobList, JobView
     from gpulease.wire.machine import StatusView
@@ -105,15 +106,19 @@ class LightClient:
         newest: bool = False,
         after: int | None = None,
         limit: int | None = None,
+        name: str | None = None,
+        since: float | None = None,
     ) -> JobList:
         """Return the jobs that wait or hold memory, or with `everything` also those that ended.
 
         The oldest come first, or the `newest`. Without a limit, these are all live jobs, or the
         latest 10,000 of `everything`. With `limit`, one page: the jobs that follow the job `after`.
+        `name` is a shell pattern. With `since`, jobs that ended more seconds ago are left out.
         """
         reply = self.jobs_json(
-            everything=everything, user=user, state=state, newest=newest, after=after, limit=limit
-        )
+            everything=everything, user=user, state=state, newest=newest, after=after, limit=limit,
+            name=name, since=since,
+        )  # fmt: skip
         view: JobList = self._view("JobList", reply)
         return view
 
@@ -126,6 +131,8 @@ class LightClient:
         newest: bool = False,
         after: int | None = None,
         limit: int | None = None,
+        name: str | None = None,
+        since: float | None = None,
     ) -> bytes:
         """Return the reply of `jobs` as JSON."""
         query = {
@@ -135,6 +142,8 @@ class LightClient:
             "newest": "true" if newest else None,
             "after": None if after is None else str(after),
             "limit": None if limit is None else str(limit),
+            "name": name,
+            "since": None if since is None else str(since),
         }
         return self._daemon.ask("GET", "/jobs", query)
 
@@ -221,6 +230,10 @@ class LightClient:
         query = {"queue": "all" if queue is None else str(queue)}
         return self._daemon.ask("GET", "/status", query)
 
+    def history_json(self, query: Mapping[str, str | None]) -> bytes:
+        """Return a page of the ended jobs as JSON; `Client.history` has the names in `query`."""
+        return self._daemon.ask("GET", "/history", query)
+
     def extend(self, number: int, by: float) -> JobView:
         """Add `by` seconds, which may be negative, to the time limit of a job, and return it.
 
@@ -244,11 +257,13 @@ class LightClient:
         tail: int | None = None,
         follow: bool = False,
         begin: Mapping[FrameKind, int] | None = None,
+        opened: Callable[[Reply], None] | None = None,
     ) -> Iterator[tuple[FrameKind, bytes]]:
         """Yield the kept output of a job in pieces, each with its stream.
 
         Each stream starts at byte `begin`, or with its last `tail` lines. With `follow` it
-        continues until the job has ended, also if the job has not started.
+        continues until the job has ended, also if the job has not started. `opened` is called with
+        the reply, which another thread may interrupt.
 
         Raises:
             NoSuchJob: there is none.
@@ -271,6 +286,8 @@ class LightClient:
         with self._daemon.open("GET", f"/jobs/{number}/logs", query) as reply:
             # A job may be silent for days, and this stream has no keep-alives.
             reply.settimeout(None if follow else ANSWER_WITHIN)
+            if opened is not None:
+                opened(reply)
             try:
                 for piece in reply.pieces():
                     yield from frames.feed(piece)

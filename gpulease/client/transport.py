@@ -50,6 +50,10 @@ class Reply:
         """Wait at most so many seconds for the next data."""
         self._reply.settimeout(seconds)
 
+    def interrupt(self) -> None:
+        """End the reply early, also while another thread reads it: that one gets `AnswerLost`."""
+        self._reply.interrupt()
+
     def read(self) -> bytes:
         """Return the whole body."""
         return b"".join(self.pieces())

@@ -6,7 +6,7 @@ depends only on parts above it. Only `DaemonApp.adopt` changes parts later, at a
 
 import os
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from gpulease.config import Settings
@@ -17,6 +17,7 @@ from gpulease.daemon.doctor import Doctor, health_checks
 from gpulease.daemon.enforcement_setup import EnforcementSetup, build_enforcement
 from gpulease.daemon.foundation import Foundation, open_foundation, simulated_gpus
 from gpulease.daemon.housekeeping import Sampler
+from gpulease.daemon.metrics import Metrics
 from gpulease.daemon.notifications import DaemonNotifications
 from gpulease.daemon.slurm import SlurmNode, build_launchers, slurm_policy
 from gpulease.daemon.user_policy import UserPolicy, groups_of
@@ -38,6 +39,7 @@ from gpulease.host.processes import ProcessTable
 from gpulease.host.shim_control import has_living_shim, has_scope
 from gpulease.server.auth import Rights
 from gpulease.server.context import RequestContext
+from gpulease.server.http_server import HttpProtocol
 from gpulease.server.job_views import JobViews, overuse_view
 from gpulease.server.listings import Listings
 from gpulease.server.machine_views import MachineViews
@@ -53,11 +55,12 @@ from gpulease.service.notifications import TimeLeftWatch
 from gpulease.service.observation import GpuObserver
 from gpulease.service.overuse import OveruseWatch
 from gpulease.service.pause import Pauses
-from gpulease.service.ports import MemoryReader, Policy, Quotas
+from gpulease.service.ports import Policy, Quotas
 from gpulease.service.scheduler import Scheduler
 from gpulease.service.usage import Usage
 from gpulease.service.utilization import MeanUtilization
 from gpulease.service.windows import Windows
+from gpulease.store.job_history import JobHistory
 from gpulease.store.memory_history import MemoryHistory
 from gpulease.store.memory_series import MemorySeries
 from gpulease.store.usage import PoolUsage, UsageTotals
@@ -138,44 +141,36 @@ def build(settings: Settings, *, confined: bool = False) -> DaemonApp:
     table, process_ends = ProcessTable(base.secret), ProcessWatch()
     processes = _process_finder(base, table)
     observer = GpuObserver(base.store, base.probe, processes, base.clock, base.observation_thread)
-    overuse, idleness = OveruseWatch(user_policy.overuse), IdleWatch(user_policy.idleness)
+    overuse, idleness = _overuse_watch(base, user_policy), IdleWatch(user_policy.idleness)
     enforcement = build_enforcement(base, user_policy, observer, confined=confined)
     records = _usage_records(base)
     launcher = Launcher(confined=confined, sandbox=enforcement.sandbox)
     notifications = DaemonNotifications(base, launcher, as_other_users=os.geteuid() == 0)
     launch_context = _launch_context(base, observer, enforcement, records.usage)
     runner = JobRunner(launcher, table, base.state, launch_context, base.clock)
-    holds = HoldLauncher(base.clock, process_ends, launch_context.levels)
     of_slurm = build_launchers(base, table, processes, enforcement)
+    holds = HoldLauncher(base.clock, process_ends, launch_context.levels)
     launcher_of = of_slurm.besides(runner, holds)
     scheduler = _scheduler(base, observer, enforcement, launcher_of, overuse, records, user_policy)
     slurm = SlurmNode(base, scheduler, processes, of_slurm)
-    health, clients = (
-        _health_watch(base, scheduler, notifications), WaitingClients(scheduler, process_ends),
-    )  # fmt: skip
+    health = _health_watch(base, scheduler, notifications)
+    clients = WaitingClients(scheduler, process_ends)
     coverage = _hook_coverage(base, enforcement, scheduler, records.hooks)
     sources = _view_sources(base, enforcement, coverage, records, overuse, idleness)
     sampler = _sampler(base, scheduler, overuse, idleness, records, health, enforcement, coverage)
-    doctor = _doctor(base, scheduler, health, sources, slurm)
     context = _request_context(
-        base, scheduler, processes, sources, records, doctor, slurm, notifications,
-        runner=runner, watch_client=clients.watch, look=sampler.look,
-        memory_series=lambda: MemorySeries(base.store, *sampler.unwritten()),
+        base, scheduler, processes, sources, records, slurm, health, notifications, sampler,
+        runner=runner, watch_client=clients.watch,
     )  # fmt: skip
     return DaemonApp(
-        base=base,
-        launcher=launcher,
-        runner=runner,
-        scheduler=scheduler,
-        waiting_clients=clients,
-        sampler=sampler,
-        health=health,
-        user_policy=user_policy,
-        enforcement=enforcement,
-        slurm=slurm,
-        notifications=notifications,
-        context=context,
-    )
+        base=base, launcher=launcher, runner=runner, scheduler=scheduler, waiting_clients=clients,
+        sampler=sampler, health=health, user_policy=user_policy, enforcement=enforcement,
+        slurm=slurm, notifications=notifications, context=context,
+    )  # fmt: skip
+
+
+def _overuse_watch(base: Foundation, user_policy: UserPolicy) -> OveruseWatch:
+    return OveruseWatch(user_policy.overuse, base.store.metrics.went_over)
 
 
 def _process_finder(base: Foundation, table: ProcessTable) -> Finder:
@@ -351,9 +346,9 @@ def _view_sources(
 
 def _request_context(  # noqa: PLR0913  requests reach every part
     base: Foundation, scheduler: Scheduler, processes: Finder, sources: ViewSources,
-    records: _UsageRecords, doctor: Doctor, slurm: SlurmNode, notifications: DaemonNotifications,
-    *, runner: JobRunner, watch_client: Callable[[Job], None], look: Callable[[], Awaitable[None]],
-    memory_series: Callable[[], MemoryReader],
+    records: _UsageRecords, slurm: SlurmNode, health: HealthWatch,
+    notifications: DaemonNotifications, sampler: Sampler, *, runner: JobRunner,
+    watch_client: Callable[[Job], None],
 ) -> RequestContext:  # fmt: skip
     settings, explainer = base.settings(), scheduler.explainer
     accounts, job_views = records.accounts, _job_views(scheduler, sources)
@@ -370,7 +365,8 @@ def _request_context(  # noqa: PLR0913  requests reach every part
         directory_of=base.state.job,
         log_limit=settings.log_limit,
         most_streams=settings.most_streams,
-        doctor=doctor.results,
+        doctor=_doctor(base, scheduler, health, sources, slurm).results,
+        metrics=Metrics(base.store, scheduler, health, HttpProtocol.counts, base.clock).view,
         overuse_of=lambda owner: overuse_view(sources.overuse.policy_of(owner)),
         processes=processes,
         drains=Drains(
@@ -383,14 +379,15 @@ def _request_context(  # noqa: PLR0913  requests reach every part
         test_notification=notifications.sender.test,
         watch_holder=watch_client,
         slurm=slurm.leases if os.geteuid() == 0 else None,
-        look=look,
+        look=sampler.look,
         usage=records.usage,
         hooks=records.hooks,
         stored_pools=records.pools.of,
+        ended_jobs=JobHistory(base.store).page,
         usage_by_user=accounts.by_user,
         prediction_errors=accounts.predictions,
         waits_by_user=accounts.waits,
-        memory_series=memory_series,
+        memory_series=lambda: MemorySeries(base.store, *sampler.unwritten()),
     )
 
 

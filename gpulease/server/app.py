@@ -37,6 +37,7 @@ from gpulease.wire.machine import (
     WindowList,
     WindowView,
 )
+from gpulease.wire.metrics import MetricsView
 from gpulease.wire.notifications import NotifyTestView
 from gpulease.wire.requests import (
     API_PREFIX,
@@ -84,6 +85,7 @@ def routes(context: RequestContext) -> tuple[Route, ...]:
     return (
         Route(get, "/status", everyone, "", machine.status, StatusView),
         Route(get, "/doctor", everyone, "", machine.doctor, DoctorView),
+        Route(get, "/metrics", everyone, "", machine.metrics, MetricsView),
         Route(get, "/report", everyone, "", usage.report, ReportView),
         Route(get, "/shares", everyone, "", usage.shares, SharesView),
         Route(get, "/history", everyone, "", history.history, HistoryView),

@@ -24,6 +24,7 @@ from gpulease.server.request_limits import RequestSlot, slot_in
 from gpulease.server.validation import Defaults
 from gpulease.service.health import Drains, named
 from gpulease.service.hook_reports import HookReports
+from gpulease.service.job_history import EndedJob, EndedJobsQuery
 from gpulease.service.pause import Pauses
 from gpulease.service.ports import Clock, Event, MemoryReader, ProcessFinder
 from gpulease.service.scheduler import Scheduler
@@ -33,6 +34,7 @@ from gpulease.service.usage import PoolSeen, Usage
 from gpulease.service.windows import Windows
 from gpulease.wire.jobs import JobView
 from gpulease.wire.machine import DoctorView, OveruseView
+from gpulease.wire.metrics import MetricsView
 from gpulease.wire.notifications import NotifyTestView
 
 Body = TypeVar("Body")
@@ -57,6 +59,8 @@ class RequestContext:
     most_streams: int
     """Of one user at once; root has no such limit."""
     doctor: Callable[[], DoctorView]
+    metrics: Callable[[], MetricsView]
+    """Reads files: for a thread."""
     overuse_of: Callable[[Owner], OveruseView]
     """What happens to a user's jobs that exceed their lease."""
     processes: ProcessFinder
@@ -70,6 +74,8 @@ class RequestContext:
     usage: Usage
     hooks: HookReports
     stored_pools: Callable[[JobId], Sequence[PoolSeen]]
+    ended_jobs: Callable[[EndedJobsQuery], Sequence[EndedJob]]
+    """A page of the ended jobs."""
     usage_by_user: Callable[[str | None, datetime | None], Sequence[UserUsage]]
     """What the ended jobs of one or all users asked for and used, from some time on."""
     prediction_errors: Callable[[str | None, datetime | None], PredictionErrors]

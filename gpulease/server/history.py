@@ -3,9 +3,10 @@
 import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import cast
 
-from gpulease.domain.job import Job
-from gpulease.domain.lease import State
+from gpulease.domain.job import Outcome
+from gpulease.errors import BadValue
 from gpulease.server.context import (
     RequestContext,
     caller_of_request,
@@ -14,15 +15,20 @@ from gpulease.server.context import (
 )
 from gpulease.server.job_queries import LARGEST_ID
 from gpulease.server.messages import Request, Response
-from gpulease.server.reasons import exit_status
+from gpulease.server.reasons import shell_status
 from gpulease.server.redaction import HIDDEN
 from gpulease.server.validation import span, within
 from gpulease.server.view_sources import instant
-from gpulease.units import Share
+from gpulease.service.job_history import FAILED, EndedJob, EndedJobsQuery
+from gpulease.wire.jobs import JobKind
+from gpulease.wire.jobs import Outcome as WireOutcome
+from gpulease.wire.requests import LONGEST_NAME
 from gpulease.wire.usage import HistoryView, PastJobView
 
 MOST_IN_PAGE = 1000
 _VERB = "list past jobs"
+_OUTCOMES = frozenset(Outcome) | {FAILED}
+_MICROSECONDS = 1_000_000
 
 
 class HistoryHandlers:
@@ -36,60 +42,83 @@ class HistoryHandlers:
         request: Request,
         user: str | None = None,
         since: float | None = None,
+        outcome: str | None = None,
+        name: str | None = None,
         before: int | None = None,
         limit: int = MOST_IN_PAGE,
     ) -> Response:
         """List ended jobs, the newest first: those with ids below `before`.
 
-        `since` is in seconds ago, no `user` means all.
+        `since` is in seconds ago; `outcome` is that of a job, or "failed" for any end without
+        success; `name` is a shell pattern. No value means all.
         """
         context = self._context
-        within("limit", limit, 1, MOST_IN_PAGE, _VERB)
-        if before is not None:
-            within("job", before, 0, LARGEST_ID, _VERB)
+        _check(outcome, name, before, limit)
         ago = span("time to look back", since, at_least=1, verb=_VERB)
-        begin = None if ago is None else context.clock.now() - ago
-        store = context.scheduler.store
-        await slot_of_request(request).for_expensive()
-        jobs = await asyncio.to_thread(
-            lambda: store.jobs(user, State.ENDED, limit, before=before, since=begin)
-        )
         viewer = context.redacted_for(caller_of_request(request))
+        query = EndedJobsQuery(
+            user=user,
+            since=None if ago is None else context.clock.now() - ago,
+            outcome=outcome,
+            name=name,
+            # A pattern must not find out the names that are hidden.
+            name_of=None if name is None else viewer,
+            before=before,
+            limit=limit,
+        )
+        await slot_of_request(request).for_expensive()
+        jobs = await asyncio.to_thread(context.ended_jobs, query)
         return json_response(history_view(jobs, limit, viewer))
 
 
-def history_view(jobs: Sequence[Job], limit: int, viewer: str | None) -> HistoryView:
-    """Return a page of past jobs, oldest first in `jobs`, as the user `viewer` may see them."""
-    views = [past_job_view(job) for job in reversed(jobs)]
+def _check(outcome: str | None, name: str | None, before: int | None, limit: int) -> None:
+    """Raises: BadValue, if one of them is out of range."""
+    within("limit", limit, 1, MOST_IN_PAGE, _VERB)
+    if before is not None:
+        within("job", before, 0, LARGEST_ID, _VERB)
+    if outcome is not None and outcome not in _OUTCOMES:
+        known = ", ".join(sorted(_OUTCOMES))
+        raise BadValue(f"cannot {_VERB}: no outcome {outcome[:40]!r}", f"outcomes: {known}")
+    if name is not None and len(name) > LONGEST_NAME:
+        raise BadValue(f"cannot {_VERB}: a name has at most {LONGEST_NAME} characters")
+
+
+def history_view(jobs: Sequence[EndedJob], limit: int, viewer: str | None) -> HistoryView:
+    """Return a page of ended jobs, newest first, as the user `viewer` may see them."""
+    views = [past_job_view(job) for job in jobs]
     if viewer is not None:
         views = [
             view if view.user == viewer else replace(view, name=HIDDEN, command=None)
             for view in views
         ]
-    return HistoryView(views, before=jobs[0].id if len(jobs) == limit else None)
+    return HistoryView(views, before=jobs[-1].id if len(jobs) == limit else None)
 
 
-def past_job_view(job: Job) -> PastJobView:
+def past_job_view(job: EndedJob) -> PastJobView:
     """Return an ended job as a wire object."""
-    claim, fingerprint, leases = job.claim, job.usage.fingerprint, job.leases
-    asked = None if isinstance(claim.memory, Share) else claim.memory
-    used = [lease.used for lease in leases if lease.used is not None]
+    limit = job.time_limit_us
     return PastJobView(
         id=job.id,
-        label=job.label,
+        label=str(job.id) if job.array is None else f"{job.array}_{job.array_index}",
         name=job.name,
-        user=job.owner.user,
-        kind=job.kind,
-        outcome=job.outcome.value if job.outcome else None,
-        exit_status=exit_status(job),
+        user=job.user,
+        kind=_kind(job),
+        outcome=cast("WireOutcome", job.outcome),
+        exit_status=shell_status(job.outcome, job.exit_code, job.exit_signal),
         submitted_at=instant(job.submitted_at) or "",
         granted_at=instant(job.granted_at),
         ended_at=instant(job.ended_at) or "",
-        gpus=claim.gpus,
-        memory=max((lease.memory for lease in leases), default=asked),
-        used=max(used, default=None),
+        gpus=job.gpus,
+        memory=job.asked if job.leased is None else job.leased,
+        used=job.used,
         utilization=job.utilization,
-        time_limit=claim.time_limit.total_seconds() if claim.time_limit else None,
-        command=f"{fingerprint.similar_key} {fingerprint.exact_key}" if fingerprint else None,
-        slurm_job=None if job.slurm is None else job.slurm.id,
+        time_limit=None if limit is None else limit / _MICROSECONDS,
+        command=None if job.alike is None else f"{job.alike} {job.same}",
+        slurm_job=job.slurm_job,
     )
+
+
+def _kind(job: EndedJob) -> JobKind:
+    if job.slurm_job is not None:
+        return "slurm"
+    return "hold" if job.is_hold else "run"

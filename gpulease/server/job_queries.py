@@ -1,7 +1,10 @@
 """Which jobs a listing asks for, and one page of them."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from datetime import datetime
+from fnmatch import fnmatchcase
+from functools import partial
 from typing import NamedTuple
 
 from gpulease.domain.gpu import JobId
@@ -11,6 +14,7 @@ from gpulease.errors import BadValue
 from gpulease.server.job_sets import is_element
 from gpulease.server.validation import within
 from gpulease.service.ports import Store
+from gpulease.wire.requests import LONGEST_NAME
 
 LARGEST_ID = (1 << 63) - 1
 """Of an integer in SQLite."""
@@ -43,6 +47,12 @@ class JobQuery:
     after: int | None = None
     """Begin with the job that follows the one with this id."""
     limit: int | None = None
+    name: str | None = None
+    """A shell pattern, as in glob(7)."""
+    name_of: str | None = None
+    """The only user with names that the caller may see; None: all."""
+    since: datetime | None = None
+    """Leave out jobs that ended before."""
 
     def check(self) -> None:
         """Check the values of the query.
@@ -58,9 +68,16 @@ class JobQuery:
             within("limit", self.limit, 1, MOST_LISTED, "list jobs")
         if self.after is not None:
             within("job", self.after, 0, LARGEST_ID, "list jobs")
+        if self.name is not None and len(self.name) > LONGEST_NAME:
+            raise BadValue(f"cannot list jobs: a pattern has at most {LONGEST_NAME} characters")
 
     def page(self, store: Store) -> JobPage:
         """Return one page of the jobs in a store."""
+        if self.name is not None and self.name_of is not None:
+            # Otherwise a pattern would find out names that are hidden.
+            if self.user not in (None, self.name_of):
+                return JobPage((), 0, None)
+            return replace(self, user=self.name_of, name_of=None).page(store)
         if self.array is None and (self.ended or self.state == State.ENDED):
             return self._page_of_all(store)
         found = [job for job in self._candidates(store) if self._matches(job)]
@@ -87,6 +104,8 @@ class JobQuery:
             self.user in (None, job.owner.user)
             and self.state in (None, job.state)
             and (self.array is None or is_element(job, self.array, self.index))
+            and (self.name is None or fnmatchcase(job.name, self.name))
+            and (self.since is None or job.ended_at is None or job.ended_at >= self.since)
         )
 
     def _page_of_all(self, store: Store) -> JobPage:
@@ -95,12 +114,14 @@ class JobQuery:
         Without a limit, a page has the latest jobs, oldest first, and the next page older ones.
         """
         limit = self.limit or MOST_LISTED
+        find = partial(store.jobs, self.user, self.state, limit, since=self.since, name=self.name)
         if self.newest or self.limit is None:
-            found = [*store.jobs(self.user, self.state, limit, before=self.after)]
+            found = [*find(before=self.after)]
             following = found[0].id if len(found) == limit else None
             if self.newest:
                 found.reverse()
         else:
-            found = [*store.jobs(self.user, self.state, limit, after=self.after or 0)]
+            found = [*find(after=self.after or 0)]
             following = found[-1].id if len(found) == limit else None
-        return JobPage(found, store.count_jobs(self.user, self.state), following)
+        count = store.count_jobs(self.user, self.state, since=self.since, name=self.name)
+        return JobPage(found, count, following)

@@ -45,7 +45,16 @@ class ConnectionCounts:
 
     def __init__(self, most: int = MOST_CONNECTIONS) -> None:
         self.most = most
+        self.refused = 0
+        """Connections of users who had too many."""
+        self.failed = 0
+        """Errors in accepting connections."""
         self._open: Counter[int] = Counter()
+
+    @property
+    def open(self) -> int:
+        """The number of open connections."""
+        return self._open.total()
 
     def has_room_for(self, uid: int) -> bool:
         """Tell whether a user may open another connection."""
@@ -114,6 +123,7 @@ class Acceptor:
                 break
             except OSError as error:
                 # Such as too many open files: the queue stays full, and the event would repeat.
+                self._counts.failed += 1
                 text = f"cannot accept connections at the moment: {error}"
                 self._complaints.say("accept", text, level=logging.ERROR)
                 self._loop.remove_reader(self._listening.fileno())
@@ -126,6 +136,7 @@ class Acceptor:
         """Wait for the first byte of a connection; refuse it if its user has too many."""
         uid = peer_credentials(connection).uid
         if not self._counts.has_room_for(uid):
+            self._counts.refused += 1
             with connection, contextlib.suppress(OSError):
                 connection.send(_too_many(self._counts.most), socket.MSG_DONTWAIT)
             return

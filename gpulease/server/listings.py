@@ -5,13 +5,16 @@ one is drawn share the next one.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import starmap
 from typing import Any, NamedTuple
 
 import msgspec
 
 from gpulease.domain.job import Job
+from gpulease.domain.lease import State
 from gpulease.server.job_json import JobJson
 from gpulease.server.job_queries import JobPage
 from gpulease.server.job_views import JobViews
@@ -22,6 +25,7 @@ from gpulease.server.redaction import redact_machine
 from gpulease.service.explaining import Explainer
 from gpulease.service.ports import Clock
 from gpulease.wire.jobs import JobList
+from gpulease.wire.machine import UserWaitingView
 
 _ALL_IN_QUEUE = "gpulease status --queue all --json"
 
@@ -62,6 +66,8 @@ class Listings:
         self._next: dict[_Asked, asyncio.Task[bytes]] = {}
         """The statuses to draw next."""
         self._drawing = asyncio.Lock()
+        self._counted: tuple[Sequence[Job], list[UserWaitingView]] = (), []
+        """The jobs of which those that wait were counted, by user."""
 
     async def status(self, first: int | None = None, redacted_for: str | None = None) -> bytes:
         """Return the status of the machine, with the `first` rows of the queue or each job.
@@ -91,6 +97,7 @@ class Listings:
         # While the queue changes, the two may differ.
         view.waiting = max(sum(map(len, shown)), len(self._machine.live()) - len(holding))
         view.more = None if len(shown) == view.waiting else _ALL_IN_QUEUE
+        view.waiting_by_user = self._waiting_by_user()
         if asked.viewer is not None:
             view = redact_machine(view, asked.viewer)
         json = self._status_json
@@ -101,6 +108,14 @@ class Listings:
         drawn = msgspec.json.encode(view)
         self._explainer.start()
         return drawn
+
+    def _waiting_by_user(self) -> list[UserWaitingView]:
+        # While nothing changes, a long queue is gone through once.
+        live = self._machine.live()
+        if live is not self._counted[0]:
+            waiting = (job.owner.user for job in live if job.state is State.QUEUED)
+            self._counted = live, list(starmap(UserWaitingView, Counter(waiting).items()))
+        return self._counted[1]
 
     async def jobs(
         self,

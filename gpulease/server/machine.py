@@ -1,5 +1,6 @@
 """The routes about the machine: its status, its checks, and draining GPUs."""
 
+import asyncio
 from dataclasses import replace
 
 from gpulease.errors import BadValue
@@ -41,6 +42,10 @@ class MachineHandlers:
         await self._context.look()
         checked = replace(self._context.doctor(), overuse=overuse, sees_hidden=sees_hidden)
         return json_response(checked)
+
+    async def metrics(self) -> Response:
+        """Show what the daemon has counted since its start, and its own health."""
+        return json_response(await asyncio.to_thread(self._context.metrics))
 
     async def drain(self, request: Request, gpu: str) -> Response:
         """Stop granting leases on a GPU; running jobs continue."""

@@ -1,7 +1,7 @@
 """The routes about memory over time: of a GPU, and of a job on each of its GPUs."""
 
 import asyncio
-from datetime import datetime, timedelta
+from datetime import timedelta
 
 from gpulease.domain.gpu import GpuReading, GpuUuid
 from gpulease.domain.job import Job
@@ -46,7 +46,7 @@ class MemorySeriesHandlers:
         if end >= begin:
             refuse("it would end before it begins", "since=7200, until=3600", _GPU_VERB)
         now, found = context.clock.now(), await context.gpu(gpu)
-        grid = grid_over(_before(now, begin), _before(now, end), points)
+        grid = grid_over(now - begin, now - end, points)
         await slot_of_request(request).for_expensive()
         series = await asyncio.to_thread(context.memory_series().gpu, found.uuid, grid)
         return json_response(gpu_history_view(found, grid, series))
@@ -67,12 +67,6 @@ class MemorySeriesHandlers:
 
 def _check_points(points: int, verb: str) -> None:
     within("number of points", points, _LEAST_POINTS, MOST_POINTS, verb)
-
-
-def _before(now: datetime, ago: timedelta) -> datetime:
-    """Return `now` less a span, not before 1970."""
-    epoch = datetime.fromtimestamp(0, now.tzinfo)
-    return now - min(ago, now - epoch)
 
 
 def gpu_history_view(gpu: GpuReading, grid: Grid, series: GpuSeries) -> GpuHistoryView:

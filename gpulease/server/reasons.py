@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gpulease.domain.gpu import JobId, job_title
-from gpulease.domain.job import QUEUED_AGAIN, Job, Outcome
+from gpulease.domain.job import AT_A_LIMIT, QUEUED_AGAIN, Exit, Job, Outcome
 from gpulease.domain.lease import Claim, State
 from gpulease.domain.placement import Obstacle, ObstacleKind
 from gpulease.domain.plan import Plan, WaitReason
@@ -15,8 +15,6 @@ from gpulease.errors import EXIT_TIME_LIMIT, split_hint
 from gpulease.wire.jobs import RefusalView
 from gpulease.wire.requests import spoken
 
-_LIMITS = frozenset({Outcome.TIME_LIMIT, Outcome.OVER_LEASE, Outcome.IDLE})
-"""Ends that gpulease caused, whatever exit code the job chose when it was asked to end."""
 _MOST_JOBS_NAMED = 5
 
 
@@ -57,11 +55,15 @@ def exit_status(job: Job) -> int | None:
     """Return the exit status as a shell shows it; None before the end, or if it never ran."""
     if job.state is not State.ENDED:
         return None
-    if job.outcome in _LIMITS:
+    known = job.exit or Exit()
+    return shell_status(job.outcome, known.code, known.signal)
+
+
+def shell_status(outcome: str | None, code: int | None, signal: int | None) -> int | None:
+    """Return the exit status of an ended job as a shell shows it; None if it never ran."""
+    if outcome in AT_A_LIMIT:
         return EXIT_TIME_LIMIT
-    if job.exit is None:
-        return None
-    return job.exit.code if job.exit.signal is None else 128 + job.exit.signal
+    return code if signal is None else 128 + signal
 
 
 @dataclass(frozen=True, slots=True)

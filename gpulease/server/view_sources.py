@@ -48,7 +48,7 @@ def instant(at: datetime | None) -> str | None:
     """Return an instant in ISO 8601, in UTC with milliseconds; None stays None."""
     if at is None:
         return None
-    return at.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    return at.astimezone(UTC).isoformat("T", "milliseconds")[:-6] + "Z"
 
 
 def whole_minute(at: datetime) -> datetime:

@@ -106,6 +106,8 @@ class HealthWatch:
         self.listens: dict[GpuUuid, bool] = {}
         """Whether the driver reports XID events of each GPU."""
         self.modes: dict[GpuUuid, GpuModes] = {}
+        self.faults: Counter[tuple[GpuUuid, str, Blame]] = Counter()
+        """How often each kind of fault was stored."""
         self._store = store
         self._probe = probe
         self._clock = clock
@@ -164,6 +166,9 @@ class HealthWatch:
             key: at for key, at in self._stored_at.items() if now - at < _STORE_AGAIN_AFTER
         }
         for each in news:
+            for found in each.found:
+                if found.blame is not Blame.UNKNOWN:
+                    self.faults[each.gpu.uuid, found.kind, found.blame] += found.count
             self._stored_at |= {(each.gpu.uuid, found.kind): now for found in each.found}
 
     def _hear(

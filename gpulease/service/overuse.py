@@ -76,8 +76,14 @@ def wanted_gpus(plan: Plan | None, why: frozenset[ObstacleKind]) -> frozenset[Gp
 class OveruseWatch:
     """Tracks the overuse of each lease from one observation to the next."""
 
-    def __init__(self, policy_of: Callable[[Owner], OverusePolicy]) -> None:
+    def __init__(
+        self,
+        policy_of: Callable[[Owner], OverusePolicy],
+        went_over: Callable[[Job], None] = lambda _: None,
+    ) -> None:
+        """`went_over` is called when a job goes over a lease."""
         self._policy_of = policy_of
+        self._went_over = went_over
         self._states: dict[Key, OveruseState] = {}
         self._notified: set[Key] = set()
         """Uses without a lease that their owners were notified of."""
@@ -176,6 +182,8 @@ class OveruseWatch:
         key = job.id, lease.gpu
         before = self._states.get(key) or _recorded(lease, policy)
         after, action = judge(lease.memory, used, before, policy, wanted=wanted, now=now)
+        if before.over_for is None and after.over_for is not None:
+            self._went_over(job)
         if action is OveruseAction.NOTHING and notify:
             action = OveruseAction.WARN
         if action is OveruseAction.NOTHING:

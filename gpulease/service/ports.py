@@ -339,15 +339,24 @@ class Store(Protocol):
         before: int | None = None,
         after: int | None = None,
         since: datetime | None = None,
+        name: str | None = None,
     ) -> Sequence[Job]:
         """Return the latest jobs in any state, the oldest first.
 
-        With `before` those with a lower id, with `since` those that ended from then on. With
-        `after`, the first jobs with a higher id.
+        With `before` those with a lower id, with `since` those that have not ended before, with
+        `name` those with a name that a shell pattern matches. With `after`, the first jobs with a
+        higher id.
         """
 
-    def count_jobs(self, user: str | None, state: str | None) -> int:
-        """Return the number of jobs of one or all users, in any or one state."""
+    def count_jobs(
+        self,
+        user: str | None,
+        state: str | None,
+        *,
+        since: datetime | None = None,
+        name: str | None = None,
+    ) -> int:
+        """Return the number of jobs of one or all users, in any or one state; see `jobs`."""
 
     def elements(self, array: JobId, index: int | None = None) -> Sequence[Job]:
         """Return the elements of an array, in any state, oldest first; all or those of an index."""

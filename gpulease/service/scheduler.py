@@ -35,6 +35,7 @@ from gpulease.service.job_supervisor import (
     reason_to_stop,
 )
 from gpulease.service.jobs import extend
+from gpulease.service.metrics import DURATIONS, Histogram
 from gpulease.service.observation import GpuObserver, Observation, Peaks
 from gpulease.service.ports import Clock, Event, InThread, Policy, Store, Submission, Transaction
 from gpulease.service.queue_state import FindWindows, QueueState, no_windows
@@ -236,6 +237,9 @@ class Scheduler:
         self.plan: Plan | None = None
         """The latest."""
         self.explainer = Explainer(lambda: self.plan, clock)
+        self.passes = Histogram(DURATIONS)
+        """How long passes took."""
+        self.failed_passes = 0
         self.closed: str | None = None
         """Why no job could start in the latest pass, or None: a pause, a shutdown, the machine."""
         self._policy = policy
@@ -590,6 +594,16 @@ class Scheduler:
         Grants are based on an observation of this pass only. A pass without grants uses the
         latest observation and takes none: the sampling timer takes one, and wakes the scheduler.
         """
+        begun, is_complete = self._clock.steady(), False
+        try:
+            decided = await self._pass()
+            is_complete = True
+        finally:
+            self.failed_passes += not is_complete
+            self.passes.observe((self._clock.steady() - begun).total_seconds())
+        return decided
+
+    async def _pass(self) -> Plan:
         if is_set(self._clock):
             await self._follow_clock()
         closed = next(iter(self.supervisor.deferred.values()), None) or await self._obstacle()

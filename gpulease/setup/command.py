@@ -17,6 +17,8 @@ examples:
   gpulease-setup install --now    install the units of this environment, and start the daemon
   gpulease-setup install --restrict-users
                                   let users open GPUs only in jobs (docs/enforcement.md)
+  gpulease-setup install --web --now
+                                  also serve the web page on 127.0.0.1:8080 (docs/admin/install.md)
   gpulease-setup remove           remove the units; keep the data of the daemon
   gpulease-setup remove --purge   also remove the data, the configuration and the group
   gpulease-setup slurm            print the lines of this node for Slurm (docs/cluster.md)
@@ -35,7 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         if given.verb == "slurm":
             code = slurm(_say, install=given.install, check=given.check)
         elif given.verb == "install":
-            install(_say, now=given.now, restrict_users=given.restrict_users)
+            install(_say, now=given.now, restrict_users=given.restrict_users, web=given.web)
         else:
             confirm = _agree if given.yes else _ask
             remove(_say, confirm, purge=given.purge, force=given.force)
@@ -76,12 +78,17 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"gpulease-setup {described()}")
     verbs = parser.add_subparsers(dest="verb", required=True)
     installing = verbs.add_parser("install", help="install or upgrade the units")
-    installing.add_argument("--now", action="store_true", help="enable and (re)start the daemon")
+    installing.add_argument("--now", action="store_true", help="enable and (re)start the services")
     installing.add_argument(
         "--restrict-users", action=argparse.BooleanOptionalAction,
         help="deny users the GPUs outside of jobs, by device rules for sessions, cron and at. "
         "There, nvidia-smi, `gpulease hold` and desktops on a GPU stop working. "
         "Without this option, nothing changes",
+    )  # fmt: skip
+    installing.add_argument(
+        "--web", action=argparse.BooleanOptionalAction,
+        help="install gpulease-web, a read-only web page with metrics for Prometheus, or remove "
+        "it. Without this option, nothing changes",
     )  # fmt: skip
     removing = verbs.add_parser("remove", help="stop the daemon and remove the units")
     removing.add_argument(

@@ -1,5 +1,7 @@
 """Installs the systemd units of this environment, and removes them. `FILES` lists what goes where.
 
+The unit of the web page is optional.
+
 Also installs device rules for processes outside of jobs. The scope of a job denies it the GPUs of
 others, but a user can start a process elsewhere: in the user's systemd instance, a login session,
 or by cron or at. The rules deny GPUs there.
@@ -66,11 +68,15 @@ FILES = {
     "gpulease.tmpfiles": Path("/usr/local/lib/tmpfiles.d/gpulease.conf"),
 }
 SERVICE = "gpuleased.service"
+WEB_SERVICE = "gpulease-web.service"
+_WEB_UNIT = UNITS / WEB_SERVICE
 GROUP = "gpulease"
 COMMAND = Path("/usr/local/bin/gpulease")
 _PLACEHOLDER = "/opt/gpulease/bin/"
 """The directory of the programs in the unit files, which `install` replaces."""
-_DROP_INS = tuple(Path("/etc/systemd/system") / f"{unit}.d" for unit in (SERVICE, "gpulease.slice"))
+_DROP_INS = tuple(
+    Path("/etc/systemd/system") / f"{unit}.d" for unit in (SERVICE, "gpulease.slice", WEB_SERVICE)
+)
 _HIDDEN = tuple(map(Path, ("/home", "/root", "/run/user")))
 """The directories that ProtectHome=yes hides from the daemon."""
 _SYSTEMD = Path("/run/systemd/system")
@@ -82,11 +88,13 @@ Confirm = Callable[[str], bool]
 """Shows what will be deleted, and returns whether the admin agrees."""
 
 
-def install(say: Say, *, now: bool, restrict_users: bool | None = None) -> None:
-    """Install or upgrade the units; `now` starts the daemon.
+def install(
+    say: Say, *, now: bool, restrict_users: bool | None = None, web: bool | None = None
+) -> None:
+    """Install or upgrade the units; `now` starts the services.
 
-    `restrict_users` adds or removes the rules that deny users the GPUs outside of jobs; None keeps
-    the present state.
+    `restrict_users` adds or removes the rules that deny users the GPUs outside of jobs, `web` the
+    web page; None keeps the present state.
 
     Raises:
         SetupFailed: this machine or this environment is unsuitable. Nothing was changed.
@@ -94,21 +102,55 @@ def install(say: Say, *, now: bool, restrict_users: bool | None = None) -> None:
     _check_machine()
     programs = Path(sys.prefix) / "bin"
     _check_environment(programs)
+    if has_web := web or (web is None and _WEB_UNIT.exists()):
+        _check_web(programs)
     for source, target in FILES.items():
-        text = (SOURCES / source).read_text().replace(_PLACEHOLDER, f"{programs}/")
-        say(f"{write_file(target, text)} {target}")
+        _install_file(source, target, programs, say)
+    if has_web:
+        _install_file(WEB_SERVICE, _WEB_UNIT, programs, say)
+    elif web is False:
+        _remove_web(say)
     say(f"{_link(COMMAND, programs / 'gpulease')} {COMMAND}")
     _restrict_users(say, restrict_users)
     _call("systemd-sysusers", str(FILES["gpulease.sysusers"]))
     _call("systemd-tmpfiles", "--create", str(FILES["gpulease.tmpfiles"]))
     _call("systemctl", "daemon-reload")
+    for service in (SERVICE, WEB_SERVICE) if has_web else (SERVICE,):
+        _start(service, say, now=now)
+
+
+def _install_file(source: str, target: Path, programs: Path, say: Say) -> None:
+    text = (SOURCES / source).read_text().replace(_PLACEHOLDER, f"{programs}/")
+    say(f"{write_file(target, text)} {target}")
+
+
+def _start(service: str, say: Say, *, now: bool) -> None:
     if now:
-        _call("systemctl", "enable", SERVICE)
-        # Restart, since after an upgrade the old daemon is still running. Jobs continue.
-        _call("systemctl", "restart", SERVICE)
-        say(f"started {SERVICE}; systemctl status {SERVICE} shows its state")
+        _call("systemctl", "enable", service)
+        # Restart, since after an upgrade the old program is still running. Jobs continue.
+        _call("systemctl", "restart", service)
+        say(f"started {service}; systemctl status {service} shows its state")
     else:
-        say(f"next: systemctl enable --now {SERVICE} (after an upgrade: restart)")
+        say(f"next: systemctl enable --now {service} (after an upgrade: restart)")
+
+
+def _check_web(programs: Path) -> None:
+    """Check that the packages of the web page are installed."""
+    program = [str(programs / "gpulease-web"), "--version"]
+    if subprocess.run(program, check=False, capture_output=True, env=_ENVIRONMENT).returncode:
+        raise SetupFailed(
+            "cannot install the web page: its packages are not installed",
+            f"in a clone of gpulease: {programs}/pip install '.[daemon,web]'",
+        )
+
+
+def _remove_web(say: Say) -> None:
+    """Stop the web page and remove its unit, if it is installed."""
+    if not _WEB_UNIT.exists():
+        return
+    if _SYSTEMD.exists():
+        _call("systemctl", "disable", "--now", WEB_SERVICE)
+    _remove_file(_WEB_UNIT, say)
 
 
 def _restrict_users(say: Say, wanted: bool | None) -> None:
@@ -161,6 +203,7 @@ def remove(say: Say, confirm: Confirm, *, purge: bool, force: bool) -> None:
 
 
 def _remove_units(say: Say) -> None:
+    _remove_web(say)
     if _SYSTEMD.exists() and FILES[SERVICE].exists():
         _call("systemctl", "disable", "--now", SERVICE)
     for target in (*FILES.values(), *_user_rules()):
@@ -169,7 +212,7 @@ def _remove_units(say: Say) -> None:
         _remove_file(COMMAND, say)
     if _SYSTEMD.exists():
         _call("systemctl", "daemon-reload")
-        _call("systemctl", "reset-failed", SERVICE, must=False)
+        _call("systemctl", "reset-failed", SERVICE, WEB_SERVICE, must=False)
 
 
 def purge_notice(state: Path) -> str:

@@ -16,6 +16,7 @@ from gpulease.domain.health import GpuAvailability
 from gpulease.domain.job import Invocation, Job
 from gpulease.domain.lease import State
 from gpulease.domain.queue_options import QueuePause
+from gpulease.service.metrics import JobMetrics
 from gpulease.service.ports import PastJob, UserCount
 from gpulease.store.rows import invocation_key
 
@@ -141,7 +142,14 @@ Mark = tuple[int, int, Machine]
 class LiveState:
     """The two copies: that of the writing thread, and what is committed."""
 
-    def __init__(self, jobs: Sequence[Job], sizes: Mapping[JobId, int], machine: Machine) -> None:
+    def __init__(
+        self,
+        jobs: Sequence[Job],
+        sizes: Mapping[JobId, int],
+        machine: Machine,
+        metrics: JobMetrics,
+    ) -> None:
+        self._metrics = metrics
         self._undo = UndoLog()
         self._jobs: Jobs = {job.id: job for job in jobs}
         self.counts = UserCounts(self._jobs.values(), sizes, self._undo)
@@ -244,6 +252,9 @@ class LiveState:
         self._released.clear()
 
     def _publish_jobs(self) -> None:
+        self._metrics.committed(
+            (self._committed_jobs.get(number), job) for number, job in self._changed.items()
+        )
         for job in self._changed.values():
             if job.state is State.ENDED:
                 # In this order: a reader finds it in one of the two.

@@ -9,6 +9,7 @@ Every job that waits or holds memory is also kept in memory as last committed, s
 import json
 import secrets
 import sqlite3
+import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
@@ -16,7 +17,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
-from sqlalchemy import ColumnElement, Connection, TextClause, exists, func, select
+from sqlalchemy import ColumnElement, Connection, TextClause, and_, exists, func, or_, select
 from sqlalchemy.dialects.sqlite import insert as upsert
 from sqlalchemy.exc import DatabaseError
 
@@ -29,6 +30,7 @@ from gpulease.domain.lease import State
 from gpulease.domain.queue_options import QueuePause
 from gpulease.errors import NoSuchJob, RecordUnwritable, state_fault
 from gpulease.service.dependencies import settle_dependents
+from gpulease.service.metrics import JobMetrics
 from gpulease.service.notifications import notify_owners
 from gpulease.service.ports import Event, PastJob
 from gpulease.store import gpus, statements, windows
@@ -39,16 +41,16 @@ from gpulease.store.live_state import LiveState, Machine
 from gpulease.store.past_jobs import ended_since
 from gpulease.store.rows import invocation_key, unpack
 from gpulease.store.schema import bring_up_to_date
-from gpulease.store.statements import in_state, job_by_id, jobs_of
+from gpulease.store.statements import LIVE, in_state, job_by_id, jobs_of
 from gpulease.store.tables import EventRow, GpuRow, JobRow, PropertyRow
 from gpulease.store.transaction import SqlTransaction
-from gpulease.store.writer import Writer
+from gpulease.store.writer import CommitMetrics, Writer
 
 
 class SqlStore:
     """The jobs and leases in one SQLite file."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, steady_s: Callable[[], float] = time.monotonic) -> None:
         """Open the file at `path`; create or migrate it if necessary.
 
         Raises:
@@ -66,8 +68,12 @@ class SqlStore:
             self.engine = open_engine(path)
             bring_up_to_date(path, self.engine)
             with self.engine.connect() as connection:
-                self._state = _load(connection)
-            self._writer = Writer(path, self.engine, self.reserve, self._state)
+                live = jobs_of(connection, select(JobRow.id).where(statements.LIVE))
+                last = connection.scalar(select(func.max(JobRow.id)))
+                self.metrics = JobMetrics(steady_s, live, last)
+                self._state = _load(connection, live, self.metrics)
+            self.commits = CommitMetrics(steady_s)
+            self._writer = Writer(path, self.engine, self.reserve, self._state, self.commits)
         except DatabaseError as error:
             raise startup_error(path, error.orig) from error
         except OSError as error:
@@ -162,30 +168,38 @@ class SqlStore:
         before: int | None = None,
         after: int | None = None,
         since: datetime | None = None,
+        name: str | None = None,
     ) -> Sequence[Job]:
         """Return the latest `limit` jobs in any or one state, oldest first.
 
-        With `before` those with a lower id, with `since` those that ended from then on. With
-        `after`, the first `limit` jobs with a higher id.
+        With `before` those with a lower id, with `since` those that have not ended before, with
+        `name` those with a name that a shell pattern matches. With `after`, the first `limit` jobs
+        with a higher id.
         """
         with self._reading() as connection:
             # With `since`, an order that no index has: so the index of ends is used.
             number = JobRow.id if since is None else JobRow.id + 0
             order = number.desc() if after is None else number
             wanted = select(JobRow.id).order_by(order).limit(limit)
-            wanted = wanted.where(*_filters(user, state))
+            wanted = wanted.where(*_filters(user, state), *_selected(state, since, name))
             if before is not None:
                 wanted = wanted.where(JobRow.id < before)
             if after is not None:
                 wanted = wanted.where(JobRow.id > after)
-            if since is not None:
-                wanted = wanted.where(JobRow.ended_at >= since)
             return jobs_of(connection, wanted)
 
-    def count_jobs(self, user: str | None, state: str | None) -> int:
-        """Return the number of jobs of one or all users, in any or one state."""
+    def count_jobs(
+        self,
+        user: str | None,
+        state: str | None,
+        *,
+        since: datetime | None = None,
+        name: str | None = None,
+    ) -> int:
+        """Return the number of jobs of one or all users, in any or one state; see `jobs`."""
         with self._reading() as connection:
             wanted = select(func.count(JobRow.id)).where(*_filters(user, state, counts=True))
+            wanted = wanted.where(*_selected(state, since, name))
             return connection.execute(wanted).scalar_one()
 
     def ended(self, jobs: Iterable[JobId]) -> Sequence[tuple[JobId, int, datetime]]:
@@ -312,15 +326,14 @@ class SqlStore:
             return connection.execute(wanted).scalar_one()
 
 
-def _load(connection: Connection) -> LiveState:
-    live = jobs_of(connection, select(JobRow.id).where(statements.LIVE))
+def _load(connection: Connection, live: Sequence[Job], metrics: JobMetrics) -> LiveState:
     machine = Machine(
         frozenset(map(GpuUuid, connection.scalars(select(GpuRow.uuid)))),
         gpus.availabilities(connection),
         statements.pause_of(connection),
         tuple(windows.all_windows(connection)),
     )
-    return LiveState(live, statements.invocation_sizes(connection), machine)
+    return LiveState(live, statements.invocation_sizes(connection), machine, metrics)
 
 
 def _numbers(jobs: Iterable[JobId]) -> ColumnElement[int]:
@@ -337,6 +350,19 @@ def _filters(
         # An index has all that counts.
         return *by_user, JobRow.ended_at.is_not(None)
     return *by_user, *in_state(state)
+
+
+def _selected(
+    state: str | None, since: datetime | None, name: str | None
+) -> Iterator[ColumnElement[bool]]:
+    if since is not None:
+        ended_since = JobRow.ended_at >= since
+        # Each of the two is found by an index, that of live jobs only by the state it begins with.
+        is_live = and_(JobRow.state.in_([each for each in State if each != State.ENDED]), LIVE)
+        yield ended_since if state == State.ENDED else or_(is_live, ended_since)
+    if name is not None:
+        # fnmatch(3) and GLOB of SQLite differ in how they negate a set.
+        yield JobRow.name.op("GLOB", is_comparison=True)(name.replace("[!", "[^"))
 
 
 _COUNT = (

@@ -7,22 +7,42 @@ it ends. A transaction begins with the first statement: a write that changes not
 
 import sqlite3
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import DatabaseError, OperationalError
 
+from gpulease.errors import RecordUnwritable
+from gpulease.service.metrics import DURATIONS, Histogram
 from gpulease.store.database_file import DiskReserve, FilePresence
 from gpulease.store.engine import may_lack_space, set_busy_timeout, translated
 from gpulease.store.live_state import LiveState, Mark
 
 
+class CommitMetrics:
+    """Counts commits, for monitoring."""
+
+    def __init__(self, steady_s: Callable[[], float]) -> None:
+        self.steady_s = steady_s
+        self.durations = Histogram(DURATIONS)
+        self.failed = 0
+        """Writes that failed because the file cannot be written, or is damaged."""
+
+
 class Writer:
     """Begins, commits and rolls back; `LiveState` follows."""
 
-    def __init__(self, path: Path, engine: Engine, reserve: DiskReserve, state: LiveState) -> None:
+    def __init__(
+        self,
+        path: Path,
+        engine: Engine,
+        reserve: DiskReserve,
+        state: LiveState,
+        metrics: CommitMetrics,
+    ) -> None:
+        self._metrics = metrics
         self._path = path
         self._state = state
         self._presence = FilePresence(path, engine)
@@ -102,7 +122,9 @@ class Writer:
             if not (self._in_batch and self._presence.driver.in_transaction):
                 return
             try:
+                begun_s = self._metrics.steady_s()
                 self._presence.driver.execute("COMMIT")
+                self._metrics.durations.observe(self._metrics.steady_s() - begun_s)
                 self._wait_for_locks(patient=True)
                 self._state.publish()
                 # A commit is acknowledged only if the file at the path has it.
@@ -158,6 +180,11 @@ class Writer:
 
     def _translated(self, error: BaseException) -> BaseException:
         """Return what an error of SQLite means, and prepare for the next attempt."""
+        meaning = self._meaning(error)
+        self._metrics.failed += isinstance(meaning, RecordUnwritable)
+        return meaning
+
+    def _meaning(self, error: BaseException) -> BaseException:
         if not isinstance(error, (DatabaseError, sqlite3.DatabaseError)):
             return error
         if isinstance(error, (OperationalError, sqlite3.OperationalError)):

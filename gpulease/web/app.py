@@ -8,11 +8,12 @@ from gpulease.errors import GpuleaseError
 from gpulease.web.daemon_reader import DaemonReader
 from gpulease.web.http_rules import HttpRules
 from gpulease.web.live import LiveStatus
+from gpulease.web.metrics import MetricsPage
 from gpulease.web.pages import Pages, failed, not_found
 from gpulease.web.static_files import static_file
 
 
-def routes(daemon: DaemonReader, live: LiveStatus) -> list[BaseRoute]:
+def routes(daemon: DaemonReader, live: LiveStatus, *, metrics_by_job: bool) -> list[BaseRoute]:
     """Return what is served, below the base."""
     pages = Pages(daemon, live)
     return [
@@ -23,11 +24,15 @@ def routes(daemon: DaemonReader, live: LiveStatus) -> list[BaseRoute]:
         Route("/gpus/{gpu}", pages.gpu),
         Route("/people", pages.people),
         Route("/health", pages.health),
+        Route("/metrics", MetricsPage(daemon, by_job=metrics_by_job).metrics),
         Route("/static/{name}", static_file),
     ]
 
 
-def build(daemon: DaemonReader, live: LiveStatus, base: str = "") -> ASGIApp:
+def build(
+    daemon: DaemonReader, live: LiveStatus, base: str = "", *, metrics_by_job: bool = False
+) -> ASGIApp:
     """Return the application; `base` is the path of the proxy that it leaves in requests."""
+    served = routes(daemon, live, metrics_by_job=metrics_by_job)
     handlers = {GpuleaseError: failed, 404: not_found}
-    return HttpRules(Starlette(routes=routes(daemon, live), exception_handlers=handlers), base)
+    return HttpRules(Starlette(routes=served, exception_handlers=handlers), base)

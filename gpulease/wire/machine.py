@@ -178,6 +178,14 @@ class WindowList:
 
 
 @dataclass(slots=True)
+class UserWaitingView:
+    """How many jobs of a user are queued."""
+
+    user: str
+    jobs: int
+
+
+@dataclass(slots=True)
 class StatusView:
     """The machine, the jobs that hold memory, and after them the first jobs of the queue."""
 
@@ -199,6 +207,8 @@ class StatusView:
     sends all of them."""
     more: str | None = None
     """The command that prints all of them; null if `jobs` has all."""
+    waiting_by_user: list[UserWaitingView] = field(default_factory=list)
+    """The users with queued jobs; empty from an older daemon."""
 
 
 @dataclass(slots=True)

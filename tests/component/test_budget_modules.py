@@ -20,13 +20,15 @@ ALWAYS = {
 }  # fmt: skip
 JOBS = {"cli.job_gpus", "cli.job_page", "cli.job_report", "cli.job_selection", "cli.script"}
 OURS = {
-    "status": ALWAYS | {"cli.status_page", "cli.window_page"},
+    "status": ALWAYS | {"cli.status_page", "cli.status_tables", "cli.window_page", "pwd"},
     "list": ALWAYS | {"cli.list_page"},
     "show": ALWAYS | JOBS | {"cli.show_jobs"},
     "cancel": ALWAYS | {"cli.cancel_jobs", "cli.job_selection"},
+    "history": ALWAYS | {"cli.history_page", "cli.pager"},
 }
 FROM_PYTHON = {
     "__future__", "_collections", "_datetime", "_json", "_socket", "_struct", "errno", "gc",
+    "itertools",
     "struct",
 }  # fmt: skip
 """All in C but two. No re, typing, dataclasses, enum, datetime, pathlib, socket, json."""
@@ -67,7 +69,8 @@ def imported(daemon: StandIn, *line: str) -> set[str]:
 @pytest.mark.parametrize(
     "line",
     ["status", "status --json", "list", "list --all --user alice", "list --json", "show 12",
-     "show 17 9", "show 12 --json", "cancel 12"],
+     "show 17 9", "show 12 --json", "cancel 12",
+     "history", "history --since 7d --state failed"],
 )  # fmt: skip
 def test_an_everyday_command_imports_these_modules_and_no_other(daemon: StandIn, line: str) -> None:
     verb, *_ = line.split()

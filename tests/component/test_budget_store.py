@@ -23,9 +23,11 @@ from gpulease.domain.job import Exit, Job, Outcome, SlurmJob
 from gpulease.domain.lease import State
 from gpulease.domain.queue_options import Indices
 from gpulease.service import jobs, scheduler, slurm_leases, submission
+from gpulease.service.job_history import EndedJobsQuery
 from gpulease.service.observation import Observation
 from gpulease.service.ports import Policy, WorkerExited, WorkerStarted
 from gpulease.service.queue_state import QueueState
+from gpulease.store.job_history import JobHistory
 from gpulease.store.retention import Retention
 from gpulease.store.store import SqlStore
 from gpulease.store.usage import UsageTotals
@@ -226,6 +228,8 @@ def test_a_year_of_history_is_not_searched_row_by_row(store: SqlStore) -> None:
         for state in set(State) - {State.ENDED}:
             store.jobs(None, state, 100)
         store.events(job.id), store.elements(job.id), store.past_jobs(NOON)
+        for query in (EndedJobsQuery(since=NOON), EndedJobsQuery("alice", NOON, before=9)):
+            JobHistory(store).page(query)
         UsageTotals(store).by_user(None, NOON)
         UsageTotals(store).predictions(None, NOON)
         UsageTotals(store).waits(NOON)

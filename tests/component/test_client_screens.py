@@ -15,6 +15,7 @@ from daemon_stand_in.daemon import StandIn
 from daemon_stand_in.terminal import REPOSITORY, Terminal, gpulease
 from goldens import mentions
 from gpulease.cli.format import display_width
+from gpulease.cli.render import screen_of
 from gpulease.wire.frames import FrameKind, frame
 from gpulease.wire.machine import CheckView, DoctorView
 
@@ -75,11 +76,35 @@ def test_a_terminal_that_wants_none_gets_what_a_pipe_gets(
     assert without_minutes(shown) == without_minutes(run(daemon, *line).stdout)
 
 
-def test_what_colour_tells_apart_is_told_apart_by_letters_without_it(daemon: StandIn) -> None:
-    coloured, plain = screen(daemon, "status"), screen(daemon, "status", NO_COLOR="1")
-    assert "[####=!!.............]" in plain
-    assert "#" not in coloured.replace("\x1b", "") and "█" in coloured and "▒" in coloured
-    assert "█" not in plain
+@pytest.mark.parametrize("colour", [{"NO_COLOR": ""}, {"NO_COLOR": "1"}], ids=str)
+def test_the_parts_of_a_bar_differ_without_colour_and_in_ascii(
+    daemon: StandIn, colour: dict[str, str]
+) -> None:
+    blocks = screen(daemon, "status", LC_ALL="C.UTF-8", **colour)
+    letters = screen(daemon, "status", LC_ALL="C", **colour)
+    assert {"█", "▒", "▚", "░"} <= set(blocks)
+    assert letters.isascii()
+    bars = re.sub(r"\x1b\[[0-9;]*m", "", letters)
+    assert re.search(r"  0  #+=+!+\.+ ", bars)
+
+
+@pytest.mark.parametrize(
+    ("variables", "shows_blocks"),
+    [
+        ({}, True),
+        ({"LANG": "de_DE.UTF-8"}, True),
+        ({"LC_ALL": "", "LC_CTYPE": "en_US.utf8", "LANG": "C"}, True),
+        ({"LANG": "C"}, False),
+        ({"LC_ALL": "POSIX", "LANG": "C.UTF-8"}, False),
+        ({"LANG": "en_US.ISO-8859-1"}, False),
+        ({"LANG": "C.UTF-8", "TERM": "linux"}, False),
+    ],
+    ids=str,
+)
+def test_the_locale_decides_what_bars_are_drawn_with(
+    variables: dict[str, str], shows_blocks: bool
+) -> None:
+    assert screen_of(None, variables).ascii is not shows_blocks
 
 
 @pytest.mark.parametrize("line", LOOKS, ids="-".join)
@@ -108,7 +133,7 @@ def test_no_line_is_wider_than_the_terminal(
     shown = screen(daemon, *line, columns=columns)
     bare = re.sub(r"\x1b\[[0-9;]*m", "", shown)
     assert max(map(display_width, bare.splitlines())) <= columns
-    if line[0] in ("status", "show"):
+    if line[0] == "show":
         assert set(long.split()) <= set(bare.replace(";", " ").split()), bare
 
 

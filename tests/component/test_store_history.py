@@ -1,15 +1,18 @@
 """Past jobs in the database: pages of them, and how long they waited."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from fakes import NOON, order, reading
+from fakes import ALICE, NOON, order, reading
 from gpulease.domain.job import Exit, Job, Outcome, grant, worker_gone, worker_started
 from gpulease.domain.lease import State, Trigger
 from gpulease.domain.placement import Placement
+from gpulease.server.job_queries import JobQuery
 from gpulease.service.ports import Event
 from gpulease.store.store import SqlStore
 from gpulease.store.usage import UsageTotals
@@ -61,6 +64,51 @@ def test_only_jobs_that_ended_since_then_are_returned(store: SqlStore) -> None:
     found = store.jobs(None, State.ENDED, 9, since=NOON - timedelta(days=1))
 
     assert [job.id for job in found] == [late.id]
+
+
+def named(store: SqlStore, name: str, user: str = "alice") -> int:
+    job = order(owner=replace(ALICE, user=user))
+    with store.write() as tx:
+        return tx.add(replace(job, name=name), NOON).id
+
+
+def listed(store: SqlStore, **query: Any) -> list[int]:
+    return [job.id for job in JobQuery(**query).page(store).jobs]
+
+
+@pytest.mark.parametrize("ended", [True, False])
+def test_a_listing_by_name_has_the_same_jobs_from_memory_and_from_the_file(
+    store: SqlStore, ended: bool
+) -> None:
+    first, second = named(store, "sweep-1"), named(store, "sweep-12")
+    named(store, "train")
+
+    assert listed(store, ended=ended, name="sweep*") == [first, second]
+    assert listed(store, ended=ended, name="sweep-?") == [first]
+    assert listed(store, ended=ended, name="*[!2]", limit=1) == [first]
+    assert listed(store, ended=ended, name="SWEEP*") == []
+    assert JobQuery(ended=ended, name="sweep*", limit=1).page(store)[1:] == (2, first)
+
+
+@pytest.mark.parametrize("ended", [True, False])
+def test_a_pattern_finds_out_no_name_that_is_hidden(store: SqlStore, ended: bool) -> None:
+    named(store, "secret")
+    own = named(store, "secret", user="bob")
+
+    assert listed(store, ended=ended, name="s*", name_of="bob") == [own]
+    assert listed(store, ended=ended, name="s*", name_of="bob", user="alice") == []
+
+
+def test_a_listing_since_a_time_has_the_live_jobs_and_those_that_ended_since(
+    store: SqlStore,
+) -> None:
+    ran(store, NOON - timedelta(days=2), timedelta(0))
+    late, waiting = ran(store, NOON, timedelta(0)).id, named(store, "waits")
+
+    since = NOON - timedelta(days=1)
+    assert listed(store, ended=True, since=since) == [late, waiting]
+    assert listed(store, ended=True, since=since, newest=True, limit=1) == [waiting]
+    assert JobQuery(ended=True, since=since).page(store).total == 2
 
 
 def test_waits_are_those_of_jobs_that_started_since_then(store: SqlStore) -> None:

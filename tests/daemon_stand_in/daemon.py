@@ -18,6 +18,7 @@ from gpulease.wire.errors import ErrorBody, ErrorReply
 from gpulease.wire.jobs import JobList, JobView, NestedView
 from gpulease.wire.machine import DoctorView, StatusView
 from gpulease.wire.requests import SubmitRequest
+from gpulease.wire.usage import HistoryView, PastJobView
 
 
 class StandIn:
@@ -26,6 +27,8 @@ class StandIn:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.jobs: dict[int, JobView] = {}
+        self.past: list[PastJobView] = []
+        """Jobs that have ended, the newest first."""
         self.status: StatusView = views.status()
         self.doctor = DoctorView(checks=[])
         self.on_submit = views.job()
@@ -159,11 +162,12 @@ class _Handler(BaseHTTPRequestHandler):
         stand_in = self.server.stand_in
         target = urlsplit(self.path)
         query = {key: values[0] for key, values in parse_qs(target.query).items()}
+        views = {"status": stand_in.status, "doctor": stand_in.doctor}
         match target.path.split("/")[2:]:
-            case ["status"]:
-                self._json(stand_in.status)
-            case ["doctor"]:
-                self._json(stand_in.doctor)
+            case [what] if what in views:
+                self._json(views[what])
+            case ["history"]:
+                self._json(self._past(query))
             case ["nested"]:
                 self._json(NestedView(None))
             case ["jobs"] if body:
@@ -179,6 +183,11 @@ class _Handler(BaseHTTPRequestHandler):
                 self._json(self._listed(query))
             case ["jobs", number, *what]:
                 self._job(int(number), what)
+
+    def _past(self, query: dict[str, str]) -> HistoryView:
+        past, limit = self.server.stand_in.past, int(query["limit"])
+        found = [job for job in past if job.id < int(query.get("before", job.id + 1))]
+        return HistoryView(found[:limit], found[limit - 1].id if len(found) >= limit else None)
 
     def _listed(self, query: dict[str, str]) -> JobList:
         stand_in = self.server.stand_in

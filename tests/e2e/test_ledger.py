@@ -91,7 +91,7 @@ def test_compute_modes_decide_how_many_leases_a_gpu_takes(
     assert (closed["state"], closed["memory"]["headroom"]) == ("prohibited", 0)
     assert (single["state"], single["compute_mode"]) == ("available", "exclusive process")
     page = daemon.run("status").stdout
-    assert re.search("GPU 0: .*prohibited", page)
+    assert re.search("  0 .*prohibited", page)
     assert "nvidia-smi -i 0 -c DEFAULT" in daemon.run("doctor", check=False).stdout
 
     first, second = (daemon.submit("--mem", "4G", "--", "sleep", "600") for _ in range(2))

@@ -58,7 +58,7 @@ def test_what_a_stranger_holds_cannot_be_leased_and_status_names_them(
     page = daemon.run("status").stdout
     assert str(stranger.pid) in page
     assert "sleep 600" in page
-    assert "AGE" in page
+    assert "without a lease for " in page
     refused = daemon.run("run", "--mem", "21G", "--no-wait", "--", "true", check=False)
     assert refused.returncode == 75
     assert "60G" in refused.stderr
@@ -104,8 +104,6 @@ def test_a_process_that_shuts_the_hook_out_is_shown_with_its_job_and_says_why(
     status = daemon.status()
     lacks = {each["rung"]: each["why"] for each in status["enforcement"] if not each["available"]}
     assert lacks.keys() >= {"driver", "devices"}
-    page = daemon.run("status").stdout
-    assert all(rung in page.partition("not by: ")[2] for rung in lacks)
     examined = json.loads(daemon.run("doctor", "--json", check=False).stdout)["checks"]
     said = {each["message"] for each in examined}
     assert said >= {f"not enforced by {rung}: {why}" for rung, why in lacks.items()}

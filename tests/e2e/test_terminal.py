@@ -432,7 +432,7 @@ def test_a_stopped_job_is_shown_as_suspended_until_it_goes_on(daemon: Daemon, ki
             (listed,) = daemon.status()["jobs"]
             assert (listed["state"], listed["suspended"]) == ("active", True)
             assert " suspended " in daemon.run("list", "--state", "suspended").stdout
-            assert " suspended " in daemon.run("status").stdout
+            assert " suspended" in daemon.run("status").stdout
             shown = daemon.run("show", str(job)).stdout
             assert "suspended" in shown
             os.kill(pid, signal.SIGCONT)

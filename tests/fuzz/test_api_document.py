@@ -33,6 +33,7 @@ _SOUND = {"argv": ["true"], "cwd": "/", "environment": {}, "pid": os.getpid(), "
 OPERATIONS = [
     ("GET", "/v1/status"),
     ("GET", "/v1/doctor"),
+    ("GET", "/v1/metrics"),
     ("POST", "/v1/jobs"),
     ("POST", "/v1/holds"),
     ("POST", "/v1/adoptions"),

@@ -18,6 +18,7 @@ from . import root
 from .machine import Machine, wait_for
 
 SERVICE = "gpuleased.service"
+WEB = "gpulease-web.service"
 SETUP = f"{root.ENVIRONMENT}/bin/gpulease-setup"
 CONFIG = 'simulate = "2x8G"\ngrace = "2s"\n'
 DRIVER = "/opt/stand-in"
@@ -135,7 +136,7 @@ def disk(debian: Path, wheel: Path, tmp_path_factory: pytest.TempPathFactory) ->
         wheels = machine.root / "wheels"
         wheels.mkdir()
         shutil.copy(wheel, wheels)
-        root.install(machine.root, "gpulease[daemon]")
+        root.install(machine.root, "gpulease[daemon,web]")
         shutil.rmtree(wheels)
     finally:
         machine.remove()
@@ -151,7 +152,7 @@ def installed(disk: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Ite
         machine.boot()
         gpulease.configure(CONFIG)
         gpulease.drop_in(WATCHDOG)
-        machine.run(SETUP, "install", "--now")
+        machine.run(SETUP, "install", "--web", "--now")
         yield gpulease
     finally:
         machine.remove()

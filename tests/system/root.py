@@ -46,10 +46,11 @@ class NoDebian(Exception):
 
 
 def dependencies() -> list[str]:
-    """Return what pyproject.toml says that gpulease and its daemon need."""
+    """Return what pyproject.toml says that gpulease, its daemon and its web page need."""
     with (REPOSITORY / "pyproject.toml").open("rb") as file:
         project = tomllib.load(file)["project"]
-    return [*project["dependencies"], *project["optional-dependencies"]["daemon"]]
+    extras = project["optional-dependencies"]
+    return [*project["dependencies"], *extras["daemon"], *extras["web"]]
 
 
 def obstacle() -> str | None:

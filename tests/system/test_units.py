@@ -9,25 +9,27 @@ import pytest
 
 from goldens import mentions
 
-from .conftest import CONFIG, SERVICE, SETUP, Gpulease
+from .conftest import CONFIG, SERVICE, SETUP, WEB, Gpulease
 from .machine import Machine, wait_for
 from .root import ENVIRONMENT, USERS
 
 UNITS = "/usr/local/lib/systemd/system"
-MOST_EXPOSED = 77
-"""In tenths, as systemd-analyze wants it: where the unit file stands now."""
+MOST_EXPOSED = {SERVICE: 77, WEB: 11}
+"""In tenths, as systemd-analyze wants it: where the unit files stand now."""
 
 
 def test_the_units_are_sound(installed: Gpulease) -> None:
-    units = [f"{UNITS}/{unit}" for unit in (SERVICE, "gpulease.slice")]
+    units = [f"{UNITS}/{unit}" for unit in (SERVICE, WEB, "gpulease.slice")]
     done = installed.machine.run("systemd-analyze", "verify", "--man=no", *units)
     assert (done.stdout, done.stderr) == ("", "")
 
 
-def test_the_service_is_not_more_exposed_than_it_was(
-    installed: Gpulease, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("unit", MOST_EXPOSED)
+def test_a_service_is_not_more_exposed_than_it_was(
+    installed: Gpulease, unit: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    done = installed.machine.run(*_security(f"--threshold={MOST_EXPOSED}"), check=False)
+    limit = f"--threshold={MOST_EXPOSED[unit]}"
+    done = installed.machine.run(*_security(limit, unit=unit), check=False)
     with capsys.disabled():
         print(f"\n{done.stdout.splitlines()[-1]}")  # noqa: T201
     assert done.returncode == 0, done.stdout
@@ -42,8 +44,8 @@ def test_every_exposure_that_is_left_has_its_reason_in_the_unit_file(installed: 
     assert [name for name in left if not any(it in reasons for it in _words(name))] == []
 
 
-def _security(*options: str) -> tuple[str, ...]:
-    return "systemd-analyze", "security", "--offline=1", *options, f"{UNITS}/{SERVICE}"
+def _security(*options: str, unit: str = SERVICE) -> tuple[str, ...]:
+    return "systemd-analyze", "security", "--offline=1", *options, f"{UNITS}/{unit}"
 
 
 def _words(exposure: str) -> list[str]:
@@ -58,7 +60,7 @@ def _words(exposure: str) -> list[str]:
 
 def test_a_build_says_which_it_is(installed: Gpulease) -> None:
     stamp = r"0\.\d+\.\d+ \((commit [0-9a-f]{10}( with changes)?, )?built 20\d\d-[-0-9: UTC]+"
-    for program in ("gpulease", "gpuleased", "gpulease-setup"):
+    for program in ("gpulease", "gpuleased", "gpulease-setup", "gpulease-web"):
         said = installed.machine.run(f"{ENVIRONMENT}/bin/{program}", "--version").stdout
         assert re.match(f"{program} {stamp}", said), said
 
@@ -66,7 +68,7 @@ def test_a_build_says_which_it_is(installed: Gpulease) -> None:
 def test_installing_again_changes_nothing(installed: Gpulease) -> None:
     before = installed.pid()
     said = installed.machine.run(SETUP, "install").stdout
-    assert said.count("unchanged /") == 5
+    assert said.count("unchanged /") == 6
     assert installed.pid() == before
 
 
@@ -87,8 +89,9 @@ def test_what_was_installed_can_be_removed_without_a_trace(other_machine: Machin
     gpulease = Gpulease(other_machine)
     gpulease.configure(CONFIG)
     gpulease.drop_in("[Service]\nWatchdogSec=50s\n")
-    said = other_machine.run(SETUP, "install", "--now").stdout
-    assert said.count("installed /") == 5
+    said = other_machine.run(SETUP, "install", "--web", "--now").stdout
+    assert said.count("installed /") == 6
+    assert other_machine.unit(WEB, "ActiveState") == {"ActiveState": "active"}
     assert "gpulease" in other_machine.run("getent", "group", "gpulease").stdout
     job = gpulease.submit("--mem", "1G", "--", "sleep", "600")
     gpulease.wait_until(job, "active")
@@ -112,7 +115,8 @@ def test_what_was_installed_can_be_removed_without_a_trace(other_machine: Machin
     other_machine.run(SETUP, "remove", "--purge", "--yes")
     assert _files(other_machine) == before
     assert other_machine.run("getent", "group").stdout == groups
-    assert other_machine.unit(SERVICE, "LoadState") == {"LoadState": "not-found"}
+    for unit in (SERVICE, WEB):
+        assert other_machine.unit(unit, "LoadState") == {"LoadState": "not-found"}
     assert other_machine.run("pgrep", "--full", "^/opt/gpulease", check=False).stdout == ""
 
 

@@ -17,7 +17,7 @@ from goldens import compare
 from gpulease.cli import (
     doctor,
     dry_run,
-    history,
+    history_page,
     job_page,
     job_report,
     render,
@@ -368,9 +368,9 @@ def pages(width: int | None) -> dict[str, Page]:
         ),
         "report-empty": report.page(ReportView(None, []), " in the last 7d"),
         "report-shares": report.shares_page(shares()),
-        "history": history.page(past_jobs(), NOW),
-        "history-cut": history.page(past_jobs(), NOW, more=True),
-        "history-empty": history.page([], NOW),
+        "history": [history_page.table(past_jobs(), NOW)],
+        "history-cut": [history_page.table(past_jobs(), NOW), history_page.older(4)],
+        "history-empty": [history_page.NONE],
         "doctor": doctor.page(DoctorView(checks)),
     }
 

@@ -135,9 +135,9 @@ def test_an_element_that_stands_for_others_has_their_row_and_they_count_as_shown
     jobs = [first, views.job(400, label="400", position=301)]
     assert [ids_of(group) for group in alike(jobs)] == ["17_[0-299]", "400"]
     now = datetime(2026, 7, 1, 10, tzinfo=UTC)
-    for waiting, more in ((301, None), (306, "5 more queued")):
+    for waiting, more in ((301, None), (306, "and 5 more")):
         drawn = draw(status_page.page(views.status(jobs=jobs, waiting=waiting), now), None)
-        assert ("more queued" in drawn) is bool(more)
+        assert ("more: " in drawn) is bool(more)
         assert (more or "17_[0-299]") in drawn
 
 

@@ -40,7 +40,8 @@ class Watched(World):
 
     def start_watch(self) -> None:
         """As after a restart of the daemon: with nothing but the record."""
-        self.watch = OveruseWatch(lambda _: self.overuse)
+        self.went_over: list[JobId] = []
+        self.watch = OveruseWatch(lambda _: self.overuse, lambda job: self.went_over.append(job.id))
         self.rests = IdleWatch(lambda _: self.idle)
         self.loop = EnforcementLoop(self.scheduler, self.watch, self.rests, self.clock, at_once)
 
@@ -104,6 +105,13 @@ def test_the_first_look_after_the_crossing_tells_the_owner() -> None:
         await world.look()
         (told,) = world.told(job)
         sentence("over-lease", told)
+        await world.look(3)
+        assert world.went_over == [job], "counted once"
+        world.hold(job, G)
+        await world.look(60)
+        world.hold(job, 3 * G)
+        await world.look()
+        assert world.went_over == [job, job]
 
     play(scenario)
 

@@ -216,6 +216,10 @@ def test_a_storm_of_a_programs_faults_costs_few_transactions_and_is_counted_in_f
     for each in room.store.noted:
         counts[each.kind] += each.count
     assert counts == {"xid 13": 600_000, "xid 31": 60}
+    assert room.watch.faults == {
+        (A, "xid 13", Blame.APPLICATION): 600_000,
+        (A, "xid 31", Blame.APPLICATION): 60,
+    }
     assert [job for job, _ in room.told] == [1, 1], "once for each kind"
 
 
@@ -244,6 +248,10 @@ def test_a_storm_while_the_disk_is_full_takes_no_more_memory_than_one_fault() ->
     assert [(each.kind, each.count) for each in room.store.noted][:2] == [
         ("xid 13", 100), ("xid 79", 100),
     ]  # fmt: skip
+    assert room.watch.faults == {
+        (A, "xid 13", Blame.APPLICATION): 100,
+        (A, "xid 79", Blame.HARDWARE): 100,
+    }
 
 
 def test_a_gpu_comes_back_after_a_quiet_time_that_doubles_with_each_relapse() -> None:

@@ -1,40 +1,36 @@
 """Past jobs as the API shows them, and what others do not see of them."""
 
-from dataclasses import replace
 from datetime import datetime, timedelta
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from fakes import ALICE, NOON, G, reading
-from gpulease.cli.history import COLUMNS, trace_of
-from gpulease.domain.gpu import JobId
-from gpulease.domain.job import CommandFingerprint, Exit, Job, JobUsage, Outcome, grant, worker_gone
-from gpulease.domain.job import worker_started as started
-from gpulease.domain.lease import Claim, Trigger
-from gpulease.domain.placement import Placement
+from fakes import ALICE, NOON, G
+from gpulease.cli.history_page import COLUMNS, trace_of
+from gpulease.domain.job import Outcome
 from gpulease.replay.trace_file import read_trace
 from gpulease.server.history import history_view
-from gpulease.units import MIB, Share
+from gpulease.service.job_history import EndedJob
+from gpulease.units import MIB
 from gpulease.wire.usage import PastJobView
 
 SECRET = "secret"
 
 
-def ended(number: int, claim: Claim | None = None) -> Job:
-    usage = JobUsage(CommandFingerprint("similar", "exact"))
-    claim = claim or Claim(2 * G)
-    job = Job(JobId(number), ALICE, SECRET, SECRET, claim, NOON, usage=usage)
-    running = started(grant(job, Placement(((reading().uuid, 3 * G),)), NOON), 1, 1, NOON)
-    assert running is not None
-    done = worker_gone(running, Trigger.WORKER_EXITED, Outcome.EXITED, None, Exit(3), NOON)
-    assert done is not None
-    return done
+def ended(number: int, **changes: Any) -> EndedJob:
+    job = EndedJob(
+        id=number, array=None, array_index=None, name=SECRET, user=ALICE.user, is_hold=False,
+        slurm_job=None, outcome=Outcome.EXITED, exit_code=3, exit_signal=None,
+        submitted_at=NOON, granted_at=NOON, ended_at=NOON, gpus=1, asked=2 * G, leased=3 * G,
+        used=G, utilization=None, time_limit_us=None, alike="similar", same="exact",
+    )  # fmt: skip
+    return job._replace(**changes)
 
 
-def test_the_newest_is_first_and_a_full_page_says_what_follows() -> None:
-    jobs = [ended(4), ended(5)]
+def test_a_full_page_says_what_follows() -> None:
+    jobs = [ended(5), ended(4)]
 
     assert [job.id for job in history_view(jobs, 2, None).jobs] == [5, 4]
     assert history_view(jobs, 2, None).before == 4
@@ -43,17 +39,38 @@ def test_the_newest_is_first_and_a_full_page_says_what_follows() -> None:
 
 
 def test_what_was_leased_is_shown_also_for_a_share() -> None:
-    (view,) = history_view([ended(4, Claim(Share(50)))], 9, None).jobs  # type: ignore[arg-type]
+    (view,) = history_view([ended(4, asked=None)], 9, None).jobs
 
     assert (view.memory, view.exit_status, view.command) == (3 * G, 3, "similar exact")
 
 
 def test_a_job_that_never_held_memory_has_no_grant() -> None:
-    job = replace(ended(4), granted_at=None, leases=())
-
-    (view,) = history_view([job], 9, None).jobs
+    (view,) = history_view([ended(4, granted_at=None, leased=None)], 9, None).jobs
 
     assert (view.granted_at, view.memory) == (None, 2 * G)
+
+
+def test_a_job_stopped_at_a_limit_has_the_status_of_timeout() -> None:
+    jobs = [
+        ended(1, outcome=Outcome.TIME_LIMIT, exit_code=0),
+        ended(2, outcome=Outcome.SIGNALED, exit_code=None, exit_signal=9),
+        ended(3, outcome=Outcome.LOST, exit_code=None),
+    ]
+
+    assert [job.exit_status for job in history_view(jobs, 9, None).jobs] == [124, 137, None]
+
+
+def test_a_view_says_what_kind_of_job_it_was() -> None:
+    jobs = [
+        ended(1),
+        ended(2, is_hold=True),
+        ended(3, slurm_job=7),
+        ended(9, array=5, array_index=4),
+    ]
+
+    views = history_view(jobs, 9, None).jobs
+    assert [job.kind for job in views] == ["run", "hold", "slurm", "run"]
+    assert [job.label for job in views] == ["1", "2", "3", "5_4"]
 
 
 def test_where_commands_are_hidden_others_see_neither_name_nor_digest() -> None:
@@ -93,7 +110,7 @@ def test_every_export_is_a_trace(
     tmp_path_factory: pytest.TempPathFactory, jobs: list[PastJobView]
 ) -> None:
     path = tmp_path_factory.getbasetemp() / "export.csv"
-    path.write_text("\n".join((",".join(COLUMNS), trace_of(jobs))) + "\n")
+    path.write_text(",".join(COLUMNS) + "\n" + trace_of(jobs))
     held = {job.label: job for job in jobs if job.granted_at and job.memory}
     if not held:
         return

@@ -27,7 +27,7 @@ def outcome_of(job: JobView) -> str:
 
 def nodes_of(job: JobView) -> str:
     """Write the nodes of a job."""
-    return clean(job.nodes or UNKNOWN)
+    return clean(job.nodes or ("" if job.state == "queued" else UNKNOWN))
 
 
 def gpus_of(job: JobView) -> str:
@@ -36,6 +36,12 @@ def gpus_of(job: JobView) -> str:
         return job.leases[0].gpu or UNKNOWN
     known = [f"{clean(lease.node)}:{lease.gpu}" for lease in job.leases if lease.gpu]
     return " ".join(known) or UNKNOWN
+
+
+def code_of(job: JobView) -> str:
+    """Write the exit code, where the state does not tell how the job ended."""
+    has_code = job.outcome in ("exited", "signaled") and job.exit_status is not None
+    return str(job.exit_status) if has_code else ""
 
 
 def place_of(job: JobView) -> int:

@@ -2,16 +2,17 @@
 
 import sys
 from collections.abc import Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
+from fnmatch import fnmatchcase
 from typing import get_args
 
-from gpulease.cli.cluster.job_lines import expected, nodes_of, outcome_of, requested
+from gpulease.cli.cluster.job_lines import code_of, expected, nodes_of, outcome_of, requested
 from gpulease.cli.cluster.jobs import order_of, read_queue, uses_gpus, view
 from gpulease.cli.cluster.nodes import shard_size
 from gpulease.cli.cluster.views import JobList, JobView
-from gpulease.cli.format import SUSPENDED, UNKNOWN, between, clean, clock
-from gpulease.cli.list_page import NOT_FAILED, most_listed, refuse_stranger
-from gpulease.cli.render import local_time, print_stdout, screen_of, show_page
+from gpulease.cli.format import SUSPENDED, UNKNOWN, between, clean, clock, instant
+from gpulease.cli.list_page import NOT_FAILED, refuse_stranger
+from gpulease.cli.render import local_time, print_stdout, screen_of, show_paged
 from gpulease.cli.tables import Column, Line, Page, Style, Table, line
 from gpulease.errors import BadUsage
 from gpulease.light_json import encode, indent
@@ -26,13 +27,24 @@ _STYLES: dict[str, Style] = {"active": "good", "ended": "dim"}
 
 
 def print_list(
-    *, everything: bool, user: str | None, state: str | None, limit: str | None, json: bool
+    *,
+    everything: bool,
+    user: str | None,
+    state: str | None,
+    most: int | None,
+    since: float | None,
+    name: str | None,
+    json: bool,
 ) -> None:
-    """Print the jobs that wait or run, with `everything` also ended ones; or those in a state."""
-    most = most_listed(limit, json=json)
+    """Print the jobs that wait or run, with `everything` also ended ones; or those in a state.
+
+    At most so many; with `since`, without those that ended more seconds ago.
+    """
     _refuse_unknown(state)
     ended = everything or state == "ended" or state in _ENDS
-    found = _found(state, user, ended=ended)
+    now = local_time()
+    begin = None if since is None else now - timedelta(seconds=since)
+    found = _found(state, user, name, begin, ended=ended)
     if user is not None and not found:
         refuse_stranger(user)
     shown = found if most is None else found[-most:] if ended else found[:most]
@@ -40,7 +52,7 @@ def print_list(
     if json:
         print_stdout(indent(encode(listed)))
         return
-    show_page(page(listed, local_time(), newest=ended), screen_of(sys.stdout, environment()))
+    show_paged(page(listed, now, newest=ended), screen_of(sys.stdout, environment()))
 
 
 def _refuse_unknown(state: str | None) -> None:
@@ -51,16 +63,28 @@ def _refuse_unknown(state: str | None) -> None:
         )
 
 
-def _found(state: str | None, user: str | None, *, ended: bool) -> list[JobView]:
+def _found(
+    state: str | None, user: str | None, name: str | None, begin: datetime | None, *, ended: bool
+) -> list[JobView]:
     """Return the jobs that match, oldest first."""
     rows = [
         row
         for row in read_queue(ended=ended)
-        if uses_gpus(row) and (user is None or row.get("username") == user)
+        if uses_gpus(row)
+        and user in (None, row.get("username"))
+        and (name is None or fnmatchcase(row.get("name", ""), name))
     ]
     shard = shard_size() if rows else 0
     jobs = [view(row, shard) for row in rows]
-    return sorted((job for job in jobs if state is None or _matches(job, state)), key=order_of)
+    return sorted(
+        (
+            job
+            for job in jobs
+            if (state is None or _matches(job, state))
+            and (begin is None or job.ended_at is None or instant(job.ended_at) >= begin)
+        ),
+        key=order_of,
+    )
 
 
 def _matches(job: JobView, state: str) -> bool:
@@ -84,22 +108,23 @@ def page(listed: JobList, now: datetime, *, newest: bool = False) -> Page:
 def table(jobs: Sequence[JobView], now: datetime) -> Table:
     """Lay out jobs, one on a line."""
     waiting = any(expected(job, now) != UNKNOWN for job in jobs)
+    codes = any(code_of(job) for job in jobs)
     columns = (
         Column("JOB", right=True),
         Column("USER", wraps=True),
-        Column("NAME", leaves=1, shrinks=True, below=""),
+        Column("NAME", leaves=1, shrinks=True, cuts="middle", least=40, below=""),
         Column("STATE"),
         Column("REQUEST", right=True, leaves=3, below="request "),
         Column("NODE", leaves=2, wraps=True, below="on "),
         Column("SUBMITTED", right=True, leaves=5),
         *((Column("EXPECTED", right=True, leaves=4, below="expected "),) if waiting else ()),
         Column("RAN", right=True, leaves=4, below="ran "),
-        Column("EXIT", right=True),
+        *((Column("EXIT", right=True),) if codes else ()),
     )
-    return Table(columns, tuple(_row(job, now, waiting=waiting) for job in jobs))
+    return Table(columns, tuple(_row(job, now, waiting=waiting, codes=codes) for job in jobs))
 
 
-def _row(job: JobView, now: datetime, *, waiting: bool) -> tuple[Line, ...]:
+def _row(job: JobView, now: datetime, *, waiting: bool, codes: bool) -> tuple[Line, ...]:
     failed = job.exit_status not in (None, 0)
     style: Style = "warn" if job.suspended else _STYLES.get(job.state, "warn")
     return (
@@ -110,7 +135,7 @@ def _row(job: JobView, now: datetime, *, waiting: bool) -> tuple[Line, ...]:
         line(requested(job)),
         line(nodes_of(job)),
         line(clock(job.submitted_at, now)),
-        *((line(expected(job, now)),) if waiting else ()),
-        line(between(job.started_at, job.ended_at, now)),
-        line(UNKNOWN if job.exit_status is None else str(job.exit_status), "bad" if failed else ""),
+        *((line(expected(job, now) if job.state == "queued" else ""),) if waiting else ()),
+        line(between(job.started_at, job.ended_at, now) if job.started_at else ""),
+        *((line(code_of(job), "bad" if failed else ""),) if codes else ()),
     )

@@ -16,32 +16,72 @@ from gpulease.cli.cluster.job_lines import (
 from gpulease.cli.cluster.jobs import elements, read_queue, state_of, uses_gpus, with_gpus
 from gpulease.cli.cluster.nodes import read_nodes, shard_size
 from gpulease.cli.cluster.views import GpuView, JobView, MemoryView, NodeView, StatusView
-from gpulease.cli.format import UNKNOWN, between, clean, clock, instant, since, size, until
-from gpulease.cli.job_selection import own_name
-from gpulease.cli.render import local_time, print_stdout, screen_of, show_page
-from gpulease.cli.status_page import BAR_TITLE, LEGEND, bar, first_of
-from gpulease.cli.tables import Block, Column, Hanging, Line, Page, Span, Style, Table, line, widths
+from gpulease.cli.format import UNKNOWN, clean, clock, instant, since, size, until
+from gpulease.cli.render import (
+    Screen,
+    local_time,
+    own_name,
+    print_stdout,
+    screen_of,
+    show_page,
+)
+from gpulease.cli.status_tables import (
+    GpuRow,
+    JobRow,
+    Note,
+    Rows,
+    WaitingRow,
+    counts,
+    fitted,
+    gpu_table,
+    heading,
+    jobs_part,
+    model,
+    models,
+    queue_part,
+    rows_asked_for,
+    with_similar_folded,
+)
+from gpulease.cli.tables import Block, Hanging, Page, line
 from gpulease.light_json import encode, indent
 from gpulease.locations import environment
-from gpulease.wire import machine as wire
 
-_STYLES: dict[str, Style] = {"available": "good", "drained": "warn", "draining": "warn"}
 _USABLE = frozenset({"idle", "mixed", "allocated", "completing", "planned", "reserved"})
 """The states of nodes that need no explanation."""
+_WATCH_EVERY = "10s"
+"""Each time asks the controller of Slurm, which others need."""
 _YOUNG = timedelta(seconds=5)
 """Younger figures of a node are shown without their age."""
 _STARTS_NOTHING = frozenset({"down", "drained", "draining", "fail", "maintenance", "unknown"})
+_UNKNOWN_MEMORY = MemoryView(None, None, None, None, None, None, None)
 
 
-def print_status(*, queue: str, json: bool) -> None:
-    """Print the state of the cluster, with the first jobs of the queue: a number, or "all"."""
-    first, now = first_of(queue), local_time()
+def print_status(*, queue: str | None, json: bool, watch: str | None = None) -> int:
+    """Print the state of the cluster, with the first jobs of the queue: a number, or "all".
+
+    With `watch`, a span such as 10s, it is printed again and again.
+    """
+    first = rows_asked_for(queue)
+    if watch is not None:
+        from gpulease.cli.watch import watch_page
+
+        return watch_page(
+            lambda: read_status(first, local_time()), _fitted_page, watch or _WATCH_EVERY, json=json
+        )
+    now = local_time()
     view = read_status(first, now)
     if json:
         print_stdout(indent(encode(view)))
-        return
+        return 0
     screen = screen_of(sys.stdout, environment())
-    show_page(page(view, now, own_name(), screen.width), screen)
+    # A queue that was asked for is shown, although the first lines scroll off.
+    height = screen.height if queue is None else None
+    show_page(page(view, now, own_name(), screen.width, height), screen)
+    return 0
+
+
+def _fitted_page(view: StatusView, screen: Screen) -> Page:
+    return page(view, local_time(), own_name(), screen.width, screen.height)
 
 
 def read_status(first: int | None, now: datetime) -> StatusView:
@@ -55,24 +95,57 @@ def read_status(first: int | None, now: datetime) -> StatusView:
         nodes=nodes,
         jobs=with_gpus([*running, *waiting[:first]], shard_size(nodes)),
         waiting=sum(map(elements, waiting)),
+        own_waiting=sum(elements(job) for job in waiting if job.get("username") == own_name()),
     )
 
 
-def page(view: StatusView, now: datetime, user: str, width: int | None = None) -> Page:
-    """Lay out the status; the jobs of `user` are the first of those that run."""
-    return [
-        *_head(view, now),
-        *_gpus(view, now, width),
-        *_notes(view, now),
-        *_running(view, now, user),
-        *_queue(view, now),
-    ]
+def page(
+    view: StatusView, now: datetime, user: str, width: int | None = None, height: int | None = None
+) -> Page:
+    """Lay out the status; the jobs of `user` are the first of those that run.
+
+    For a terminal of a known height, what is alike shares rows, and rows that do not fit are
+    counted.
+    """
+    running = sorted(
+        (job for job in view.jobs if job.state != "queued"),
+        key=lambda job: (job.user != user, job.id),
+    )
+    waiting = [job for job in view.jobs if job.state == "queued"]
+    queue = list(_waiting_rows(waiting, now))
+    return fitted(
+        [
+            [
+                *_head(view, now, user, width),
+                *_gpus(view, now, width, folds=height is not None),
+                *_remarks(view, now),
+            ],
+            Rows(
+                [_job_row(job, now) for job in running],
+                lambda rows: jobs_part(rows, len(running) - len(rows)),
+            ),
+            Rows(
+                with_similar_folded(queue) if height is not None else queue,
+                lambda rows: queue_part(rows, view.waiting - sum(row.jobs for row in rows)),
+            ),
+        ],
+        width,
+        height,
+    )
 
 
-def _head(view: StatusView, now: datetime) -> Iterator[Block]:
-    gpus = sum(len(node.gpus) for node in view.nodes)
-    rest = f"  {len(view.nodes)} nodes  {gpus} GPUs  {clock(view.at, now)}"
-    yield (Span("Slurm", "title"), Span(rest, "dim"))
+def _head(view: StatusView, now: datetime, user: str, width: int | None) -> Iterator[Block]:
+    gpus = [("", _model(gpu)) for node in view.nodes for gpu in node.gpus]
+    nodes = f"{len(view.nodes)} node{'' if len(view.nodes) == 1 else 's'}"
+    kinds = models(gpus) if len(set(gpus)) == 1 else f"{len(gpus)} GPUs"
+    running = [job for job in view.jobs if job.state != "queued"]
+    own = sum(job.user == user for job in running)
+    text = counts(len(running), view.waiting, own, view.own_waiting)
+    return heading(["Slurm", nodes, kinds, clock(view.at, now)], text, width)
+
+
+def _model(gpu: GpuView) -> str:
+    return model(gpu.name, gpu.memory.total)
 
 
 def _age(node: NodeView, now: datetime) -> str:
@@ -82,83 +155,59 @@ def _age(node: NodeView, now: datetime) -> str:
     return since(node.at, now)
 
 
-def _gpus(view: StatusView, now: datetime, width: int | None) -> Iterator[Block]:
+def _gpus(view: StatusView, now: datetime, width: int | None, *, folds: bool) -> Iterator[Block]:
     if not view.nodes:
         yield line("no nodes with GPUs", "warn")
         return
-    aged = any(_age(node, now) for node in view.nodes)
-    rows = tuple(
-        (*cells, *((line(_age(node, now)),) if aged else ()))
-        for node in view.nodes
-        for cells in _node(node)
-    )
-    columns = (
-        Column("NODE"),
-        Column("GPU", right=True),
-        Column("NAME", leaves=5, shrinks=True),
-        Column("STATE", leaves=1, below=""),
-        Column(BAR_TITLE, leaves=6),
-        Column("USED", right=True),
-        Column("LEASED", right=True),
-        Column("UNMANAGED", right=True, leaves=4, below="unmanaged "),
-        Column("FREE", right=True),
-        Column("TOTAL", right=True, leaves=2, below="total "),
-        *((Column("AGE", right=True, leaves=7, below="age "),) if aged else ()),
-    )
-    table = Table(columns, rows)
+    has_models = len({_model(gpu) for node in view.nodes for gpu in node.gpus}) > 1
+    rows = [row for node in view.nodes for row in _gpu_rows(node, now, has_models=has_models)]
     yield line("")
-    yield table
-    if any(columns[number].title == BAR_TITLE for number in widths(table, width)):
-        yield LEGEND
+    yield from gpu_table(rows, width, folds=folds)
 
 
-def _node(node: NodeView) -> Iterator[tuple[Line, ...]]:
+def _gpu_rows(node: NodeView, now: datetime, *, has_models: bool) -> Iterator[GpuRow]:
+    name, age = clean(node.name), _age(node, now)
     if not node.gpus:
-        unknown = [line(UNKNOWN)] * 5
         state = node.state if node.state in _STARTS_NOTHING else "unknown"
-        yield (
-            line(clean(node.name)), line(UNKNOWN), line(UNKNOWN), line(state, "bad"),
-            line(UNKNOWN), *unknown,
-        )  # fmt: skip
+        note = Note(clean(state), style="bad")
+        yield GpuRow(UNKNOWN, _UNKNOWN_MEMORY, None, (note,), node=name, age=age)
     for gpu in node.gpus:
-        yield _gpu(node, gpu)
-
-
-def _gpu(node: NodeView, gpu: GpuView) -> tuple[Line, ...]:
-    memory = gpu.memory
-    state = node.state if node.state in _STARTS_NOTHING and not gpu.local else gpu.state
-    free = memory.headroom if state == "available" else None
-    return (
-        line(clean(node.name)),
-        line(str(gpu.index)),
-        line(clean(gpu.name)),
-        line(
-            f"{clean(state)} (local)" if gpu.local else clean(state),
-            "good"
-            if state == "available"
-            else "warn"
-            if state in ("drained", "draining")
-            else "bad",
-        ),
-        _bar(memory),
-        line(size(memory.used)),
-        line(size(memory.leased)),
-        line(size(memory.unmanaged), "bad" if memory.unmanaged else ""),
-        line(size(free), "good" if free else "warn"),
-        line(size(memory.total)),
-    )
-
-
-def _bar(memory: MemoryView) -> Line:
-    return bar(
-        wire.MemoryView(
-            memory.total, memory.used, None, memory.allocatable, memory.leased or 0,
-            memory.committed or 0, memory.unmanaged, memory.headroom,
+        yield GpuRow(
+            label=str(gpu.index),
+            memory=gpu.memory,
+            free=_free(node, gpu),
+            notes=tuple(_notes(node, gpu)),
+            node=name,
+            model=_model(gpu) if has_models else "",
+            age=age,
         )
-    )  # fmt: skip
 
 
-def _notes(view: StatusView, now: datetime) -> Iterator[Block]:
+def _state(node: NodeView, gpu: GpuView) -> str:
+    return node.state if node.state in _STARTS_NOTHING and not gpu.local else gpu.state
+
+
+def _free(node: NodeView, gpu: GpuView) -> int | None:
+    """Return what can be leased; nothing of a GPU that takes no jobs."""
+    state = _state(node, gpu)
+    if state in ("unknown", "unreadable", "lost"):
+        return None
+    return gpu.memory.headroom if state == "available" else 0
+
+
+def _notes(node: NodeView, gpu: GpuView) -> Iterator[Note]:
+    """Say why a GPU is not simply available."""
+    if (state := _state(node, gpu)) != "available":
+        detail = clean(gpu.detail or "")
+        said = detail if detail.startswith(gpu.state) and state == gpu.state else clean(state)
+        yield Note(said, style="warn" if state in ("drained", "draining") else "bad")
+    if gpu.local:
+        yield Note("local queue", style="dim")
+    if gpu.memory.unmanaged:
+        yield Note(f"{size(gpu.memory.unmanaged)} used without a lease", style="bad")
+
+
+def _remarks(view: StatusView, now: datetime) -> Iterator[Block]:
     """Say what is wrong with nodes and GPUs."""
     for node in view.nodes:
         name = clean(node.name)
@@ -172,81 +221,37 @@ def _notes(view: StatusView, now: datetime) -> Iterator[Block]:
             text = f"gpulease has published nothing for {since(node.at, now)}, so its memory is"
             yield Hanging(line(f"{name}: {text} unknown", "warn"), 2)
         for gpu in node.gpus:
-            if gpu.detail and not node.is_old:
+            if gpu.detail and not node.is_old and not clean(gpu.detail).startswith(gpu.state):
                 yield Hanging(line(f"{name} GPU {gpu.index}: {clean(gpu.detail)}", "warn"), 2)
 
 
-def _running(view: StatusView, now: datetime, user: str) -> Iterator[Block]:
-    running = [job for job in view.jobs if job.state != "queued"]
-    yield line("")
-    if not running:
-        yield line("no running jobs", "dim")
-        return
-    columns = (
-        Column("JOB", right=True),
-        Column("USER", wraps=True),
-        Column("NAME", leaves=3, shrinks=True, below=""),
-        Column("STATE", leaves=2, below=""),
-        Column("NODE", wraps=True),
-        Column("GPU", right=True),
-        Column("MEMORY", right=True),
-        Column("RAN", right=True, leaves=4, below="ran "),
-        Column("TIME LEFT", right=True, leaves=1, below="time left "),
-    )
-    running.sort(key=lambda job: (job.user != user, job.id))
-    yield Table(columns, tuple(_running_row(job, now) for job in running))
-
-
-def _running_row(job: JobView, now: datetime) -> tuple[Line, ...]:
+def _job_row(job: JobView, now: datetime) -> JobRow:
     state = outcome_of(job)
-    return (
-        line(job.label),
-        line(clean(job.user)),
-        line(clean(job.name)),
-        line(state, "good" if state == "active" else "warn"),
-        line(nodes_of(job)),
-        line(gpus_of(job)),
-        line(requested(job)),
-        line(between(job.started_at, None, now)),
-        line(until(job.expires_at, now)),
+    return JobRow(
+        id=job.label,
+        user=clean(job.user),
+        name=clean(job.name),
+        node=nodes_of(job),
+        gpu=gpus_of(job),
+        lease=requested(job),
+        left=until(job.expires_at, now) if job.expires_at else "",
+        state=() if state == "active" else line(state, "warn"),
     )
 
 
-def _queue(view: StatusView, now: datetime) -> Iterator[Block]:
-    waiting = [job for job in view.jobs if job.state == "queued"]
-    more = view.waiting - sum(place_of(job) for job in waiting)
-    yield line("")
-    if not view.waiting:
-        yield line("no jobs in the queue", "dim")
-    if waiting:
-        yield _queue_table(waiting, now)
-    if more > 0:
-        text = f"{more} more queued; gpulease status --queue all shows them"
-        yield Hanging(line(text, "dim"), 2)
-
-
-def _queue_table(waiting: Sequence[JobView], now: datetime) -> Table:
-    columns = (
-        Column("PLACE", right=True),
-        Column("JOB", right=True),
-        Column("USER", wraps=True),
-        Column("NAME", leaves=3, shrinks=True, below=""),
-        Column("REQUEST", right=True),
-        Column("EXPECTED", leaves=5, below="expected "),
-        Column("REASON", leaves=4, wraps=True, least=20, below=""),
-    )
-    rows, place = [], 1
+def _waiting_rows(waiting: Sequence[JobView], now: datetime) -> Iterator[WaitingRow]:
+    place = 1
     for job in waiting:
-        rows.append(
-            (
-                line(str(place)),
-                line(job.label),
-                line(clean(job.user)),
-                line(clean(job.name)),
-                line(requested(job)),
-                line(expected(job, now)),
-                line(reason_of(job, now) or UNKNOWN),
-            )
+        at = expected(job, now)
+        yield WaitingRow(
+            place=place,
+            ids=job.label,
+            user=clean(job.user),
+            name=clean(job.name),
+            asks=requested(job),
+            at="" if at == UNKNOWN or job.begin_at else at,
+            why=reason_of(job, now) or "",
+            jobs=place_of(job),
+            number=None if job.array is not None else job.id,
         )
         place += place_of(job)
-    return Table(columns, tuple(rows))

@@ -136,6 +136,8 @@ class StatusView:
     jobs: list[JobView]
     waiting: int
     """Jobs that wait, elements of arrays included; `jobs` has the first."""
+    own_waiting: int = 0
+    """Those of the caller."""
 
 
 @dataclass

@@ -1,0 +1,214 @@
+"""The page of `gpulease history`: past jobs, as a table, as JSON, or as a trace."""
+
+from __future__ import annotations
+
+import sys
+from itertools import chain
+
+from gpulease.cli.format import UNKNOWN, clean, clock, instant, named, size
+from gpulease.cli.light_connection import light_client
+from gpulease.cli.pager import print_paged
+from gpulease.cli.render import local_time, print_stdout, screen_of, write_stdout
+from gpulease.cli.tables import Column, Table, draw, draw_in_pages, line
+from gpulease.client.light_client import read
+from gpulease.errors import BadValue
+from gpulease.light_json import encode, indent
+from gpulease.locations import environment
+from gpulease.units import MIB, format_span, parse_span
+from gpulease.wire.text import spoken
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from datetime import datetime
+    from pathlib import Path
+    from typing import Any
+
+    from gpulease.cli.render import Screen
+    from gpulease.cli.tables import Line
+    from gpulease.client.light_client import LightClient
+    from gpulease.wire.usage import PastJobView
+
+    Jobs = Iterator[Sequence[PastJobView]]
+    """Past jobs, in pages."""
+
+_PAGE = 1000
+_FEW = 50
+COLUMNS = (
+    "job",
+    "submit_s",
+    "duration_s",
+    "gpus",
+    "memory_mib",
+    "user",
+    "time_limit_s",
+    "utilization",
+    "command",
+)
+"""Of a trace."""
+
+
+def print_history(
+    *,
+    user: str | None,
+    since: str | None,
+    state: str | None,
+    name: str | None,
+    limit: int | None,
+    as_csv: bool,
+    json: bool,
+    socket: Path | str | None,
+) -> None:
+    """Print the latest past jobs that the filters leave; `limit` None: see `_FEW`."""
+    if as_csv and json:
+        raise BadValue("cannot list jobs: --csv and --json exclude each other", "use one of them")
+    is_cut = limit is None and since is None and not as_csv
+    limit = _FEW if is_cut else limit
+    asked: dict[str, str | None] = {
+        "user": user,
+        "since": None if since is None else f"{parse_span(since).total_seconds():.0f}",
+        "outcome": None if state in (None, "ended") else state.replace("-", "_"),
+        "name": name,
+    }
+    client = light_client(socket)
+    if as_csv:
+        _print_csv(_pages(client, asked, limit))
+        return
+    if json:
+        _print_json(_pages(client, asked, None if limit is None else limit + 1), limit)
+        return
+    # One more says whether others follow.
+    pages = _pages(client, asked, _FEW + 1 if is_cut else limit)
+    first = next(pages)
+    if user is not None and not first:
+        refuse_stranger(user)
+    screen = screen_of(sys.stdout, environment())
+    print_paged(drawn(chain([first], pages), local_time(), screen, _FEW if is_cut else None))
+
+
+def refuse_stranger(user: str) -> None:
+    """Raises: BadValue, if this machine has no such user."""
+    from gpulease.cli.caller import is_user
+
+    if not is_user(user):
+        raise BadValue(
+            f"cannot list jobs of {user[:80]!r}: no such user",
+            "gpulease history shows the jobs of all users",
+        )
+
+
+def _pages(client: LightClient, asked: dict[str, str | None], limit: int | None) -> Jobs:
+    """Yield pages of at most `limit` jobs in all; the first one may be empty."""
+    before: str | None = None
+    while limit is None or limit > 0:
+        most = _PAGE if limit is None else min(limit, _PAGE)
+        view = read(client.history_json({**asked, "before": before, "limit": str(most)}))
+        yield view.jobs
+        if view.before is None:
+            return
+        before = str(view.before)
+        limit = None if limit is None else limit - len(view.jobs)
+
+
+def _print_json(pages: Jobs, limit: int | None) -> None:
+    """Print at most `limit` jobs, and whether others follow."""
+    found = list(chain.from_iterable(pages))
+    jobs = found[:limit]
+    view = {"jobs": jobs, "before": jobs[-1].id if len(found) > len(jobs) else None}
+    print_stdout(indent(encode(view)))
+
+
+def _print_csv(pages: Jobs) -> None:
+    print_stdout(",".join(COLUMNS))
+    for jobs in pages:
+        write_stdout(trace_of(jobs))
+
+
+def trace_of(jobs: Sequence[PastJobView]) -> str:
+    """Return the jobs that held memory as lines of a trace."""
+    import csv
+    import io
+
+    lines = io.StringIO()
+    writer = csv.writer(lines, lineterminator="\n")
+    writer.writerows(_traced(job) for job in jobs if job.granted_at and job.memory is not None)
+    return lines.getvalue()
+
+
+def _traced(job: PastJobView) -> tuple[Any, ...]:
+    submitted = instant(job.submitted_at).timestamp()
+    granted = instant(job.granted_at or "").timestamp()
+    return (
+        job.label,
+        submitted,
+        # The clock of the machine may have been set.
+        max(0, round(instant(job.ended_at).timestamp() - granted, 3)),
+        job.gpus,
+        # Rounded up: a job needs what it leased.
+        -(-(job.memory or 0) // MIB),
+        job.user,
+        "" if job.time_limit is None else f"{job.time_limit:g}",
+        "" if job.utilization is None else job.utilization / 100,
+        job.command or "",
+    )
+
+
+def drawn(pages: Jobs, now: datetime, screen: Screen, most: int | None = None) -> Iterator[str]:
+    """Yield the text of a table of past jobs, page by page.
+
+    With `most`, only so many, and a line that says how to see older ones if there are any.
+    """
+    first = next(pages)
+    if not first:
+        yield draw([NONE], screen.width, colour=screen.colour)
+        return
+    tables = (table(jobs[:most], now) for jobs in chain([first], pages))
+    yield from draw_in_pages(tables, screen.width, colour=screen.colour)
+    if most is not None and len(first) > most:
+        yield draw([older(most)], screen.width, colour=screen.colour)
+
+
+NONE = line("no job has ended", "dim")
+
+
+def older(shown: int) -> Line:
+    """Say how to see more than the jobs shown."""
+    return line(f"the latest {shown} jobs; --limit N or --since SPAN shows older ones", "dim")
+
+
+def table(jobs: Sequence[PastJobView], now: datetime) -> Table:
+    """Lay out past jobs."""
+    columns = (
+        Column("JOB", right=True),
+        Column("USER", wraps=True),
+        Column("NAME", leaves=1, shrinks=True, below=""),
+        Column("REQUEST", right=True, leaves=2, below="request "),
+        Column("USED", right=True, leaves=4, below="used "),
+        Column("BUSY", right=True, leaves=6),
+        Column("SUBMITTED", right=True, leaves=5),
+        Column("WAITED", right=True, leaves=3, below="waited "),
+        Column("RAN", right=True),
+        Column("END"),
+        Column("EXIT", right=True),
+    )
+    return Table(columns, tuple([_row(job, now) for job in jobs]))
+
+
+def _row(job: PastJobView, now: datetime) -> tuple[Line, ...]:
+    failed = job.exit_status not in (None, 0)
+    amount = size(job.memory)
+    ended = instant(job.ended_at)
+    granted = None if job.granted_at is None else instant(job.granted_at)
+    return (
+        line(clean(job.label)),
+        line(clean(job.user)),
+        line("(hold)" if job.kind == "hold" else named(job)),
+        line(f"{job.gpus} x {amount}" if job.gpus > 1 else amount),
+        line(size(job.used)),
+        line(UNKNOWN if job.utilization is None else f"{job.utilization}%"),
+        line(clock(job.submitted_at, now)),
+        line(format_span((granted or ended) - instant(job.submitted_at))),
+        line("" if granted is None else format_span(ended - granted)),
+        line(spoken(job.outcome or "ended"), "bad" if failed else "dim"),
+        line("" if job.exit_status is None else str(job.exit_status), "bad" if failed else ""),
+    )

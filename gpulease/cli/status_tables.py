@@ -1,0 +1,504 @@
+"""What the status of a machine and of a cluster share: bars, and rows of GPUs, jobs and the queue.
+
+Pages fit into a terminal: GPUs are always shown, jobs that do not fit are counted.
+"""
+
+from __future__ import annotations
+
+from gpulease.cli.format import UNKNOWN, clean, display_width, size
+from gpulease.cli.tables import Column, Hanging, Line, Span, Style, Table, draw, line, widths
+from gpulease.errors import BadUsage
+from gpulease.record import record, replace
+from gpulease.wire.text import ranges
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from typing import Any
+
+    from gpulease.cli.cluster.views import MemoryView as ClusterMemoryView
+    from gpulease.cli.tables import Block, Page
+    from gpulease.wire.machine import MemoryView
+
+    Memory = MemoryView | ClusterMemoryView
+
+FIRST_IN_QUEUE = 20
+"""Waiting jobs that are asked for; `wire.machine` has the same number."""
+_MOST_DIGITS = 9
+_WIDEST_BAR, _NARROWEST_BAR = 32, 10
+_BESIDE_BAR = 50
+"""Columns of a terminal for what stands beside a bar."""
+_MOST_GPU_ROWS = 8
+"""Of more GPUs, those in the same state share a row on a terminal."""
+_ALIKE_FROM = 3
+"""Similar jobs in the queue that share a row."""
+_MAKERS = frozenset({"NVIDIA", "Tesla", "GeForce", "Generation"})
+_GIB = 1 << 30
+
+_GLYPHS: dict[Style, tuple[str, str]] = {
+    "used": ("█", "used"),
+    "leased": ("▒", "leased"),
+    "unmanaged": ("▚", "no lease"),
+    "free": ("░", "free"),
+    "exclusive": ("▓", "exclusive"),
+}
+"""The parts of a bar, which differ without colour; `render` has their letters in ASCII."""
+
+
+def rows_asked_for(queue: str | None) -> int | None:
+    """Return how many rows of the queue to ask for, as --queue says; None: all.
+
+    Raises:
+        BadUsage: that is neither a number nor "all".
+    """
+    if queue is None:
+        return FIRST_IN_QUEUE
+    if queue == "all":
+        return None
+    if not (queue.isascii() and queue.isdigit() and len(queue) <= _MOST_DIGITS):
+        raise BadUsage(f"cannot show {queue[:40]!r} waiting jobs: that is no number", "--queue 50")
+    return int(queue)
+
+
+def heading(parts: Iterable[str], counts: str, width: int | None) -> Iterator[Block]:
+    """Lay out the first line: what this is, and at the right how many jobs there are."""
+    first, *others = parts
+    left = (Span(first, "title"), *(Span(f" · {each}", "dim") for each in others))
+    room = (width or 0) - display_width("".join(text for text, _ in left)) - len(counts)
+    if width is None:
+        yield (*left, Span(f"  {counts}"))
+    elif room >= 2:
+        yield (*left, Span(" " * room + counts))
+    else:
+        yield Hanging(left, 2)
+        yield line(counts)
+
+
+def counts(running: int, waiting: int, own_running: int, own_waiting: int) -> str:
+    """Write how many jobs run and wait, and how many of them are the caller's."""
+    found = ((running, "running", own_running), (waiting, "waiting", own_waiting))
+    return ", ".join(
+        f"{count} {what}" + (f" ({own} yours)" if own else "") for count, what, own in found
+    )
+
+
+def model(name: str, total: int | None) -> str:
+    """Write the model of a GPU, with its memory: A100-SXM4 80G."""
+    words = [word for word in clean(name).split() if word not in _MAKERS]
+    if not total:
+        return " ".join(words)
+    amount = f"{round(total / _GIB)}G" if total >= _GIB else size(total)
+    text = " ".join(words).removesuffix(f"{amount}B").rstrip("- ")
+    return text if text.endswith(amount) else f"{text} {amount}"
+
+
+def models(gpus: Sequence[tuple[str, str]]) -> str:
+    """Write labels and models of GPUs: 4 x A100 24G, or of several models which GPU has which."""
+    of: dict[str, list[int]] = {}
+    for place, (_, name) in enumerate(gpus):
+        of.setdefault(name, []).append(place)
+    labels = [label for label, _ in gpus]
+    named = (
+        (f"{len(places)} x {name}" if len(places) > 1 else name)
+        + (f" ({_labels(places, labels)})" if len(of) > 1 else "")
+        for name, places in of.items()
+    )
+    return ", ".join(named)
+
+
+def _labels(places: Sequence[int], labels: Sequence[str]) -> str:
+    """Write the labels of GPUs in ranges: 0-3,7."""
+    runs: list[list[int]] = []
+    for place in places:
+        if runs and place == runs[-1][-1] + 1:
+            runs[-1].append(place)
+        else:
+            runs.append([place])
+    return ",".join(
+        labels[run[0]] if len(run) == 1 else f"{labels[run[0]]}-{labels[run[-1]]}" for run in runs
+    )
+
+
+def bar(memory: Memory, cells: int, *, is_exclusive: bool = False) -> Line:
+    """Draw the memory of a GPU: used under leases, leased and not used, without a lease, free.
+
+    Parts are rounded to cells. A part below half a cell has none: figures tell of it.
+    """
+    if not memory.total or memory.used is None:
+        return line(UNKNOWN, "dim")
+    committed, unmanaged = memory.committed or 0, memory.unmanaged or 0
+    used = max(0, min(memory.used - unmanaged, committed))
+    parts: tuple[tuple[int, Style], ...] = (
+        (used, "used"),
+        (committed - used, "exclusive" if is_exclusive else "leased"),
+        (unmanaged, "unmanaged"),
+        (memory.total, "exclusive" if is_exclusive else "free"),
+    )
+    spans, begin, amount = [], 0, 0
+    for part, style in parts:
+        amount = min(memory.total, amount + part)
+        end = (2 * cells * amount + memory.total) // (2 * memory.total)
+        if end > begin:
+            spans.append(Span(_GLYPHS[style][0] * (end - begin), style))
+        begin = end
+    return tuple(spans)
+
+
+def bar_width(width: int | None) -> int:
+    """Return the cells of a bar in a terminal of that width."""
+    beside = _WIDEST_BAR if width is None else width - _BESIDE_BAR
+    return max(_NARROWEST_BAR, min(_WIDEST_BAR, beside))
+
+
+def _legend(bars: Iterable[Line], indent: int) -> Line:
+    """Name the parts that occur in bars."""
+    drawn = {style for each in bars for _, style in each}
+    spans = [Span(" " * indent)]
+    for style, (glyph, name) in _GLYPHS.items():
+        if style in drawn:
+            spans += [Span(glyph, style), Span(f" {name}  ", "dim")]
+    return tuple(spans)
+
+
+@record(frozen=True)
+class Note:
+    """Why a GPU is not simply available: "kept for job" 5."""
+
+    text: str
+    job: int | None = None
+    style: Style = "warn"
+
+
+@record(frozen=True)
+class GpuRow:
+    """A GPU, or several in the same state."""
+
+    label: str
+    memory: Memory
+    free: int | None
+    notes: tuple[Note, ...] = ()
+    is_exclusive: bool = False
+    utilization: int | None = None
+    temperature: int | None = None
+    node: str = ""
+    model: str = ""
+    age: str = ""
+
+
+def gpu_table(rows: Sequence[GpuRow], width: int | None, *, folds: bool) -> Iterator[Block]:
+    """Lay out GPUs, with bars and a legend; with `folds`, many in the same state share rows."""
+    cells = bar_width(width)
+    groups = [[row] for row in rows]
+    if folds and len(rows) > _MOST_GPU_ROWS:
+        groups = _in_same_state(rows, cells)
+    columns, write = zip(*_gpu_columns(rows, cells), strict=True)
+    table = Table(columns, tuple(tuple(cell(group) for cell in write) for group in groups))
+    yield table
+    if any(columns[number].title == "memory" for number in widths(table, width)):
+        yield _legend((_bar_of(group[0], cells) for group in groups), 5)
+
+
+def _in_same_state(rows: Sequence[GpuRow], cells: int) -> list[list[GpuRow]]:
+    """Return GPUs in groups that share a row, the first of each with the labels of all."""
+    groups: dict[object, list[int]] = {}
+    for place, row in enumerate(rows):
+        notes = tuple((note.text, note.job is None) for note in row.notes)
+        key = row.node, row.model, row.age, _bar_of(row, cells), _amount(row.free), notes
+        groups.setdefault(key, []).append(place)
+    labels = [row.label for row in rows]
+    return [
+        [replace(rows[first], label=_labels([first, *others], labels)), *(rows[n] for n in others)]
+        for first, *others in groups.values()
+    ]
+
+
+def _gpu_columns(
+    rows: Sequence[GpuRow], cells: int
+) -> list[tuple[Column, Callable[[Sequence[GpuRow]], Line]]]:
+    """Return the columns of GPUs, each with what writes its cells; what is known of none has none.
+
+    A cell is that of a row, which may show several GPUs.
+    """
+    found: list[tuple[Column, Callable[[Sequence[GpuRow]], Line]]] = [
+        (Column("GPU", right=True), lambda group: line(group[0].label)),
+        (Column("memory", leaves=5), lambda group: _bar_of(group[0], cells)),
+        (Column("used", right=True), lambda group: _spread(_amount, group, "used")),
+        (Column("free", right=True), lambda group: _free(group[0])),
+        (Column("", leaves=1, wraps=True, least=14, below=""), _notes),
+    ]
+    if any(row.node for row in rows):
+        found.insert(0, (Column("NODE"), lambda group: line(group[0].node)))
+    if any(row.model for row in rows):
+        model = Column("model", leaves=4, shrinks=True, below="")
+        found.insert(-4, (model, lambda group: line(group[0].model)))
+    if any(row.utilization is not None for row in rows):
+        util = Column("util", right=True, leaves=3)
+        found.insert(-1, (util, lambda group: _spread(_percent, group, "utilization")))
+    if any(row.temperature is not None for row in rows):
+        temp = Column("temp", right=True, leaves=6)
+        found.insert(-1, (temp, lambda group: _spread(_degrees, group, "temperature")))
+    if any(row.age for row in rows):
+        age = Column("age", right=True, leaves=7, below="age ")
+        found.insert(-1, (age, lambda group: line(group[0].age)))
+    return found
+
+
+def _bar_of(row: GpuRow, cells: int) -> Line:
+    return bar(row.memory, cells, is_exclusive=row.is_exclusive)
+
+
+def _amount(amount: int | None) -> str:
+    return "0" if amount == 0 else size(amount)
+
+
+def _percent(value: int | None) -> str:
+    return UNKNOWN if value is None else f"{value}%"
+
+
+def _degrees(value: int | None) -> str:
+    return UNKNOWN if value is None else f"{value}C"
+
+
+def _spread(write: Callable[[int | None], str], group: Sequence[GpuRow], name: str) -> Line:
+    """Write the smallest and the largest value of GPUs in one row."""
+    values = [row.memory.used if name == "used" else getattr(row, name) for row in group]
+    known = sorted(value for value in values if value is not None)
+    if len(known) < len(values):
+        return line(UNKNOWN)
+    least, most = write(known[0]), write(known[-1])
+    return line(most if least == most else f"{least.rstrip('%C')}-{most}")
+
+
+def _free(row: GpuRow) -> Line:
+    """Write what can be leased: in green only if anyone can have it."""
+    style: Style = "good" if row.free and not row.notes else "warn" if row.free else "dim"
+    return line(_amount(row.free), style)
+
+
+def _notes(group: Sequence[GpuRow]) -> Line:
+    spans: list[Span] = []
+    for number, note in enumerate(group[0].notes):
+        jobs = sorted({row.notes[number].job or 0 for row in group} if note.job else ())
+        text = f"{note.text}{'s' * (len(jobs) > 1)} {ranges(jobs)}" if jobs else note.text
+        spans += [Span("; ", "dim")] * bool(spans) + [Span(text, note.style)]
+    return tuple(spans) or line("")
+
+
+@record(frozen=True)
+class JobRow:
+    """A job that holds memory, on one or several GPUs."""
+
+    id: str
+    user: str
+    name: str
+    gpu: str
+    lease: str
+    left: str
+    """The time until its limit; empty for none."""
+    uses: str | None = None
+    is_over: bool = False
+    state: Line = ()
+    """Empty if it simply runs."""
+    node: str = ""
+
+
+def jobs_part(rows: Sequence[JobRow], left_out: int) -> Page:
+    """Lay out jobs that hold memory, and count those that are left out."""
+    return [
+        *[line("")] * bool(rows or left_out),
+        *([_job_table(rows)] if rows else ()),
+        *([_more(left_out, "gpulease list")] if left_out else ()),
+    ]
+
+
+def _more(count: int, verb: str) -> Block:
+    return Hanging(line(f"and {count} more: {verb}", "dim"), 2)
+
+
+def _job_table(rows: Sequence[JobRow]) -> Table:
+    has_uses = any(row.uses is not None for row in rows)
+    has_nodes = any(row.node for row in rows)
+    columns = (
+        Column("JOB", right=True),
+        Column("user", wraps=True),
+        Column("name", leaves=3, shrinks=True, cuts="middle", least=12, below=""),
+        *((Column("node", wraps=True),) if has_nodes else ()),
+        Column("gpu", wraps=True),
+        Column("uses / lease" if has_uses else "lease", right=True),
+        Column("left", right=True, leaves=1, below="left "),
+        Column("", leaves=4, below=""),
+    )
+    longest = max((len(row.lease) for row in rows), default=0)
+    return Table(
+        columns,
+        tuple(
+            (
+                line(row.id),
+                line(row.user),
+                line(row.name),
+                *((line(row.node),) if has_nodes else ()),
+                line(row.gpu),
+                _uses_of_lease(row, longest),
+                line(row.left),
+                row.state or line(""),
+            )
+            for row in rows
+        ),
+    )
+
+
+def _uses_of_lease(row: JobRow, longest: int) -> Line:
+    if row.uses is None:
+        return line(row.lease)
+    return (Span(row.uses, "bad" if row.is_over else ""), Span(f" / {row.lease:>{longest}}"))
+
+
+@record(frozen=True)
+class WaitingRow:
+    """A job in the queue, elements of an array, or similar jobs."""
+
+    place: int | None
+    """None if it may not start, and so has none."""
+    ids: str
+    user: str
+    name: str
+    asks: str
+    at: str
+    """The expected start; empty if unknown."""
+    why: str
+    jobs: int = 1
+    number: int | None = None
+    """Its id, if similar jobs may share its row."""
+
+
+def queue_part(rows: Sequence[WaitingRow], left_out: int) -> Page:
+    """Lay out the queue, and count the jobs that are left out."""
+    return [
+        *[line("")] * bool(rows or left_out > 0),
+        *([_queue_table(rows)] if rows else ()),
+        *([_more(left_out, "gpulease list --state queued")] if left_out > 0 else ()),
+    ]
+
+
+def _queue_table(rows: Sequence[WaitingRow]) -> Table:
+    columns = (
+        Column("WAITING"),
+        Column("job"),
+        Column("user", wraps=True),
+        Column("name", leaves=3, shrinks=True, cuts="middle", least=12, below=""),
+        Column("asks"),
+        Column("starts", leaves=4, shrinks=True, least=14, narrows_first=True, below=""),
+    )
+    return Table(
+        columns,
+        tuple(
+            (
+                line(_places(row)),
+                line(row.ids),
+                line(row.user),
+                line(row.name),
+                line(row.asks),
+                line(", ".join(filter(None, (row.at, row.why))) or UNKNOWN),
+            )
+            for row in rows
+        ),
+    )
+
+
+def _places(row: WaitingRow) -> str:
+    if row.place is None:
+        return ""
+    is_range = row.number is None and row.jobs > 1 and "[" not in row.ids
+    return f"{row.place}-{row.place + row.jobs - 1}" if is_range else str(row.place)
+
+
+def with_similar_folded(rows: Sequence[WaitingRow]) -> list[WaitingRow]:
+    """Return the queue, where similar jobs that follow each other share a row."""
+    groups: list[list[WaitingRow]] = []
+    for row in rows:
+        if groups and _are_similar(groups[-1][-1], row):
+            groups[-1].append(row)
+        else:
+            groups.append([row])
+    return [
+        row
+        for group in groups
+        for row in ([_folded(group)] if len(group) >= _ALIKE_FROM else group)
+    ]
+
+
+def _are_similar(one: WaitingRow, other: WaitingRow) -> bool:
+    if one.number is None or other.number is None or one.place is None:
+        return False
+    follows = other.place == one.place + 1
+    return follows and _likeness(one) == _likeness(other)
+
+
+_DIGITS = dict.fromkeys(map(ord, "0123456789"))
+
+
+def _likeness(row: WaitingRow) -> tuple[str, ...]:
+    return row.user, row.name.translate(_DIGITS), row.asks, row.why
+
+
+def _folded(group: Sequence[WaitingRow]) -> WaitingRow:
+    first, last = group[0], group[-1]
+    differ = "" if all(row.name == first.name for row in group) else " ..."
+    at = first.at if first.at == last.at else f"{first.at} - {last.at or UNKNOWN}"
+    return replace(
+        first,
+        ids=ranges(sorted(row.number or 0 for row in group)),
+        name=f"{first.name}{differ} ({len(group)})",
+        at=at,
+        jobs=len(group),
+        number=None,
+    )
+
+
+@record(frozen=True)
+class Rows:
+    """A part of a page that may be cut: rows, and how the first of them are laid out."""
+
+    rows: Sequence[Any]
+    lay_out: Callable[[Sequence[Any]], Page]
+
+
+def fitted(parts: Sequence[Page | Rows], width: int | None, height: int | None) -> Page:
+    """Return the parts as one page, with as many rows as fit into a terminal.
+
+    The first part with rows leaves at least half of the lines to the second.
+    """
+    cuttable = [part for part in parts if isinstance(part, Rows)]
+    counts = {id(part): len(part.rows) for part in cuttable}
+    if height is not None:
+        fixed = [block for part in parts if not isinstance(part, Rows) for block in part]
+        # One line is for the prompt.
+        room = height - 1 - _lines(fixed, width)
+        wanted = [_lines(part.lay_out(part.rows[:height]), width) for part in cuttable]
+        for number, part in enumerate(cuttable):
+            later = sum(wanted[number + 1 :])
+            share = room - min(later, room // 2)
+            counts[id(part)], taken = _fitting(part, share, width)
+            room -= taken
+    return [
+        block
+        for part in parts
+        for block in (
+            part.lay_out(part.rows[: counts[id(part)]]) if isinstance(part, Rows) else part
+        )
+    ]
+
+
+def _fitting(part: Rows, room: int, width: int | None) -> tuple[int, int]:
+    """Return how many rows of a part fit into so many lines, and the lines that they take."""
+    count = min(len(part.rows), max(0, room))
+    while True:
+        taken = _lines(part.lay_out(part.rows[:count]), width)
+        if taken <= room or not count:
+            return count, taken
+        count -= max(1, (taken - room) // 3)
+        count = max(0, count)
+
+
+def _lines(page: Page, width: int | None) -> int:
+    return draw(page, width).count("\n")

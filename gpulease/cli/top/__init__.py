@@ -1,0 +1,85 @@
+"""`gpulease top`: a live view of the machine. This module checks that it can be shown."""
+
+import os
+import sys
+from collections.abc import Mapping
+from importlib.util import find_spec
+from typing import Annotated
+
+import typer
+
+from gpulease.cli.connect import SocketOption, connect
+from gpulease.errors import BadUsage, GpuleaseError
+from gpulease.locations import environment
+from gpulease.units import parse_span
+
+_LEAST_S = 0.5
+
+
+def top(
+    ctx: typer.Context,
+    every: Annotated[
+        str, typer.Option("--every", metavar="SPAN", help="Time between two looks.")
+    ] = "2s",
+    socket: SocketOption = None,
+) -> int:
+    """Show the GPUs, jobs and the queue live; open jobs, and act on your own.
+
+    ? shows the keys. It needs a terminal, and the extra `top` of gpulease.
+
+    \b
+    Examples:
+      gpulease top
+      gpulease top --every 10s
+    """
+    if find_spec("textual") is None:
+        raise GpuleaseError(
+            "cannot show the live view: the package textual is not installed",
+            "pip install 'gpulease[top]'; until then: watch gpulease status",
+        )
+    seconds = parse_span(every).total_seconds()
+    if seconds < _LEAST_S:
+        raise BadUsage(f"cannot look every {every}: that is too often", "gpulease top --every 1s")
+    _check_terminal()
+    client = connect(ctx, socket)
+    client.status(queue=0)
+    from gpulease.cli.top.app import run
+    from gpulease.cli.top.text import Terminal
+
+    terminal = Terminal(has_colour(environment()), is_utf8(environment()))
+    if not terminal.colour:
+        os.environ["NO_COLOR"] = "1"  # Textual's own widgets read it
+    return run(client, seconds, terminal)
+
+
+def _check_terminal() -> None:
+    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+        raise BadUsage(
+            "cannot show the live view: standard input and output are no terminal",
+            "gpulease status prints the same once",
+        )
+    if environment().get("TERM", "dumb") == "dumb":
+        raise BadUsage(
+            "cannot show the live view: this terminal cannot move its cursor (TERM=dumb)",
+            "gpulease status prints the same once",
+        )
+
+
+def has_colour(environment: Mapping[str, str]) -> bool:
+    """Tell whether the terminal has colours and the user wants them."""
+    if environment.get("NO_COLOR"):
+        return False
+    import curses
+
+    try:
+        curses.setupterm()
+        return curses.tigetnum("colors") != -1
+    except curses.error:  # a terminal that this machine has no description of
+        return True
+
+
+def is_utf8(environment: Mapping[str, str]) -> bool:
+    """Tell whether the terminal shows more than ASCII, by its locale."""
+    names = (environment.get(name) for name in ("LC_ALL", "LC_CTYPE", "LANG"))
+    locale = next((name for name in names if name), "")
+    return "utf8" in locale.lower().replace("-", "")

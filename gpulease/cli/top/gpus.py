@@ -1,0 +1,312 @@
+"""The part of the screen for the GPUs: a panel of three lines for each, or a row. Pure.
+
+A memory bar has one piece for each owner: what is used, what is leased and not used, and the name
+of the owner where it fits. The pieces differ in their characters, and in colour where there is one.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from gpulease.cli.format import UNKNOWN, clean, index_of, size, truncate
+from gpulease.cli.top.text import Line, Span, apart, fitted, width_of
+from gpulease.cli.top.trend import Trend, sparkline
+from gpulease.wire.jobs import JobView
+from gpulease.wire.machine import GpuView
+
+PANEL = 3
+"""Lines of a panel."""
+_PANEL_WIDTH = 60
+_ROW_WIDTH = 38
+"""The narrowest of each, in cells."""
+_BEST_PANEL_WIDTH = 90
+_GAP = 2
+_OWNER_STYLES = 8
+_TREND = 12
+"""Characters of the sparkline in a row."""
+_LEAST_BAR = 12
+_WORDS = {"divided": "divided by MIG", "unreadable": "cannot be read"}
+
+
+@dataclass(frozen=True)
+class Marks:
+    """The characters of a bar."""
+
+    used: str
+    leased: str
+    unmanaged: str
+    free: str
+    exclusive: str
+    rule: str
+    blocks: bool
+
+
+BLOCKS = Marks("█", "▒", "▚", "░", "▓", "─", blocks=True)
+LETTERS = Marks("#", "=", "!", ".", "x", "-", blocks=False)
+"""For a terminal without UTF-8."""
+
+
+@dataclass
+class Trends:
+    """The last minutes of one GPU."""
+
+    memory: Trend = field(default_factory=Trend)
+    utilization: Trend = field(default_factory=Trend)
+
+    def see(self, gpu: GpuView, at: float) -> None:
+        """Take in a look at the GPU."""
+        self.utilization.put(at, gpu.utilization)
+        if gpu.memory.total and gpu.memory.used is not None:
+            self.memory.put(at, 100 * gpu.memory.used / gpu.memory.total)
+
+
+@dataclass
+class Owner:
+    """What the jobs of one user lease and use of one GPU, in bytes."""
+
+    user: str
+    used: int = 0
+    leased: int = 0
+    """Leased and not used."""
+
+
+@dataclass(frozen=True)
+class Shown:
+    """What is known of one GPU."""
+
+    gpu: GpuView
+    owners: tuple[Owner, ...]
+    alone: int | None
+    """The job that leases it exclusively."""
+    trends: Trends
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How the GPUs are arranged."""
+
+    columns: int
+    width: int
+    """Cells of each."""
+    has_panels: bool
+
+    def height(self, count: int) -> int:
+        """Return the lines that so many GPUs take."""
+        lines = -(-count // self.columns)
+        return lines * PANEL if self.has_panels else lines
+
+
+def layout(count: int, width: int, height: int) -> Layout:
+    """Arrange GPUs in at most half of a screen of that size, where possible.
+
+    Panels if they fit, in as many columns as needed; else one row for each GPU, in columns.
+    """
+    for has_panels, least in ((True, _PANEL_WIDTH), (False, _ROW_WIDTH)):
+        most = max(1, (width + _GAP) // (least + _GAP))
+        fewest = min(count, width // _BEST_PANEL_WIDTH) if has_panels else 1
+        for columns in range(max(1, fewest), most + 1):
+            found = Layout(columns, (width - _GAP * (columns - 1)) // columns, has_panels)
+            if found.height(count) <= height // 2 or (columns == most and not has_panels):
+                return found
+    raise AssertionError("the last layout is always taken")
+
+
+def gpu_lines(
+    shown: Sequence[Shown],
+    arranged: Layout,
+    styles: Mapping[str, str],
+    marks: Marks,
+    now: float,
+) -> list[Line]:
+    """Draw the GPUs; `styles` has the style of each owner."""
+    draw = _panel if arranged.has_panels else _row
+    drawn = [draw(each, arranged.width, styles, marks, now) for each in shown]
+    height = PANEL if arranged.has_panels else 1
+    down = -(-len(drawn) // arranged.columns)
+    lines = []
+    for number in range(down):
+        beside = drawn[number::down]
+        for y in range(height):
+            parts = [part for each in beside for part in (*each[y], (" " * _GAP, ""))]
+            lines.append(tuple(parts[:-1]))
+    return lines
+
+
+def shown_gpus(
+    gpus: Sequence[GpuView], jobs: Sequence[JobView], trends: Mapping[str, Trends]
+) -> list[Shown]:
+    """Return what is known of each GPU."""
+    owners: dict[str, dict[str, Owner]] = {gpu.uuid: {} for gpu in gpus}
+    alone: dict[str, int] = {}
+    for job in jobs:
+        for lease in job.leases if job.state not in {"queued", "ended"} else ():
+            here = owners.setdefault(lease.gpu, {})
+            owner = here.setdefault(clean(job.user), Owner(clean(job.user)))
+            owner.used += lease.used or 0
+            owner.leased += max(0, lease.memory - (lease.used or 0))
+            if job.claim.exclusive:
+                alone[lease.gpu] = job.id
+    return [
+        Shown(
+            gpu,
+            tuple(each for _, each in sorted(owners[gpu.uuid].items())),
+            alone.get(gpu.uuid),
+            trends.get(gpu.uuid) or Trends(),
+        )
+        for gpu in gpus
+    ]
+
+
+def owner_styles(jobs: Sequence[JobView], before: Mapping[str, str]) -> dict[str, str]:
+    """Return a style for each user with leases; one that has a style keeps it."""
+    styles = dict(before)
+    for user in sorted({clean(job.user) for job in jobs} - styles.keys()):
+        styles[user] = f"owner{len(styles) % _OWNER_STYLES}"
+    return styles
+
+
+def bar(shown: Shown, width: int, styles: Mapping[str, str], marks: Marks) -> Line:
+    """Draw the memory of a GPU."""
+    memory = shown.gpu.memory
+    if not memory.total or memory.used is None:
+        return (("?" * width, "dim"),)
+    spans: list[Span] = []
+    begin, done = 0, 0
+    for owner in shown.owners:
+        cells = [round(width * (done + part) / memory.total) for part in (owner.used, _all(owner))]
+        ends = [min(width, cell) for cell in cells]
+        spans += _piece(owner, ends[0] - begin, ends[1] - ends[0], styles, marks)
+        begin, done = ends[1], done + _all(owner)
+    end = min(width, round(width * (done + (memory.unmanaged or 0)) / memory.total))
+    spans.append((marks.unmanaged * (end - begin), "unmanaged"))
+    free = marks.free if shown.alone is None else marks.exclusive
+    spans.append((free * (width - end), "free"))
+    return tuple(span for span in spans if span[0])
+
+
+def _all(owner: Owner) -> int:
+    return owner.used + owner.leased
+
+
+def _piece(
+    owner: Owner, used: int, leased: int, styles: Mapping[str, str], marks: Marks
+) -> list[Span]:
+    """Draw what one owner has, with the name at its beginning."""
+    style = styles.get(owner.user, "used")
+    name = truncate(owner.user, max(0, used + leased - 1))
+    after = width_of(((name, ""),))
+    return [
+        (name, f"{style}-name"),
+        (marks.used * (used - after), style),
+        (marks.leased * (leased - max(0, after - used)), style),
+    ]
+
+
+def _row(
+    shown: Shown, width: int, styles: Mapping[str, str], marks: Marks, now: float
+) -> list[Line]:
+    """Draw a GPU in one line."""
+    gpu = shown.gpu
+    spans: list[Span] = [(f"{index_of(gpu):>3} ", "title")]
+    figures: list[Span] = [(f" {_free(shown):>6} free", _free_style(shown))]
+    if width >= _ROW_WIDTH + 8:
+        figures.insert(0, (f" {size(gpu.memory.used):>6} used", ""))
+    figures.append((f" {_percent(gpu.utilization):>4}", ""))
+    if gpu.temperature is not None:
+        figures.append((f" {_degrees(gpu):>4}", ""))
+    if width >= _ROW_WIDTH + 24:
+        if gpu.power is not None:
+            figures.append((f" {_watts(gpu.power):>4}", ""))
+        figures.append((f" {_history(shown, _TREND, marks, now)}", "dim"))
+    state = _state(shown)
+    right = tuple(figures)
+    space = width - width_of(tuple(spans)) - width_of(right)
+    if state and space >= _LEAST_BAR + len(state) + 1:
+        right = (*figures, (f" {state}", "warn"))
+        space -= len(state) + 1
+    elif state:
+        right = ((f" {state}", "warn"),)
+        space = width - width_of(tuple(spans)) - width_of(right)
+    return [fitted((*spans, *bar(shown, max(0, space), styles, marks), *right), width)]
+
+
+def _panel(
+    shown: Shown, width: int, styles: Mapping[str, str], marks: Marks, now: float
+) -> list[Line]:
+    """Draw a GPU in three lines: what it is, its memory, and the last minutes."""
+    gpu = shown.gpu
+    memory = gpu.memory
+    figures = (
+        (f" {size(memory.used):>6} used ", ""),
+        (f"{_free(shown):>6} free", _free_style(shown)),
+        (f" of {size(memory.total):<5}", "dim"),
+    )
+    space = max(0, width - width_of(figures) - 1)
+    return [
+        _title(shown, width, marks),
+        fitted(((" ", ""), *bar(shown, space, styles, marks), *figures), width),
+        _trends(shown, width, marks, now),
+    ]
+
+
+def _title(shown: Shown, width: int, marks: Marks) -> Line:
+    gpu = shown.gpu
+    state = _state(shown)
+    left: Line = (
+        (marks.rule * 2 + " ", "dim"),
+        (f"GPU {index_of(gpu)}", "title"),
+        (f" {clean(gpu.name)} ", "dim"),
+        *(((f"{state} ", "warn"),) if state else ()),
+    )
+    limit = "" if gpu.power_limit is None else f" of {_watts(gpu.power_limit)}"
+    known = [_degrees(gpu), f"{_watts(gpu.power)}{limit}"]
+    right: Line = (("".join(f" {each}" for each in known if each != UNKNOWN), ""),)
+    space = max(0, width - width_of(left) - width_of(right))
+    return fitted((*left, (marks.rule * space, "dim"), *right), width)
+
+
+def _trends(shown: Shown, width: int, marks: Marks, now: float) -> Line:
+    """Draw the utilization and the memory of the last minutes."""
+    each = (width - 1) // 2 - 10
+    utilization = sparkline(shown.trends.utilization.last(each, now), blocks=marks.blocks)
+    memory = sparkline(shown.trends.memory.last(each, now), blocks=marks.blocks)
+    left: Line = ((f" util {_percent(shown.gpu.utilization):>4} ", ""), (utilization, "good"))
+    return apart(left, ((" memory ", "dim"), (memory, "used")), width)
+
+
+def _history(shown: Shown, count: int, marks: Marks, now: float) -> str:
+    """Draw the last minutes: the utilization, or the memory where the driver reports none."""
+    known = shown.trends.utilization if shown.gpu.utilization is not None else shown.trends.memory
+    return sparkline(known.last(count, now), blocks=marks.blocks)
+
+
+def _state(shown: Shown) -> str:
+    """Return why a GPU takes no job, or only one; empty for one that is free to lease."""
+    gpu = shown.gpu
+    if gpu.state != "available":
+        return _WORDS.get(gpu.state, gpu.state)
+    if gpu.slurm:
+        return "Slurm"
+    if shown.alone is not None:
+        return f"alone: job {shown.alone}"
+    return "" if gpu.kept_for is None else f"kept for {gpu.kept_for}"
+
+
+def _free(shown: Shown) -> str:
+    gpu = shown.gpu
+    return size(gpu.memory.headroom if gpu.state == "available" else None)
+
+
+def _free_style(shown: Shown) -> str:
+    return "good" if shown.gpu.memory.headroom and not _state(shown) else ""
+
+
+def _percent(value: int | None) -> str:
+    return UNKNOWN if value is None else f"{value}%"
+
+
+def _degrees(gpu: GpuView) -> str:
+    return UNKNOWN if gpu.temperature is None else f"{gpu.temperature}C"
+
+
+def _watts(value: float | None) -> str:
+    return UNKNOWN if value is None else f"{value:.0f}W"

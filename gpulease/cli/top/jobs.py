@@ -1,0 +1,157 @@
+"""The listing of jobs, strangers and the queue: the visible rows, and the selected one."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import ClassVar
+
+from textual.binding import Binding, BindingType
+from textual.events import Resize
+from textual.message import Message
+
+from gpulease.cli.top.lines import Lines
+from gpulease.cli.top.rows import Item, Listing, Section, Sort, key_of
+from gpulease.cli.top.text import Line, Terminal, fitted, plain
+
+_HEAD = 2
+"""Lines above the rows of a section: its title, and the titles of its columns."""
+
+
+@dataclass(frozen=True)
+class _Row:
+    section: Section
+    item: Item | None
+    """None: a line above the rows."""
+    is_title: bool = False
+
+
+class Jobs(Lines, can_focus=True):
+    """Shows sections of rows, of which one row is selected."""
+
+    DEFAULT_CSS = "Jobs { height: 1fr; width: 1fr; }"
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("up", "move(-1)", show=False),
+        Binding("down", "move(1)", show=False),
+        Binding("pageup", "page(-1)", show=False),
+        Binding("pagedown", "page(1)", show=False),
+        Binding("home", "move(-1000000)", show=False),
+        Binding("end", "move(1000000)", show=False),
+        Binding("enter", "open", show=False),
+    ]
+
+    class Moved(Message):
+        """Another row was selected by a key."""
+
+    class Opened(Message):
+        """A row was opened."""
+
+        def __init__(self, item: Item) -> None:
+            super().__init__()
+            self.item = item
+
+    def __init__(self, terminal: Terminal, *, id: str) -> None:
+        super().__init__(terminal, id=id)
+        self._rows: list[_Row] = []
+        self._items: list[int] = []
+        """Where in `_rows` the items are."""
+        self._selected = 0
+        """A number of `_items`."""
+        self._offset = 0
+        """The first row on the screen."""
+        self._sections: Sequence[Section] = ()
+        self._labels: Mapping[str, str] = {}
+        self._order = Sort()
+        self._now: datetime | None = None
+
+    @property
+    def selected(self) -> Item | None:
+        """The selected row."""
+        return self._rows[self._items[self._selected]].item if self._items else None
+
+    def show_sections(
+        self, sections: Sequence[Section], labels: Mapping[str, str], order: Sort, now: datetime
+    ) -> None:
+        """Show these sections; the selected row stays selected, wherever it is now."""
+        before = None if self.selected is None else key_of(self.selected)
+        self._sections, self._labels, self._order, self._now = sections, labels, order, now
+        self._rows = [row for section in sections for row in _rows(section)]
+        self._items = [place for place, row in enumerate(self._rows) if row.item is not None]
+        keys = [key_of(item) for place in self._items if (item := self._rows[place].item)]
+        if before in keys:
+            self._selected = keys.index(before)
+        self._select(self._selected)
+
+    @property
+    def is_near_end(self) -> bool:
+        """Whether the last rows are on the screen, or soon will be."""
+        return self._offset + 2 * self.size.height >= len(self._rows)
+
+    def action_move(self, by: int) -> None:
+        """Select another row."""
+        self._select(self._selected + by)
+        self.post_message(self.Moved())
+
+    def action_page(self, by: int) -> None:
+        """Select a row a screen further."""
+        self.action_move(by * max(1, self.size.height - _HEAD - 1))
+
+    def action_open(self) -> None:
+        """Open the selected row."""
+        if (item := self.selected) is not None:
+            self.post_message(self.Opened(item))
+
+    def on_resize(self, _event: Resize) -> None:
+        """Draw for the new size."""
+        self._select(self._selected)
+
+    def on_focus(self) -> None:
+        """Mark the selected row."""
+        self._draw()
+
+    def on_blur(self) -> None:
+        """Take the mark away."""
+        self._draw()
+
+    def _select(self, number: int) -> None:
+        self._selected = max(0, min(number, len(self._items) - 1))
+        place = self._items[self._selected] if self._items else 0
+        height = max(1, self.size.height)
+        # The row below the sticky head is the first that can be seen, but for the first section.
+        first = place - _HEAD if self._selected else 0
+        self._offset = min(self._offset, max(0, first))
+        self._offset = max(self._offset, place - height + 1)
+        self._offset = max(0, min(self._offset, len(self._rows) - height))
+        self._draw()
+
+    def _draw(self) -> None:
+        if self._now is None or not self.size.width:
+            return
+        shown = self._rows[self._offset : self._offset + self.size.height]
+        if self._offset and shown:
+            shown[:_HEAD] = list(_head(shown[min(_HEAD, len(shown)) - 1].section))[: len(shown)]
+        width, now = self.size.width, self._now
+        listings = {
+            section.kind: Listing(section, width, self._labels, now)
+            for section in {id(row.section): row.section for row in shown}.values()
+        }
+        selected = self.selected if self.has_focus else None
+        self.show([self._line(row, listings[row.section.kind], selected) for row in shown])
+
+    def _line(self, row: _Row, listing: Listing, selected: Item | None) -> Line:
+        if row.is_title:
+            return ((row.section.title, "title"),)
+        if row.item is None:
+            return listing.heading(self._order)
+        drawn = listing.line(row.item)
+        if selected is not None and key_of(row.item) == key_of(selected):
+            return ((plain(fitted(drawn, self.size.width)), "cursor"),)
+        return drawn
+
+
+def _head(section: Section) -> tuple[_Row, _Row]:
+    return _Row(section, None, is_title=True), _Row(section, None)
+
+
+def _rows(section: Section) -> list[_Row]:
+    head = _head(section)[: _HEAD if section.items else 1]
+    return [*head, *(_Row(section, item) for item in section.items)]

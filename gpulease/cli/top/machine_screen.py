@@ -1,0 +1,215 @@
+"""The first screen of `gpulease top`: the GPUs above, and the listing below."""
+
+from datetime import datetime
+from typing import ClassVar
+
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Horizontal
+from textual.events import Resize
+
+from gpulease.cli.format import clean, shorten, size
+from gpulease.cli.top.gpus import (
+    BLOCKS,
+    LETTERS,
+    Trends,
+    gpu_lines,
+    layout,
+    owner_styles,
+    shown_gpus,
+)
+from gpulease.cli.top.jobs import Jobs
+from gpulease.cli.top.lines import Lines
+from gpulease.cli.top.rows import (
+    Filter,
+    Item,
+    Section,
+    Sort,
+    labels_of,
+    sections,
+    stands_for,
+)
+from gpulease.cli.top.screens import TopScreen
+from gpulease.cli.top.text import Line, Terminal, apart
+from gpulease.wire.history import GpuHistoryView
+from gpulease.wire.machine import StatusView
+
+_WIDE = 160
+"""From this width on, the queue is beside the jobs."""
+_CLOCK = 8
+
+
+class MachineScreen(TopScreen):
+    """Shows the machine."""
+
+    DEFAULT_CSS = f"""
+    #top {{ height: 1; }}
+    #head {{ width: 1fr; }}
+    #clock {{ width: {_CLOCK}; }}
+    #gpus {{ height: 1; }}
+    #queue {{ margin-left: 2; }}
+    """
+    KEYS = "Enter open  c cancel  e extend  k keep  a attach  s sort  / find  ? help  q quit"
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("s", "sort(1)", show=False),
+        Binding("S", "sort(-1)", show=False),
+        Binding("r", "reverse", show=False),
+        Binding("m", "mine", show=False),
+        Binding("escape", "clear", show=False),
+        Binding("tab,right,left,shift+tab", "side", show=False, priority=True),
+    ]
+
+    def __init__(self, user: str, terminal: Terminal) -> None:
+        super().__init__(terminal)
+        self.wanted = Filter()
+        self._order = Sort()
+        self._user = user
+        self._marks = BLOCKS if terminal.utf8 else LETTERS
+        self._status: StatusView | None = None
+        self._now = 0.0
+        self._trends: dict[str, Trends] = {}
+        self._styles: dict[str, str] = {}
+        self._head = Lines(terminal, id="head")
+        self._clock = Lines(terminal, id="clock")
+        self._gpus = Lines(terminal, id="gpus")
+        self._jobs = Jobs(terminal, id="jobs")
+        self._queue = Jobs(terminal, id="queue")
+
+    def compose(self) -> ComposeResult:
+        """Put the parts below each other."""
+        yield Horizontal(self._head, self._clock, id="top")
+        yield self._gpus
+        yield Horizontal(self._jobs, self._queue)
+        yield self.note
+        yield self.keys
+
+    def on_mount(self) -> None:
+        """Let keys go to the listing."""
+        self._jobs.focus()
+
+    def on_resize(self, event: Resize) -> None:
+        """Arrange everything for the new size."""
+        super().on_resize(event)
+        self._draw()
+
+    @property
+    def selected(self) -> Item | None:
+        """The selected row."""
+        return (self._queue if self._queue.has_focus else self._jobs).selected
+
+    @property
+    def needs_all(self) -> bool:
+        """Whether more than the first jobs of the queue have to be known."""
+        is_usual = self.wanted == Filter() and self._order == Sort()
+        listing = self._queue if self._queue.display else self._jobs
+        return not is_usual or listing.is_near_end
+
+    def see(self, status: StatusView, at: float) -> None:
+        """Show the machine as it is now."""
+        self._status, self._now = status, at
+        for gpu in status.gpus:
+            self._trends.setdefault(gpu.uuid, Trends()).see(gpu, at)
+        self._draw()
+
+    def fill(self, histories: list[GpuHistoryView]) -> None:
+        """Take in the last minutes before the start."""
+        for history in histories:
+            trends = self._trends.setdefault(history.gpu, Trends())
+            begin = datetime.fromisoformat(history.begins_at).timestamp()
+            trends.utilization.fill(begin, history.step, history.utilization)
+            if total := history.total:
+                used = [None if value is None else 100 * value / total for value in history.used]
+                trends.memory.fill(begin, history.step, used)
+        self._draw()
+
+    def filter_by(self, wanted: Filter) -> None:
+        """Show only what matches."""
+        self.wanted = wanted
+        self._draw()
+
+    def action_sort(self, step: int) -> None:
+        """Sort by another column."""
+        self._order = self._order.other(step)
+        self._draw()
+        self.say(f"sorted by {self._order.column}")
+
+    def action_reverse(self) -> None:
+        """Turn the order around."""
+        self._order = Sort(self._order.column, not self._order.reverse)
+        self._draw()
+
+    def action_mine(self) -> None:
+        """Show only the user's own rows, or all again."""
+        mine = None if self.wanted.user == self._user else self._user
+        self.filter_by(Filter(mine, self.wanted.gpu, self.wanted.text))
+
+    def action_clear(self) -> None:
+        """Show all rows."""
+        self.filter_by(Filter())
+
+    def action_side(self) -> None:
+        """Go to the other side of the listing."""
+        if self._queue.display:
+            (self._jobs if self._queue.has_focus else self._queue).focus()
+
+    def _draw(self) -> None:
+        if self._status is None or not self.size.width:
+            return
+        status = self._status
+        now = datetime.fromtimestamp(self._now).astimezone()
+        found = sections(status, self.wanted, self._order)
+        self._head.show([self._title(status)])
+        self._clock.show([((f"{now:%H:%M:%S}", "dim"),)])
+        self._draw_gpus(status)
+        self._draw_rows(found, status, now)
+
+    def _draw_gpus(self, status: StatusView) -> None:
+        self._styles = owner_styles([job for job in status.jobs if job.leases], self._styles)
+        arranged = layout(len(status.gpus), self.size.width, self.size.height)
+        shown = shown_gpus(status.gpus, status.jobs, self._trends)
+        lines = gpu_lines(shown, arranged, self._styles, self._marks, self._now)
+        self._set_height(self._gpus, len(lines))
+        self._gpus.show(lines)
+
+    def _draw_rows(self, found: list[Section], status: StatusView, now: datetime) -> None:
+        queue = [section for section in found if section.kind == "queue"]
+        is_wide = self.size.width >= _WIDE and bool(queue)
+        if self._queue.display != is_wide:
+            if self._queue.has_focus:
+                self._jobs.focus()
+            self._queue.display = is_wide
+        labels = labels_of(status)
+        left = [section for section in found if section.kind != "queue"] if is_wide else found
+        self._jobs.show_sections(left, labels, self._order, now)
+        if is_wide:
+            self._queue.show_sections(queue, labels, self._order, now)
+
+    def _set_height(self, widget: Lines, height: int) -> None:
+        if widget.styles.height is None or widget.styles.height.value != height:
+            widget.styles.height = height
+
+    def _title(self, status: StatusView) -> Line:
+        """Return the first line: the machine, and how many jobs it has."""
+        waiting = [job for job in status.jobs if job.state == "queued"]
+        count = max(status.waiting or 0, sum(map(stands_for, waiting)))
+        known = sum(map(stands_for, waiting)) == count
+        mine = sum(stands_for(job) for job in waiting if job.user == self._user)
+        yours = f" ({mine} yours)" if mine and known else ""
+        right = f"{len(status.jobs) - len(waiting)} running, {count} waiting{yours}  "
+        left = f"{clean(status.host)}  {_machine(status)}"
+        if status.closed is not None:
+            left += f"  no job starts: {clean(status.closed)}"
+        width = self.size.width - _CLOCK
+        space = max(0, width - len(right) - 2)
+        return apart(((shorten(left, space), "title"),), ((right, ""),), width)
+
+
+def _machine(status: StatusView) -> str:
+    """Describe the GPUs: 8 x A100 80G, driver 575."""
+    kinds: dict[str, int] = {}
+    for gpu in status.gpus:
+        name, memory = clean(gpu.name), size(gpu.memory.total)
+        kind = name if name.endswith(memory) else f"{name} {memory}"
+        kinds[kind] = kinds.get(kind, 0) + 1
+    gpus = ", ".join(f"{count} x {kind}" for kind, count in kinds.items()) or "no GPUs"
+    return f"{gpus}, driver {clean(status.driver)}" if status.driver else gpus

@@ -1,0 +1,128 @@
+"""Asks the daemon, in a thread: the screen reacts to keys while the daemon does not answer.
+
+One thread does all requests, one after the other: looks at the machine, every few seconds and at
+once after each change, and what the user asked for.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from queue import Empty, SimpleQueue
+from threading import Event, Thread
+
+from gpulease.client import Client
+from gpulease.errors import GpuleaseError
+from gpulease.wire.history import JobMemoryView
+from gpulease.wire.jobs import JobView
+from gpulease.wire.machine import StatusView
+
+FIRST_WAITING = 60
+"""Waiting jobs that are asked for while no more of them can be on the screen."""
+MOST_WAITING = 1000
+"""Waiting jobs that are asked for at most; the daemon counts the others."""
+ANSWER_WITHIN_S = 10.0
+"""Timeout of a request."""
+_CHART_EVERY_S = 10.0
+_POINTS = 200
+"""Of a chart."""
+
+
+@dataclass(frozen=True)
+class Look:
+    """What one look at the daemon has shown."""
+
+    at: float
+    """Seconds since the epoch."""
+    status: StatusView | None
+    """None: the daemon did not answer, or not what was asked for."""
+    job: JobView | None = None
+    """The job that is open."""
+    memory: JobMemoryView | None = None
+    """Its memory over time, where it was asked for."""
+    error: GpuleaseError | None = None
+
+
+Call = Callable[[Client], object]
+Then = Callable[[object, GpuleaseError | None], None]
+
+
+class Poller:
+    """Looks at a daemon from a thread of its own, and passes each look to `seen`."""
+
+    def __init__(self, client: Client, every: float, seen: Callable[[Look], None]) -> None:
+        self._client = client.within(ANSWER_WITHIN_S)
+        self._every = every
+        self._seen = seen
+        self._calls: SimpleQueue[tuple[Call, Then] | None] = SimpleQueue()
+        self._job: int | None = None
+        self._waiting = FIRST_WAITING
+        self._charted_at = 0.0
+        self._stopping = Event()
+        self._thread = Thread(target=self._run, name="poll", daemon=True)
+
+    def start(self) -> None:
+        """Begin with a look at once."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End after the present request."""
+        self._stopping.set()
+        self.look()
+
+    def look(self) -> None:
+        """Look at once."""
+        self._calls.put(None)
+
+    def want(self, *, all_waiting: bool) -> None:
+        """Ask for the first jobs of the queue from now on, or for all."""
+        before, self._waiting = self._waiting, MOST_WAITING if all_waiting else FIRST_WAITING
+        if self._waiting > before:
+            self.look()
+
+    def open(self, job: int | None) -> None:
+        """Look at this job as well, from now on."""
+        self._job, self._charted_at = job, 0.0
+        self.look()
+
+    def ask(self, call: Call, then: Then) -> None:
+        """Do a request, pass on its result or its error, and look at once."""
+        self._calls.put((call, then))
+
+    def _run(self) -> None:
+        due = 0.0
+        while not self._stopping.is_set():
+            try:
+                asked = self._calls.get(timeout=max(0.0, due - time.monotonic()))
+            except Empty:
+                asked = None
+            if asked is not None:
+                self._answer(*asked)
+            if self._calls.empty() and not self._stopping.is_set():
+                due = time.monotonic() + self._every
+                self._seen(self._look())
+
+    def _answer(self, call: Call, then: Then) -> None:
+        try:
+            then(call(self._client), None)
+        except GpuleaseError as error:
+            then(None, error)
+
+    def _look(self) -> Look:
+        now = time.time()
+        try:
+            status = self._client.status(self._waiting)
+        except GpuleaseError as error:
+            return Look(now, None, error=error)
+        number = self._job
+        if number is None:
+            return Look(now, status)
+        try:
+            return Look(now, status, self._client.job(number), self._memory(number))
+        except GpuleaseError as error:
+            return Look(now, status, error=error)
+
+    def _memory(self, job: int) -> JobMemoryView | None:
+        if time.monotonic() - self._charted_at < _CHART_EVERY_S:
+            return None
+        self._charted_at = time.monotonic()
+        return self._client.job_memory(job, points=_POINTS)

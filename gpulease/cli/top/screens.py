@@ -1,0 +1,174 @@
+"""What the screens of `gpulease top` share: messages, the keys at the bottom, questions."""
+
+from textwrap import wrap
+from typing import ClassVar
+
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.events import Key, Resize
+from textual.screen import ModalScreen, Screen
+from textual.widgets import Input
+
+from gpulease.cli.format import clean
+from gpulease.cli.top.lines import Lines
+from gpulease.cli.top.text import Line, Terminal, fitted
+from gpulease.errors import GpuleaseError
+
+_MOST_NOTES = 4
+"""Lines for messages."""
+
+
+class TopScreen(Screen[None]):
+    """A screen with a line of keys at the bottom, and messages above it."""
+
+    DEFAULT_CSS = "#note { height: 0; }"
+    KEYS: ClassVar[str] = ""
+
+    def __init__(self, terminal: Terminal) -> None:
+        super().__init__()
+        self.note = Lines(terminal, id="note")
+        self.keys = Lines(terminal, id="keys")
+        self._said: list[Line] = []
+        self._trouble: list[Line] = []
+
+    def say(self, text: str, hint: str | None = None, style: str = "good") -> None:
+        """Show a message until the next key."""
+        self._said = self._wrapped(text, style)
+        if hint:
+            self._said += self._wrapped(f"hint: {hint}", "")
+        self._show_notes()
+
+    def fail(self, error: GpuleaseError) -> None:
+        """Show why something cannot be done, and the hint, until the next key."""
+        self.say(error.message, error.hint, "bad")
+
+    def trouble(self, error: GpuleaseError | None) -> None:
+        """Show what is wrong until it is over."""
+        before, self._trouble = self._trouble, []
+        if error is not None:
+            self._trouble = self._wrapped(f"{error.message}; trying again", "warn")
+        if before != self._trouble:
+            self._show_notes()
+
+    def on_key(self, _event: Key) -> None:
+        """Remove the last message."""
+        if self._said:
+            self._said = []
+            self._show_notes()
+
+    def on_resize(self, _event: Resize) -> None:
+        """Draw the keys for the new width."""
+        self.keys.show([fitted(((self.KEYS, "keys"),), max(self.size.width, len(self.KEYS)))])
+
+    def _show_notes(self) -> None:
+        notes = [*self._trouble, *self._said][:_MOST_NOTES]
+        self.note.styles.height = len(notes)
+        self.note.show(notes)
+
+    def _wrapped(self, text: str, style: str) -> list[Line]:
+        width = max(20, self.size.width)
+        return [((line, style),) for line in wrap(clean(" ".join(text.split())), width)]
+
+
+class Confirm(ModalScreen[bool]):
+    """Asks whether to do something; y does it."""
+
+    DEFAULT_CSS = "Confirm { align: left bottom; }"
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("y", "answer(True)", show=False),
+        Binding("n,escape,q,ctrl+c", "answer(False)", show=False, priority=True),
+    ]
+
+    def __init__(self, question: str, terminal: Terminal) -> None:
+        super().__init__()
+        self._question = Question(question, "y yes   n no", terminal)
+
+    def compose(self) -> ComposeResult:
+        """Put the question at the bottom."""
+        yield self._question
+
+    def action_answer(self, answer: bool) -> None:
+        """Close with the answer."""
+        self.dismiss(answer)
+
+
+class Ask(ModalScreen[str | None]):
+    """Asks for a word or several; Enter takes them."""
+
+    DEFAULT_CSS = """
+    Ask { align: left bottom; }
+    Ask Input { width: 100%; background: ansi_default; }
+    """
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("escape,ctrl+c", "leave", show=False, priority=True),
+    ]
+
+    def __init__(self, question: str, text: str, terminal: Terminal) -> None:
+        super().__init__()
+        self._question = Question(question, "Enter confirms   Esc cancels", terminal)
+        self._input = Input(text, select_on_focus=False, compact=True)
+        self._input.cursor_blink = False
+
+    def compose(self) -> ComposeResult:
+        """Put the question and the input at the bottom."""
+        yield self._question
+        yield self._input
+
+    def on_mount(self) -> None:
+        """Let keys go to the input."""
+        self._input.focus()
+
+    def on_input_submitted(self, event: Input.Submitted) -> None:
+        """Close with the text."""
+        self.dismiss(event.value)
+
+    def action_leave(self) -> None:
+        """Close without an answer."""
+        self.dismiss(None)
+
+
+class Question(Lines):
+    """A question, in as many lines as it needs, and the keys that answer it."""
+
+    def __init__(self, question: str, keys: str, terminal: Terminal) -> None:
+        super().__init__(terminal)
+        self._question = question
+        self._answers = keys
+
+    def on_mount(self) -> None:
+        """Show both."""
+        lines: list[Line] = [
+            ((line, "title"),) for line in wrap(self._question, self.app.size.width)
+        ]
+        lines.append(((self._answers, "keys"),))
+        self.styles.height = len(lines)
+        self.show(lines)
+
+
+class Help(ModalScreen[None]):
+    """Shows the keys, and what the marks mean."""
+
+    DEFAULT_CSS = """
+    Help { background: ansi_default; }
+    Help > Lines { height: 1fr; width: 100%; }
+    """
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("escape,q,question_mark,enter,space,ctrl+c", "leave", show=False, priority=True),
+    ]
+
+    def __init__(self, text: str, terminal: Terminal) -> None:
+        super().__init__()
+        self._text = text
+        self._lines = Lines(terminal)
+
+    def compose(self) -> ComposeResult:
+        """Fill the screen."""
+        yield self._lines
+
+    def on_mount(self) -> None:
+        """Show the text."""
+        self._lines.show([((line, ""),) for line in self._text.splitlines()])
+
+    def action_leave(self) -> None:
+        """Go back."""
+        self.dismiss(None)
