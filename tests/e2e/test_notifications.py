@@ -376,9 +376,10 @@ def test_each_user_has_receivers_of_their_own_and_one_that_hangs_delays_no_other
         spool.chmod(0o1777)
         hangs = f"id -u > {spool}/alice; sleep 600"
         configure_as(first, folder / alice, f'command = ["sh", "-c", "{hangs}"]')
+        secret = folder / alice / ".config" / "gpulease" / "config.toml"
         configure_as(
             second, folder / bob, f'urls = ["{receiver.url}"]',
-            f'command = ["sh", "-c", "id -u > {spool}/bob; cat {folder}/{alice}/.config/gpulease/config.toml '
+            f'command = ["sh", "-c", "id -u > {spool}/bob; cat {secret} '
             f'/proc/$(cat {spool}/sender)/environ >> {spool}/bob 2>&1; true"]',
         )  # fmt: skip
         made = OpenDaemon(folder, settings={"grace": "2s"})
