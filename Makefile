@@ -21,9 +21,9 @@ demo: $(VENV)/.tensorflow  ## train a network under a 4 GiB lease, and show it
 test: $(VENV)/.dev  ## run the quick tests, in some minutes
 	$(BIN)/python -m pytest -m 'not slow' $(PYTEST)
 
-test-slow: $(VENV)/.tensorflow  ## run the other end-to-end tests, real frameworks, Slurm and fuzzing
+test-slow: $(VENV)/.tensorflow  ## run the other end-to-end tests, real frameworks, Slurm, the web page and fuzzing
 	@PYTHONPATH=tests $(BIN)/python -m frameworks.environments
-	$(BIN)/python -m pytest -m slow tests/component tests/e2e tests/frameworks tests/fuzz tests/slurm $(PYTEST)
+	$(BIN)/python -m pytest -m slow tests/component tests/e2e tests/frameworks tests/fuzz tests/slurm tests/web $(PYTEST)
 
 fuzz: $(VENV)/.dev  ## try strange input, fifty times as much as the tests do, for some hours
 	GPULEASE_FUZZ=50 $(BIN)/python -m pytest tests/fuzz --quiet --timeout 36000

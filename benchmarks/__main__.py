@@ -29,6 +29,7 @@ from benchmarks import (
     store,
     streams,
     submissions,
+    web,
 )
 from benchmarks.figures import Figure, table
 from benchmarks.machine import machine
@@ -49,6 +50,7 @@ BENCHMARKS: dict[str, Callable[[], Iterable[Figure | str]]] = {
     "reaction": reaction.run,
     "peers": peers.run,
     "slurm": slurm.run,
+    "web": web.run,
     "seeing": seeing.run,
 }
 

@@ -72,6 +72,11 @@ def run() -> Iterator[Figure]:
         taken = median(seconds(lambda: ask(long.socket, f"/jobs?limit={SCREEN}")) for _ in range(9))
         yield Figure(f"GET /jobs?limit={SCREEN}, {QUEUED} queued", taken * 1e3, "ms", 50.0)
         yield Figure("bytes of GET /status", ask(long.socket, "/status"), "bytes", 80_000)
+        ours, floor = paired(
+            lambda: ask(long.socket, "/metrics"), lambda: ask(long.socket, "/status?queue=0"), TIMES
+        )
+        what = f"GET /metrics, {QUEUED} queued"
+        yield Figure(what, ours * 1e3, "ms", 1.0, floor * 1e3, "GET /status?queue=0")
         taken = median(seconds(lambda: ask(long.socket, "/jobs")) for _ in range(5))
         yield Figure(f"GET /jobs, all {QUEUED}", taken * 1e3, "ms", 250.0)
         yield from _beside_jobs(long)

@@ -27,7 +27,7 @@ _ASKED_TO_IGNORE = {
 """What nohup(1) and a shell's `&` have a command ignore, and all that it starts."""
 
 
-_SLOW = ("e2e", "frameworks", "fuzz", "slurm")
+_SLOW = ("e2e", "frameworks", "fuzz", "slurm", "web")
 """Folders of the second tier; a test elsewhere may belong to it, too."""
 
 

@@ -310,6 +310,6 @@ def _options_of(arguments: Sequence[str]) -> tuple[RunOptions, list[str]]:
         given[name] = True if name in _FLAGS else words.pop(0)
     if "gpus" in given:
         given["gpus"] = int(given["gpus"])
-    if "gpu" in given:
-        given["gpu"] = [given["gpu"]]
+    for name in {"gpu", "notify"} & given.keys():
+        given[name] = [given[name]]
     return RunOptions(**given), words

@@ -60,7 +60,7 @@ def attach(
     (number,) = select_jobs(client, wanted)
     view = client.job(number)
     if names_array(wanted.words, view):
-        raise one_element("attach to", view)
+        raise one_element("attach", view)
     return attach_to_job(client, view, watches=watch, keys=keys)
 
 

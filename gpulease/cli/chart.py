@@ -135,16 +135,21 @@ def _scale(largest: int, limit: int | None, rows: int) -> tuple[dict[int, str], 
     The line of a limit takes the row above it, so that what is within the limit stays below it.
     """
     top = largest * rows / (rows - 1) if limit == largest else float(largest)
-    step = 1
-    while top / step > max(1, rows // _ROWS_A_TICK):
-        step *= 2
-    ticks = range(0, int(top) + 1, step)
+    ticks = range(0, int(top) + 1, tick_step(top, max(1, rows // _ROWS_A_TICK)))
     labels = {int(value * rows / top): format_size(value) for value in ticks}
     if limit is not None:
         row = min(rows - 1, ceil(limit * rows / top))
         labels = {each: text for each, text in labels.items() if abs(each - row) > 1}
         labels[row] = format_size(limit)
     return {**labels, 0: "0"}, top
+
+
+def tick_step(top: float, most: int) -> int:
+    """Return the bytes between two labels of sizes up to `top`, of which there are `most`."""
+    step = 1
+    while top / step > most:
+        step *= 2
+    return step
 
 
 def _columns(values: Sequence[int | None], columns: int) -> Iterator[int | None]:

@@ -37,6 +37,7 @@ VERBS = {
     "drain": "Stop granting leases on GPUs.",
     "resume": "Grant leases on GPUs again.",
     "history": "List past jobs; export them as CSV.",
+    "plot": "Draw the memory of a job or a GPU over time.",
     "pause": "Start no more jobs.",
     "unpause": "Start jobs again.",
     "reserve": "Set GPUs apart for a time.",
@@ -65,6 +66,7 @@ _SUGGESTIONS = {
     **dict.fromkeys(("kill", "stop", "rm", "del", "scancel", "release", "end"), _CANCEL),
     **dict.fromkeys(("start", "submit", "exec", "srun", "sbatch", "launch"), _RUN),
     **dict.fromkeys(("info", "inspect", "describe", "check"), _SHOW),
+    "seff": "gpulease show compares what a job asked for with what it used",
     **dict.fromkeys(("lease", "alloc", "salloc"), _HOLD),
     **dict.fromkeys(("reservation", "reservations", "windows", "calendar"), _RESERVE),
     **dict.fromkeys(("log", "tail", "output", "cat"), "gpulease logs prints the output of a job"),
@@ -74,6 +76,7 @@ _SUGGESTIONS = {
         ("jupyter", "notebook", "kernelspec", "ipykernel"),
         "gpulease kernel installs Jupyter kernels that run as jobs",
     ),
+    **dict.fromkeys(("graph", "chart", "draw"), "gpulease plot draws memory over time"),
     **dict.fromkeys(("fg", "reattach"), "gpulease attach connects to a running job"),
 }
 """The words of other tools, each with what to use here."""

@@ -38,11 +38,12 @@ _STATES = {
     "edit": frozenset({"queued"}),
     "move": frozenset({"queued"}),
     "show": _LIVE | {"ended"},
+    "plot": frozenset({"active", "releasing", "ended"}),
     "keep": frozenset({"granted", "active"}),
     "logs": frozenset({"active", "releasing", "ended"}),
 }
 """The states of the jobs that a verb applies to; of the other verbs: jobs that have not ended."""
-_OF_ALL_USERS = frozenset({"show"})
+_OF_ALL_USERS = frozenset({"show", "plot"})
 _SHELL_ACTIONS = {"COMMAND": "program", "PATH": "files", "FILE": "files", "DIR": "folders"}
 """What the shell completes, by the word that stands for it in the help."""
 

@@ -95,7 +95,8 @@ def fields(
 ) -> Iterator[tuple[str, str | None]]:
     """Yield the name and the text of each line; a line without a text is left out."""
     yield "state", _state(job, now)
-    yield "reason", _suspension(job) or _remaining_processes(job, now) or _reason(job)
+    if job.state != "ended":
+        yield "reason", _suspension(job) or _remaining_processes(job, now) or _reason(job)
     for lease in job.leases:
         where = f"on {gpu_of(clean(lease.gpu), indexes)}"
         if lease.over_since_at is not None:
@@ -138,7 +139,6 @@ def fields(
     )
     ends = job.expires_at if job.state != "ended" else None
     yield "time left", f"{until(ends, now)} (until {clock(ends, now)})" if ends else None
-    yield "exit status", _exit_status(job)
     yield "process", None if job.pid is None or job.state == "ended" else str(job.pid)
     yield "terminal", "yes" if job.terminal else None
     yield "attach", _attach_command(job)
@@ -171,7 +171,7 @@ def _state(job: JobView, now: datetime) -> str:
             return f"{label(job)}; it is killed in {format_span(left)}"
     if job.suspended:
         return f"{job.state}, {label(job)}"
-    return label(job) if job.state != "ended" else f"ended: {label(job)}"
+    return label(job) if job.state != "ended" else _end(job)
 
 
 def _reason(job: JobView) -> str | None:
@@ -248,14 +248,28 @@ def _gives_up(job: JobView, now: datetime) -> str | None:
     return f"at {clock(at, now)}, in {until(at, now)}" if at else None
 
 
-def _exit_status(job: JobView) -> str | None:
-    if job.exit_status is None or job.outcome != "signaled":
-        return None if job.exit_status is None else str(job.exit_status)
+def _end(job: JobView) -> str:
+    """Say how a job ended, once: its outcome, the reason, the exit status."""
+    outcome, why, status = label(job), _reason(job) or "", job.exit_status
+    if outcome == "signaled" and status is not None:
+        # The reason begins with these words, or is another one.
+        how, plain = f"ended by signal {_signal(status - _SIGNALED)}", "ended by signal"
+        why = "" if why.startswith(plain) else why
+    elif outcome == "exited" and status is not None:
+        how = f"ended: exited with {status}"
+        why = why.removeprefix(f"exited with {status}").removeprefix(": ")
+        status = None
+    else:
+        how = f"ended: {outcome}"
+        why = why.removeprefix(outcome)
+    shown = "" if status is None else f"; exit status {status}"
+    return ": ".join(filter(None, (how, why))) + shown
+
+
+def _signal(number: int) -> str:
     from signal import Signals
 
-    number = job.exit_status - _SIGNALED
-    name = f" ({Signals(number).name})" if number in list(Signals) else ""
-    return f"{job.exit_status}{name}"
+    return f"{number} ({Signals(number).name})" if number in list(Signals) else str(number)
 
 
 def _attach_command(job: JobView) -> str | None:
@@ -295,7 +309,13 @@ def _used(job: JobView) -> str | None:
         return None
     most = max(known, key=lambda lease: (lease.needed or 0) / lease.memory)
     share = round(100 * (most.needed or 0) / most.memory)
-    return f"{size(most.needed)} of {size(most.memory)} ({share}%)"
+    text = f"{size(most.needed)} of {size(most.memory)} at most ({share}%)"
+    return f"{text}; next time {_asking(job)}--mem {size(job.advised)}" if job.advised else text
+
+
+def _asking(job: JobView) -> str:
+    """Return the command that takes the size, where the user of the job used another one."""
+    return "gpulease run " if job.kind == "slurm" else ""
 
 
 def refusal_table(refusals: Sequence[RefusalView]) -> Iterator[Block]:

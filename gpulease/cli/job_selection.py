@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         "show",
         "logs",
         "attach",
+        "plot",
         "wait",
         "edit",
         "move",
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
 
 LAST = "last"
 """The word for the newest job of the caller."""
-_READS = frozenset({"show", "logs", "attach"})
+_READS = frozenset({"show", "logs", "attach", "plot"})
 """The verbs that change nothing: of several jobs with one name they take the newest."""
 _ONE_BY_ONE = _READS | {"cancel"}
 """The verbs for which the number of an array is not replaced by those of its elements."""
@@ -210,11 +211,10 @@ def names_array(words: Sequence[str], job: JobView) -> bool:
     return by_name or str(job.id) in words
 
 
-def one_element(doing: str, job: JobView) -> BadUsage:
+def one_element(verb: Verb, job: JobView) -> BadUsage:
     """Return the error for an array where only one job is possible."""
-    verb = "logs" if doing.startswith("print") else "attach"
     return BadUsage(
-        f"cannot {doing} array {job.id}: name one of its elements",
+        f"cannot {_doing(verb)} array {job.id}: name one of its elements",
         f"gpulease {verb} {id_of(job)}; gpulease show {job.id} lists them",
     )
 

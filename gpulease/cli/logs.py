@@ -53,7 +53,7 @@ def logs(
     for number in numbers:
         job = client.job(number)
         if names_array(wanted.words, job):
-            raise one_element("print the output of", job)
+            raise one_element("logs", job)
         if len(numbers) > 1:
             print_stderr(f"gpulease: output of job {id_of(job)} ({clean(job.name)})")
         if why := why_no_output(job):

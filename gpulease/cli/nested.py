@@ -97,6 +97,7 @@ def _without_effect(options: RunOptions) -> str:
     unused = {
         "--name": options.name is not None,
         "--grace": options.grace is not None,
+        "--notify": bool(options.notify),
         "--snapshot": options.snapshot,
         "--verbose": options.verbose,
         "--summary": options.summary,

@@ -91,6 +91,7 @@ OPTIONS: "dict[str, dict[str, tuple[str, Any]]]" = {
     "show": {
         '--name': ('name', 'text'),
         '--all': ('every', True),
+        '--plot': ('plot', True),
         '--json': ('json', True),
         '--socket': ('socket', 'text'),
     },
@@ -187,6 +188,7 @@ DEFAULTS: "dict[str, dict[str, Any]]" = {
         'jobs': None,
         'name': None,
         'every': False,
+        'plot': False,
         'json': False,
         'socket': None,
     },

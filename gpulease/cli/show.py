@@ -14,6 +14,9 @@ def show(
     jobs: JobsArgument = None,
     name: NamePatternOption = None,
     every: AllOption = False,
+    plot: Annotated[
+        bool, typer.Option("--plot", help="With charts of its memory over time.")
+    ] = False,
     json: Annotated[
         bool, typer.Option("--json", help='Print JSON: the job, or {"jobs": [...]} for several.')
     ] = False,
@@ -28,6 +31,14 @@ def show(
       gpulease show 17
       gpulease show 17_3
       gpulease show last
+      gpulease show --plot last
       gpulease show --json sweep-7 | jq .exit_status
     """
-    print_jobs(jobs=jobs, name=name, every=every, json=json, socket=named_socket(ctx, socket))
+    print_jobs(
+        jobs=jobs,
+        name=name,
+        every=every,
+        plot=plot,
+        json=json,
+        socket=named_socket(ctx, socket),
+    )

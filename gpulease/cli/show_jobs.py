@@ -12,7 +12,7 @@ from gpulease.cli.light_connection import light_client
 from gpulease.cli.render import local_time, print_stdout, screen_of, show_page
 from gpulease.cli.tables import Page, line
 from gpulease.client.light_client import read
-from gpulease.errors import GpuleaseError
+from gpulease.errors import BadValue, GpuleaseError
 from gpulease.light_json import indent
 from gpulease.locations import environment
 
@@ -31,12 +31,19 @@ def print_jobs(
     jobs: Sequence[str] | None,
     name: str | None,
     every: bool,
+    plot: bool,
     json: bool,
     socket: Path | str | None,
 ) -> None:
-    """Print each of some jobs."""
+    """Print each of some jobs, with `plot` also charts of their memory."""
     wanted = selection("show", jobs, name, every)
+    if plot and json:
+        raise BadValue("cannot show jobs: --plot and --json exclude each other", "use one of them")
     if acts_on_slurm(socket):
+        if plot:
+            from gpulease.cli.cluster.no_daemon import no_plot
+
+            raise no_plot(", ".join(wanted.words))
         from gpulease.cli.cluster import job_page as cluster_page
 
         cluster_page.print_jobs(wanted, json=json)
@@ -64,6 +71,10 @@ def print_jobs(
         else:
             view = read(reply)
             show_page([*above, *job_page.page(view, now, _indexes(client, view))], screen)
+            if plot:
+                from gpulease.cli.plot_page import show_charts
+
+                show_charts(client.checked(), number)
 
 
 def _as_json(

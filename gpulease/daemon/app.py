@@ -6,7 +6,7 @@ depends only on parts above it. Only `DaemonApp.adopt` changes parts later, at a
 
 import os
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from gpulease.config import Settings
@@ -55,7 +55,7 @@ from gpulease.service.notifications import TimeLeftWatch
 from gpulease.service.observation import GpuObserver
 from gpulease.service.overuse import OveruseWatch
 from gpulease.service.pause import Pauses
-from gpulease.service.ports import MemoryReader, Policy, Quotas
+from gpulease.service.ports import Policy, Quotas
 from gpulease.service.scheduler import Scheduler
 from gpulease.service.usage import Usage
 from gpulease.service.utilization import MeanUtilization
@@ -148,37 +148,25 @@ def build(settings: Settings, *, confined: bool = False) -> DaemonApp:
     notifications = DaemonNotifications(base, launcher, as_other_users=os.geteuid() == 0)
     launch_context = _launch_context(base, observer, enforcement, records.usage)
     runner = JobRunner(launcher, table, base.state, launch_context, base.clock)
-    holds = HoldLauncher(base.clock, process_ends, launch_context.levels)
     of_slurm = build_launchers(base, table, processes, enforcement)
+    holds = HoldLauncher(base.clock, process_ends, launch_context.levels)
     launcher_of = of_slurm.besides(runner, holds)
     scheduler = _scheduler(base, observer, enforcement, launcher_of, overuse, records, user_policy)
     slurm = SlurmNode(base, scheduler, processes, of_slurm)
-    health, clients = (
-        _health_watch(base, scheduler, notifications), WaitingClients(scheduler, process_ends),
-    )  # fmt: skip
+    health = _health_watch(base, scheduler, notifications)
+    clients = WaitingClients(scheduler, process_ends)
     coverage = _hook_coverage(base, enforcement, scheduler, records.hooks)
     sources = _view_sources(base, enforcement, coverage, records, overuse, idleness)
     sampler = _sampler(base, scheduler, overuse, idleness, records, health, enforcement, coverage)
-    doctor = _doctor(base, scheduler, health, sources, slurm)
     context = _request_context(
-        base, scheduler, processes, sources, records, doctor, slurm, health, notifications,
-        runner=runner, watch_client=clients.watch, look=sampler.look,
-        memory_series=lambda: MemorySeries(base.store, *sampler.unwritten()),
+        base, scheduler, processes, sources, records, slurm, health, notifications, sampler,
+        runner=runner, watch_client=clients.watch,
     )  # fmt: skip
     return DaemonApp(
-        base=base,
-        launcher=launcher,
-        runner=runner,
-        scheduler=scheduler,
-        waiting_clients=clients,
-        sampler=sampler,
-        health=health,
-        user_policy=user_policy,
-        enforcement=enforcement,
-        slurm=slurm,
-        notifications=notifications,
-        context=context,
-    )
+        base=base, launcher=launcher, runner=runner, scheduler=scheduler, waiting_clients=clients,
+        sampler=sampler, health=health, user_policy=user_policy, enforcement=enforcement,
+        slurm=slurm, notifications=notifications, context=context,
+    )  # fmt: skip
 
 
 def _overuse_watch(base: Foundation, user_policy: UserPolicy) -> OveruseWatch:
@@ -358,10 +346,9 @@ def _view_sources(
 
 def _request_context(  # noqa: PLR0913  requests reach every part
     base: Foundation, scheduler: Scheduler, processes: Finder, sources: ViewSources,
-    records: _UsageRecords, doctor: Doctor, slurm: SlurmNode, health: HealthWatch,
-    notifications: DaemonNotifications, *,
-    runner: JobRunner, watch_client: Callable[[Job], None], look: Callable[[], Awaitable[None]],
-    memory_series: Callable[[], MemoryReader],
+    records: _UsageRecords, slurm: SlurmNode, health: HealthWatch,
+    notifications: DaemonNotifications, sampler: Sampler, *, runner: JobRunner,
+    watch_client: Callable[[Job], None],
 ) -> RequestContext:  # fmt: skip
     settings, explainer = base.settings(), scheduler.explainer
     accounts, job_views = records.accounts, _job_views(scheduler, sources)
@@ -378,7 +365,7 @@ def _request_context(  # noqa: PLR0913  requests reach every part
         directory_of=base.state.job,
         log_limit=settings.log_limit,
         most_streams=settings.most_streams,
-        doctor=doctor.results,
+        doctor=_doctor(base, scheduler, health, sources, slurm).results,
         metrics=Metrics(base.store, scheduler, health, HttpProtocol.counts, base.clock).view,
         overuse_of=lambda owner: overuse_view(sources.overuse.policy_of(owner)),
         processes=processes,
@@ -392,7 +379,7 @@ def _request_context(  # noqa: PLR0913  requests reach every part
         test_notification=notifications.sender.test,
         watch_holder=watch_client,
         slurm=slurm.leases if os.geteuid() == 0 else None,
-        look=look,
+        look=sampler.look,
         usage=records.usage,
         hooks=records.hooks,
         stored_pools=records.pools.of,
@@ -400,7 +387,7 @@ def _request_context(  # noqa: PLR0913  requests reach every part
         usage_by_user=accounts.by_user,
         prediction_errors=accounts.predictions,
         waits_by_user=accounts.waits,
-        memory_series=memory_series,
+        memory_series=lambda: MemorySeries(base.store, *sampler.unwritten()),
     )
 
 

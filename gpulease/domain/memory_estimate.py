@@ -14,15 +14,21 @@ factor of the default.
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from fractions import Fraction
 from statistics import median_high
 
+from gpulease.domain.job import Exit, Job, Outcome
 from gpulease.units import MIB, round_up_size
 
 MARGIN = Fraction(115, 100)
 """The factor over the highest observed use: data differs, and one sample a second misses peaks."""
 MOST_RUNS = 10
 """The number of latest runs that count."""
+LONG_ENOUGH = timedelta(seconds=30)
+"""Of a shorter run, peaks may have been missed."""
+_SHOWS_USE = frozenset({Outcome.CANCELLED, Outcome.TIME_LIMIT, Outcome.RELEASED})
+"""Ends after which the use counts, besides success."""
 ENOUGH_RUNS = 3
 """With fewer runs the largest need decides: an outlier cannot be recognised."""
 _ENOUGH_MORE = Fraction(125, 100)
@@ -88,6 +94,29 @@ def _need(run: PastRun, runs: Sequence[PastRun]) -> int:
 def _size_after(run: PastRun) -> int:
     wanted = int(run.used * MARGIN)
     return min(wanted, run.leased) if run.used <= run.leased else wanted
+
+
+def size_next_time(job: Job) -> int | None:
+    """Return the size to ask for next time, for a job that had more than it needed.
+
+    None: its size was enough or came from past runs, or too little is known. A job that failed may
+    have failed at its first line. One that ran out of memory, or used more than its lease, is
+    advised otherwise.
+    """
+    used = [(lease.used, lease.memory) for lease in job.leases if lease.used]
+    if not used or not _shows_its_use(job) or job.usage.size_reason is not None:
+        return None
+    most, leased = max(used)
+    size = advised_size(most)
+    return size if size < leased else None
+
+
+def _shows_its_use(job: Job) -> bool:
+    if job.started_at is None or job.ended_at is None or job.usage.out_of_memory:
+        return False
+    has_succeeded = job.outcome is Outcome.EXITED and job.exit == Exit(0)
+    is_shown = has_succeeded or job.outcome in _SHOWS_USE
+    return is_shown and job.ended_at - job.started_at >= LONG_ENOUGH
 
 
 def retry_size(leased: int, factor: Fraction) -> int:

@@ -234,10 +234,10 @@ def collected(uid: int, titles: Sequence[str], number: int) -> Message:
 
 BURST = 10
 """Messages to one user that are sent one by one, as for some jobs by hand; then they are collected.
-
 Mail servers and chat services refuse senders of much more."""
 QUIET_AFTER = timedelta(minutes=10)
-"""Time without collecting after which a user has the whole burst again."""
+"""Time after which a message no longer counts, and without collecting the pauses are short again.
+"""
 FIRST_PAUSE = timedelta(minutes=1)
 LONGEST_PAUSE = timedelta(hours=1)
 
@@ -250,8 +250,8 @@ class MessageBudget:
 
     def __init__(self) -> None:
         self._sent: list[timedelta] = []
-        self._pause = FIRST_PAUSE
-        self._next = timedelta.min
+        self._pause = timedelta(0)
+        self._not_before = timedelta(0)
 
     def takes_one(self, now: timedelta) -> bool:
         """Return whether a message may be sent alone, and count it."""
@@ -263,11 +263,11 @@ class MessageBudget:
 
     def wait(self, now: timedelta) -> timedelta:
         """Return the time until the next collected message may be sent."""
-        return max(timedelta(0), self._next - now)
+        return max(timedelta(0), self._not_before - now)
 
     def note_collected(self, now: timedelta) -> None:
         """Count a collected message."""
-        if self._next < now - QUIET_AFTER:
-            self._pause = FIRST_PAUSE
-        self._next = now + self._pause
-        self._pause = min(2 * self._pause, LONGEST_PAUSE)
+        is_quiet = now - self._not_before > QUIET_AFTER
+        self._pause = FIRST_PAUSE if is_quiet else min(2 * self._pause, LONGEST_PAUSE)
+        self._pause = max(self._pause, FIRST_PAUSE)
+        self._not_before = now + self._pause

@@ -86,6 +86,8 @@ class NotificationSender:
         order.verbose = True
         try:
             results = await self._attempt(message.uid, directory, order)
+        except GpuleaseError as error:
+            results = [ReceiverView("", error=error.message, hint=error.hint)]
         finally:
             await asyncio.to_thread(shutil.rmtree, directory, True)
         return NotifyTestView(list(results))

@@ -1,21 +1,17 @@
-"""Draws replays: how long jobs waited, and how many GPUs held jobs over time.
-
-The only module that imports matplotlib, which is an optional dependency.
-"""
+"""Draws replays: how long jobs waited, and how many GPUs held jobs over time."""
 
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gpulease.errors import BadValue
+from gpulease.figure_file import check_target, new_figure, save
 from gpulease.replay.comparison import Result
 from gpulease.replay.metrics import in_use
 from gpulease.replay.trace import Server
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 _COLOURS = ("#0072b2", "#d55e00", "#000000")
 """Of Okabe and Ito, "Color Universal Design": they differ for people who are colour-blind."""
@@ -33,12 +29,7 @@ def check_plot(path: Path) -> None:
     Raises:
         BadValue: matplotlib is not installed, or cannot write this kind of file.
     """
-    known = _new_figure().canvas.get_supported_filetypes()
-    if path.suffix.removeprefix(".").lower() not in known:
-        raise BadValue(
-            f"cannot plot into {path}: unknown kind of file",
-            f"use a name such as waits.png; known endings: {', '.join(sorted(known))}",
-        )
+    check_target(path, "waits.png")
 
 
 def plot(path: Path, results: Sequence[Result], servers: Sequence[Server]) -> None:
@@ -47,7 +38,7 @@ def plot(path: Path, results: Sequence[Result], servers: Sequence[Server]) -> No
     Raises:
         BadValue: the file cannot be written.
     """
-    figure = _new_figure()
+    figure = new_figure(9, 8)
     waits, gpus = figure.subplots(2, 1)
     for result, colour, style in zip(results, _COLOURS, _STYLES, strict=False):
         look = {"color": colour, "linestyle": style, "label": result.settings.name}
@@ -57,21 +48,7 @@ def plot(path: Path, results: Sequence[Result], servers: Sequence[Server]) -> No
         gpus.plot(days, busy, linewidth=1, **look)
     _label_waits(waits)
     _label_gpus(gpus, sum(server.gpus for server in servers))
-    try:
-        figure.savefig(path, dpi=120)
-    except OSError as error:
-        raise BadValue(f"cannot write {path}: {error.strerror}") from error
-
-
-def _new_figure() -> "Figure":
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise BadValue(
-            "cannot plot: matplotlib is not installed",
-            "in a clone of gpulease: pip install '.[plot]'",
-        ) from error
-    return Figure(figsize=(9, 8), layout="constrained")
+    save(figure, path)
 
 
 def _label_waits(axes: "Axes") -> None:

@@ -11,6 +11,7 @@ from gpulease.domain.hook_reports import Reports
 from gpulease.domain.idle import Release
 from gpulease.domain.job import Job
 from gpulease.domain.lease import Claim, State
+from gpulease.domain.memory_estimate import size_next_time
 from gpulease.domain.overuse import Consequence, OverusePolicy
 from gpulease.domain.queue_options import QueueOptions
 from gpulease.server.lease_views import LeaseViews, hook_view, is_adopted
@@ -124,6 +125,7 @@ class JobViews:
             first_use_at=instant(job.activity.first_use_at),
             **self._activity(job),
             sized=job.usage.size_reason,
+            advised=size_next_time(job),
             out_of_memory=job.usage.out_of_memory,
             retry_of=job.usage.retry_of,
             retried_as=job.usage.retried_as,

@@ -18,7 +18,7 @@ examples:
   gpulease-setup install --restrict-users
                                   let users open GPUs only in jobs (docs/enforcement.md)
   gpulease-setup install --web --now
-                                  also serve the web page on 127.0.0.1:8080 (docs/admin/web.md)
+                                  also serve the web page on 127.0.0.1:8080 (docs/admin/install.md)
   gpulease-setup remove           remove the units; keep the data of the daemon
   gpulease-setup remove --purge   also remove the data, the configuration and the group
   gpulease-setup slurm            print the lines of this node for Slurm (docs/cluster.md)

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from math import ceil
 
-from gpulease.units import format_size
-from gpulease.web.text import instant
+from gpulease.web.text import instant, size
 
 PLOT_WIDTH = 1000
 PLOT_HEIGHT = 160
@@ -76,7 +75,7 @@ class Curve:
 
 def memory_chart(title: str, begins_at: str, step: float, curves: Sequence[Curve]) -> Chart | None:
     """Return a chart of bytes over time; None if nothing is known."""
-    return _chart(title, begins_at, step, curves, _size_step, lambda value: format_size(int(value)))
+    return _chart(title, begins_at, step, curves, _size_step, size)
 
 
 def plain_chart(

@@ -23,7 +23,7 @@ SECTIONS = ("machine", "gpus", "jobs", "strangers", "queue")
 _EVERY_S = 1.0
 _KEEP_ALIVE_S = 15.0
 _WRITTEN_WITHIN_S = 30.0
-_MOST_LISTENERS = 500
+MOST_LISTENERS = 500
 _AGAIN_AFTER_S = 30
 _KEEP_ALIVE = b": keep-alive\n\n"
 _HEADERS = {
@@ -36,7 +36,7 @@ class LiveStatus:
     """Draws the status once for all listeners."""
 
     def __init__(
-        self, daemon: DaemonReader, *, every_s: float = _EVERY_S, most: int = _MOST_LISTENERS
+        self, daemon: DaemonReader, *, every_s: float = _EVERY_S, most: int = MOST_LISTENERS
     ) -> None:
         self._daemon = daemon
         self._every_s = every_s

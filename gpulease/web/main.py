@@ -20,15 +20,16 @@ from gpulease.client.unix_socket import trusted_users
 from gpulease.errors import BadConfiguration, BadUsage, GpuleaseError
 from gpulease.web.app import build
 from gpulease.web.daemon_reader import ANSWER_WITHIN_S, DaemonReader
-from gpulease.web.live import LiveStatus
+from gpulease.web.live import MOST_LISTENERS, LiveStatus
 
 _log = logging.getLogger("gpulease.web")
 _DEFAULT = "127.0.0.1:8080"
-_MOST_CONNECTIONS = 1000
+_OTHER_CONNECTIONS = 500
 _UNACKNOWLEDGED_MS = 30_000
 """After so long without an acknowledgement the kernel drops a connection, and what it holds."""
 _ENDS_WITHIN_S = 5
 _LARGEST_PORT = 65535
+_BACKLOG = 256
 _EXAMPLES = """\
 examples:
   gpulease-web                          serve http://127.0.0.1:8080/
@@ -82,14 +83,14 @@ class _Server(uvicorn.Server):
 
 def _serve(given: argparse.Namespace) -> None:
     daemon = DaemonReader(_client(given.socket))
-    live = LiveStatus(daemon)
+    live = LiveStatus(daemon, most=given.most_listeners)
     app = build(daemon, live, _base(given.base), metrics_by_job=given.metrics_jobs)
     settings = uvicorn.Config(
         app, ws="none", lifespan="off", access_log=False, server_header=False, log_config=None,
-        proxy_headers=False, limit_concurrency=_MOST_CONNECTIONS,
+        proxy_headers=False, limit_concurrency=given.most_listeners + _OTHER_CONNECTIONS,
         timeout_graceful_shutdown=_ENDS_WITHIN_S,
     )  # fmt: skip
-    with contextlib.closing(_listen(given.listen)) as listening, contextlib.closing(daemon):
+    with contextlib.closing(listen(given.listen)) as listening, contextlib.closing(daemon):
         _log.info("serving %s for the daemon on %s", _shown(listening), daemon.path)
         _Server(settings, live).run(sockets=[listening])
 
@@ -111,7 +112,7 @@ def _base(given: str) -> str:
     return base
 
 
-def _listen(address: str) -> socket.socket:
+def listen(address: str) -> socket.socket:
     """Return a socket that listens on HOST:PORT, [HOST]:PORT or unix:PATH.
 
     Raises:
@@ -137,7 +138,7 @@ def _listen(address: str) -> socket.socket:
 
 def _listen_on_port(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listening = socket.create_server((host, port), family=family, backlog=256)
+    listening = socket.create_server((host, port), family=family, backlog=_BACKLOG)
     # Connections inherit it. It ends those to browsers that stopped reading, too.
     listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _UNACKNOWLEDGED_MS)
     return listening
@@ -147,9 +148,13 @@ def _listen_on_path(path: Path) -> socket.socket:
     listening = socket.socket(socket.AF_UNIX)
     if path.is_socket():
         path.unlink()  # of a process that was killed
-    listening.bind(str(path))
-    path.chmod(0o666)  # the directory decides who may connect, as a port of loopback is open to all
-    listening.listen(256)
+    try:
+        listening.bind(str(path))
+        path.chmod(0o666)  # its directory decides who may connect; a port is open to all as well
+        listening.listen(_BACKLOG)
+    except OSError:
+        listening.close()
+        raise
     return listening
 
 
@@ -187,6 +192,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--base", default="", metavar="PATH",
         help="path under which a reverse proxy serves the page, if it leaves it in requests",
+    )  # fmt: skip
+    parser.add_argument(
+        "--most-listeners", type=int, default=MOST_LISTENERS, metavar="N",
+        help=f"browsers that may follow the machine at once (default {MOST_LISTENERS})",
     )  # fmt: skip
     parser.add_argument(
         "--metrics-jobs", action="store_true",

@@ -280,6 +280,8 @@ class JobView:
     steps_per_second: float | None = None
     sized: str | None = None
     """Where the size of its lease comes from, if the user gave none."""
+    advised: int | None = None
+    """After the end: bytes to ask for next time, if it leased more than it needed."""
     out_of_memory: bool = False
     """It ran out of GPU memory."""
     retry_of: int | None = None

@@ -49,7 +49,7 @@ class Rig:
 
     @property
     def open(self) -> int:
-        return sum(self.counts._open.values())
+        return self.counts.open
 
 
 @asynccontextmanager
@@ -108,6 +108,7 @@ def test_connections_over_the_limit_are_refused_and_the_others_served(tmp_path: 
             loop = asyncio.get_running_loop()
             refusals = [await loop.sock_recv(each, 4096) for each in links[MOST:]]
             assert all(each.startswith(b"HTTP/1.1 429 ") for each in refusals)
+            assert made.counts.refused == 3
             assert [await answer(each, b"hello") for each in links[:MOST]] == [b"hello"] * MOST
             for each in links:
                 each.close()

@@ -58,6 +58,7 @@ OPERATIONS = [
     ("POST", "/v1/jobs/{job_id}/requeue"),
     ("POST", "/v1/queue/pause"),
     ("POST", "/v1/queue/unpause"),
+    ("POST", "/v1/notifications/test"),
     ("GET", "/v1/windows"),
     ("POST", "/v1/windows"),
     ("POST", "/v1/windows/{window}/cancel"),

@@ -15,6 +15,13 @@ PAGE = "http://127.0.0.1:8080/"
 _GET = (
     "import sys, urllib.request as it; print(it.urlopen(sys.argv[1], timeout=30).read().decode())"
 )
+# As in netdevice(7): SIOCSIFADDR on an alias of the loopback interface.
+_ADD_ADDRESS = """
+import fcntl, socket, struct
+address = struct.pack("=HH4s8x", socket.AF_INET, 0, socket.inet_aton("10.9.9.9"))
+fcntl.ioctl(socket.socket(), 0x8916, b"lo:1".ljust(16, b"\\0") + address)
+"""
+_CONNECT = "import socket; socket.create_connection(('10.9.9.9', 8080), timeout=3)"
 PACKAGES = f"{ENVIRONMENT}/lib/python3.11/site-packages"
 
 
@@ -74,7 +81,10 @@ def test_it_has_no_rights(machine: Machine) -> None:
 def test_it_can_write_nothing_but_its_own_directory(machine: Machine) -> None:
     # Root would be kept out by the mounts alone.
     inside = ("nsenter", f"--target={pid(machine)}", "--mount", "--", "sh", "-c")
-    places = "/ /etc /usr /opt/gpulease /var/lib /var/lib/gpulease /run /run/gpulease /sys"
+    places = (
+        "/ /etc /usr /opt/gpulease /var/lib /var/lib/gpulease /run /run/gpulease /run/lock /sys "
+        "/dev/shm /dev/mqueue"
+    )
     script = f"for it in {places}; do touch $it/written 2>/dev/null && echo $it; done; true"
     assert machine.run(*inside, script).stdout == ""
     assert machine.run(*inside, "ls /home /root").stdout.split() == ["/home:", "/root:"]
@@ -85,11 +95,25 @@ def test_it_can_write_nothing_but_its_own_directory(machine: Machine) -> None:
     assert mine.startswith("drwxr-xr-x")
 
 
-def test_addresses_other_than_loopback_are_closed_to_it(machine: Machine) -> None:
-    limits = machine.unit(WEB, "IPAddressDeny", "IPAddressAllow", "MemoryMax", "TasksMax")
-    assert limits["IPAddressDeny"] == "::/0 0.0.0.0/0"
-    assert limits["IPAddressAllow"] == "::1/128 127.0.0.0/8"
-    assert (limits["MemoryMax"], limits["TasksMax"]) == (str(512 << 20), "64")
+def test_other_machines_reach_it_only_if_the_unit_allows_them(
+    machine: Machine, gpulease: Gpulease
+) -> None:
+    machine.run("/usr/bin/python3", "-c", _ADD_ADDRESS)
+    listen = '[Service]\nEnvironment="GPULEASE_WEB_OPTIONS=--listen 0.0.0.0:8080"\n'
+    gpulease.drop_in(listen, WEB)
+    machine.run("systemctl", "restart", WEB)
+    assert "gpulease_daemon_up 1.0" in get(machine, f"{PAGE}metrics")
+    # Connections from the address to itself have it at both ends.
+    refused = machine.run("/usr/bin/python3", "-c", _CONNECT, check=False)
+    assert "timed out" in refused.stderr
+    gpulease.drop_in(f"{listen}IPAddressAllow=10.0.0.0/8\n", WEB)
+    machine.run("systemctl", "restart", WEB)
+    machine.run("/usr/bin/python3", "-c", _CONNECT)
+
+
+def test_its_memory_and_processes_are_limited(machine: Machine) -> None:
+    limits = machine.unit(WEB, "MemoryMax", "TasksMax")
+    assert limits == {"MemoryMax": str(512 << 20), "TasksMax": "64"}
 
 
 def test_a_file_changes_its_options_and_it_may_listen_on_a_socket(

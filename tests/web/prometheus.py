@@ -52,10 +52,11 @@ class Prometheus:
 
     def series(self, expression: str) -> list[Mapping[str, Any]]:
         """Return the values since the start, at each scrape."""
+        # The last step is at most the end.
+        end, step = str(time.time() + SCRAPES_EVERY_S), str(SCRAPES_EVERY_S)
         found: list[Mapping[str, Any]] = self.api(
-            "query_range", query=expression, start=str(self.began_at), end=str(time.time()),
-            step=str(SCRAPES_EVERY_S),
-        )["result"]  # fmt: skip
+            "query_range", query=expression, start=str(self.began_at), end=end, step=step
+        )["result"]
         return found
 
     def course(self, expression: str) -> list[float]:

@@ -2,11 +2,12 @@
 
 import os
 import re
+import socket
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from http.client import HTTPConnection, HTTPResponse
 from pathlib import Path
 from typing import NamedTuple
@@ -46,16 +47,22 @@ class Web(NamedTuple):
 
     process: subprocess.Popen[str]
     host: str
+    """Or the path of its Unix socket."""
     port: int
 
     @property
     def url(self) -> str:
         return f"http://{self.host}:{self.port}"
 
-    def open(self, path: str, method: str = "GET", **headers: str) -> HTTPResponse:
+    @contextmanager
+    def open(self, path: str, method: str = "GET", **headers: str) -> Iterator[HTTPResponse]:
         made = HTTPConnection(self.host, self.port, timeout=PATIENCE_S)
+        if not self.port:
+            made.sock = socket.socket(socket.AF_UNIX)
+            made.sock.connect(self.host)
         made.request(method, path, headers=headers)
-        return made.getresponse()
+        with closing(made), made.getresponse() as reply:
+            yield reply
 
     def get(self, path: str, method: str = "GET", **headers: str) -> Reply:
         with self.open(path, method, **headers) as reply:
@@ -65,20 +72,20 @@ class Web(NamedTuple):
 
 
 @contextmanager
-def web(socket: Path, *arguments: str, uid: int | None = None) -> Iterator[Web]:
-    """Run gpulease-web for the daemon on `socket`, on a free port of loopback."""
+def web(daemon: Path, *arguments: str, uid: int | None = None) -> Iterator[Web]:
+    """Run gpulease-web for the daemon on the socket `daemon`, on a free port of loopback."""
     uid = (NOBODY if os.geteuid() == 0 else os.geteuid()) if uid is None else uid
     line = [sys.executable, "-W", "ignore", "-c", _START, str(uid), "--listen", "127.0.0.1:0"]
     process = subprocess.Popen(
-        [*line, "--socket", str(socket), *arguments],
+        [*line, "--socket", str(daemon), *arguments],
         stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True, cwd="/",
     )  # fmt: skip
     try:
         assert process.stderr is not None
         said = process.stderr.readline()
-        found = re.search(r"http://([\d.]+):(\d+)/", said)
+        found = re.search(r"serving (?:http://([\d.]+):(\d+)/|unix:(\S+)) for", said)
         assert found, said + process.stderr.read()
-        started = Web(process, found[1], int(found[2]))
+        started = Web(process, found[1] or found[3], int(found[2] or 0))
         wait_for("the page is served", lambda: started.get("/static/style.css").status == 200)
         yield started
     finally:

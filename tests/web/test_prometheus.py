@@ -17,7 +17,6 @@ from .prometheus import PROGRAM, Prometheus, prometheus
 from .rig import open_folder, web
 
 pytestmark = [
-    pytest.mark.slow,
     pytest.mark.skipif(
         PROGRAM is None, reason="Prometheus is not installed: apt install prometheus"
     ),

@@ -105,6 +105,15 @@ class TopApp(App[None]):
         self._has_history = False
         self._poller = Poller(client, every, lambda look: self._post(self.Looked(look)))
 
+    @property
+    def bug(self) -> Exception | None:
+        """What ended it, if that was unexpected."""
+        return self._exception
+
+    def _fatal_error(self) -> None:
+        """Close after a bug; `run` raises what happened, and Python prints it."""
+        self._close_messages_no_wait()
+
     async def on_mount(self) -> None:
         """Show the machine, and begin to look."""
         await self.push_screen(self._machine)
@@ -129,6 +138,7 @@ class TopApp(App[None]):
         if look.status is None:
             return
         self._machine.see(look.status, look.at)
+        self._poller.want(all_waiting=self._machine.needs_all)
         if self._job is not None and look.job is not None and look.job.id == self._job.job.id:
             now = datetime.fromtimestamp(look.at).astimezone()
             self._job.see(look.job, look.memory, look.status, now)
@@ -146,6 +156,10 @@ class TopApp(App[None]):
             screen.say(message.result)
         elif isinstance(message.result, list):
             self._machine.fill(message.result)
+
+    def on_jobs_moved(self) -> None:
+        """Ask for the rest of the queue when the end of what is known comes near."""
+        self._poller.want(all_waiting=self._machine.needs_all)
 
     def on_jobs_opened(self, message: Jobs.Opened) -> None:
         """Open a job."""
@@ -298,6 +312,8 @@ def run(client: Client, every: float, terminal: Terminal) -> int:
     app = TopApp(client, every, terminal)
     # Without the mouse a terminal selects text as usual, and movements send nothing over ssh.
     app.run(mouse=False)
+    if app.bug is not None:
+        raise app.bug
     if app.killed is not None:
         raise Killed(app.killed)
     return app.return_code or 0

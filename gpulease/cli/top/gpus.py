@@ -192,7 +192,7 @@ def _piece(
 ) -> list[Span]:
     """Draw what one owner has, with the name at its beginning."""
     style = styles.get(owner.user, "used")
-    name = truncate(owner.user, used + leased)
+    name = truncate(owner.user, max(0, used + leased - 1))
     after = width_of(((name, ""),))
     return [
         (name, f"{style}-name"),

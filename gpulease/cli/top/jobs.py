@@ -39,6 +39,9 @@ class Jobs(Lines, can_focus=True):
         Binding("enter", "open", show=False),
     ]
 
+    class Moved(Message):
+        """Another row was selected by a key."""
+
     class Opened(Message):
         """A row was opened."""
 
@@ -78,13 +81,19 @@ class Jobs(Lines, can_focus=True):
             self._selected = keys.index(before)
         self._select(self._selected)
 
+    @property
+    def is_near_end(self) -> bool:
+        """Whether the last rows are on the screen, or soon will be."""
+        return self._offset + 2 * self.size.height >= len(self._rows)
+
     def action_move(self, by: int) -> None:
         """Select another row."""
         self._select(self._selected + by)
+        self.post_message(self.Moved())
 
     def action_page(self, by: int) -> None:
         """Select a row a screen further."""
-        self._select(self._selected + by * max(1, self.size.height - _HEAD - 1))
+        self.action_move(by * max(1, self.size.height - _HEAD - 1))
 
     def action_open(self) -> None:
         """Open the selected row."""

@@ -97,6 +97,13 @@ class MachineScreen(TopScreen):
         """The selected row."""
         return (self._queue if self._queue.has_focus else self._jobs).selected
 
+    @property
+    def needs_all(self) -> bool:
+        """Whether more than the first jobs of the queue have to be known."""
+        is_usual = self.wanted == Filter() and self._order == Sort()
+        listing = self._queue if self._queue.display else self._jobs
+        return not is_usual or listing.is_near_end
+
     def see(self, status: StatusView, at: float) -> None:
         """Show the machine as it is now."""
         self._status, self._now = status, at
@@ -185,8 +192,9 @@ class MachineScreen(TopScreen):
         """Return the first line: the machine, and how many jobs it has."""
         waiting = [job for job in status.jobs if job.state == "queued"]
         count = max(status.waiting or 0, sum(map(stands_for, waiting)))
+        known = sum(map(stands_for, waiting)) == count
         mine = sum(stands_for(job) for job in waiting if job.user == self._user)
-        yours = f" ({mine} yours)" if mine else ""
+        yours = f" ({mine} yours)" if mine and known else ""
         right = f"{len(status.jobs) - len(waiting)} running, {count} waiting{yours}  "
         left = f"{clean(status.host)}  {_machine(status)}"
         if status.closed is not None:

@@ -3,18 +3,19 @@
 import re
 from codecs import getincrementaldecoder
 from collections import deque
-from threading import Lock, Thread
+from threading import Event, Lock, Thread
 
 from gpulease.cli.format import clean
 from gpulease.client import Client
 from gpulease.client.transport import Reply
-from gpulease.errors import GpuleaseError
+from gpulease.errors import GpuleaseError, NoDaemon
 from gpulease.wire.frames import FrameKind
 
 MOST_LINES = 1000
 TAIL = 200
 """Lines of each stream from before the job was opened."""
 _LONGEST_LINE = 2000
+_AGAIN_AFTER_S = 2.0
 _ESCAPES = re.compile(r"\x1b(?:\[[0-9;:?<=>]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[ -/]*.?)")
 
 
@@ -59,7 +60,7 @@ class OutputFollower:
         self._lock = Lock()
         self._has_news = False
         self._reply: Reply | None = None
-        self._stopped = False
+        self._stopping = Event()
         Thread(target=self._run, name="output", daemon=True).start()
 
     def news(self) -> list[str] | None:
@@ -71,24 +72,33 @@ class OutputFollower:
     def stop(self) -> None:
         """Close the connection to the daemon."""
         with self._lock:
-            self._stopped = True
+            self._stopping.set()
             if self._reply is not None:
                 self._reply.interrupt()
 
     def _run(self) -> None:
-        try:
-            for kind, piece in self._client.logs(
-                self._job, tail=TAIL, follow=True, opened=self._opened
-            ):
-                self._take(kind, piece)
-        except GpuleaseError as error:
-            if not self._stopped:
-                self._take(FrameKind.STDERR, f"\n{error.message}\n".encode())
+        while not self._stopping.is_set():
+            try:
+                self._follow()
+            except NoDaemon:
+                self._stopping.wait(_AGAIN_AFTER_S)
+            except GpuleaseError as error:
+                self._take(FrameKind.STDERR, f"{error.message}\n".encode())
+                return
+            else:
+                return
+
+    def _follow(self) -> None:
+        with self._lock:
+            self._text = OutputText()
+        pieces = self._client.logs(self._job, tail=TAIL, follow=True, opened=self._opened)
+        for kind, piece in pieces:
+            self._take(kind, piece)
 
     def _opened(self, reply: Reply) -> None:
         with self._lock:
             self._reply = reply
-            if self._stopped:
+            if self._stopping.is_set():
                 reply.interrupt()
 
     def _take(self, kind: FrameKind, piece: bytes) -> None:

@@ -16,8 +16,10 @@ from gpulease.wire.history import JobMemoryView
 from gpulease.wire.jobs import JobView
 from gpulease.wire.machine import StatusView
 
+FIRST_WAITING = 60
+"""Waiting jobs that are asked for while no more of them can be on the screen."""
 MOST_WAITING = 1000
-"""Waiting jobs that are shown; the daemon counts the others."""
+"""Waiting jobs that are asked for at most; the daemon counts the others."""
 ANSWER_WITHIN_S = 10.0
 """Timeout of a request."""
 _CHART_EVERY_S = 10.0
@@ -53,6 +55,7 @@ class Poller:
         self._seen = seen
         self._calls: SimpleQueue[tuple[Call, Then] | None] = SimpleQueue()
         self._job: int | None = None
+        self._waiting = FIRST_WAITING
         self._charted_at = 0.0
         self._stopping = Event()
         self._thread = Thread(target=self._run, name="poll", daemon=True)
@@ -69,6 +72,12 @@ class Poller:
     def look(self) -> None:
         """Look at once."""
         self._calls.put(None)
+
+    def want(self, *, all_waiting: bool) -> None:
+        """Ask for the first jobs of the queue from now on, or for all."""
+        before, self._waiting = self._waiting, MOST_WAITING if all_waiting else FIRST_WAITING
+        if self._waiting > before:
+            self.look()
 
     def open(self, job: int | None) -> None:
         """Look at this job as well, from now on."""
@@ -101,7 +110,7 @@ class Poller:
     def _look(self) -> Look:
         now = time.time()
         try:
-            status = self._client.status(MOST_WAITING)
+            status = self._client.status(self._waiting)
         except GpuleaseError as error:
             return Look(now, None, error=error)
         number = self._job

@@ -106,16 +106,18 @@ class Section:
 
     kind: Kind
     items: Sequence[Item]
-    total: int
-    """Rows without the filter, and with those that the daemon has left out."""
+    left_out: int
+    """Rows that the filter hides."""
+    more: int = 0
+    """Jobs of the queue that the daemon was not asked for."""
 
     @property
     def title(self) -> str:
         """What the section is, and how many rows are shown of how many."""
         count = len(self.items)
-        return (
-            f"{_TITLES[self.kind]} {count if count == self.total else f'{count} of {self.total}'}"
-        )
+        if self.left_out:
+            return f"{_TITLES[self.kind]} {count} of {count + self.left_out + self.more}"
+        return f"{_TITLES[self.kind]} {count + self.more}"
 
 
 def sections(view: StatusView, wanted: Filter, order: Sort) -> list[Section]:
@@ -124,17 +126,18 @@ def sections(view: StatusView, wanted: Filter, order: Sort) -> list[Section]:
     running = [job for job in view.jobs if job.state != "queued"]
     waiting = [job for job in view.jobs if job.state == "queued"]
     outside = list(strangers(view))
-    left_out = max(0, (view.waiting or 0) - sum(map(stands_for, waiting)))
+    more = max(0, (view.waiting or 0) - sum(map(stands_for, waiting)))
     found: list[Section] = []
     every: tuple[tuple[Kind, Sequence[Item], int], ...] = (
         ("jobs", running, 0),
         ("strangers", outside, 0),
-        ("queue", waiting, left_out),
+        ("queue", waiting, more),
     )
-    for kind, items, more in every:
+    for kind, items, unseen in every:
         if items or kind == "jobs":
             kept = [item for item in items if matches(item, wanted, labels)]
-            found.append(Section(kind, ordered(kept, order, labels), len(items) + more))
+            hidden = len(items) - len(kept)
+            found.append(Section(kind, ordered(kept, order, labels), hidden, unseen))
     return found
 
 
@@ -360,7 +363,7 @@ def _columns(kind: Kind, ids: int, users: int, states: int) -> tuple[Column, ...
     """Return the columns of a section; `ids`, `users` and `states` are the widest cells."""
     number = Column("JOB", min(16, max(5, ids)), right=True)
     user = Column("USER", min(12, max(5, users)), leaves=1)
-    name = Column("NAME", 10, grows=1, most=_LONGEST_NAME)
+    name = Column("NAME", 10, grows=1, most=_LONGEST_NAME, keeps_end=True)
     match kind:
         case "jobs":
             return (

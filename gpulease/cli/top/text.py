@@ -72,6 +72,8 @@ class Column:
     """In a narrow terminal the column with the highest number leaves first; 0 stays."""
     most: int = 1000
     """Cells at most, for a column that grows."""
+    keeps_end: bool = False
+    """Long cells are cut in their middle: names often differ at their ends."""
 
 
 def widths(columns: Sequence[Column], width: int) -> list[int]:
@@ -97,10 +99,17 @@ def row(columns: Sequence[Column], cells: Sequence[Span], taken: Sequence[int]) 
     for column, (text, style), width in zip(columns, cells, taken, strict=True):
         if not width:
             continue
-        short = shorten(text, width)
+        short = _cut_in_middle(text, width) if column.keeps_end else shorten(text, width)
         padding = " " * (width - display_width(short))
         spans += (
             [(padding, ""), (short, style)] if column.right else [(short, style), (padding, "")]
         )
         spans.append((" " * _GAP, ""))
     return tuple(span for span in spans[:-1] if span[0])
+
+
+def _cut_in_middle(text: str, width: int) -> str:
+    if display_width(text) <= width:
+        return text
+    end = text[len(text) - max(0, width - 1) // 2 :]
+    return truncate(text, width - 1 - display_width(end)) + "…" + end

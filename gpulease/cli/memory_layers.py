@@ -1,0 +1,81 @@
+"""The layers of charts of memory over time, from what the daemon says of a job or a GPU."""
+
+from __future__ import annotations
+
+from gpulease.cli.chart import Layer, Limit
+from gpulease.cli.format import clean
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from gpulease.cli.tables import Style
+    from gpulease.wire.history import GpuHistoryView, JobGpuSeriesView
+
+    Series = Sequence[int | None]
+
+OTHERS = "others"
+NO_LEASE = "no lease"
+_STYLES: tuple[Style, ...] = ("used", "leased", "good", "warn", "exclusive")
+"""Of the owners."""
+
+
+def job_layers(gpu: JobGpuSeriesView) -> tuple[list[Layer], Limit]:
+    """Return what a job held of one GPU, and of that what the pools of its frameworks used."""
+    limit = Limit("lease", gpu.leased)
+    if all(each is None for each in gpu.pool):
+        return [Layer("used", gpu.used, "used", "█", "#")], limit
+    return [
+        Layer("held", gpu.used, "leased", "▒", "="),
+        Layer("in use by its framework", gpu.pool, "used", "█", "#"),
+    ], limit
+
+
+def gpu_layers(gpu: GpuHistoryView) -> list[Layer]:
+    """Return, each above the next: memory used without a lease, leased but unused, and used."""
+    used = [_less(*each) for each in zip(gpu.used, gpu.unmanaged, strict=True)]
+    # A job may use more than its lease.
+    leased = [_largest(*each) for each in zip(gpu.committed, gpu.leased, used, strict=True)]
+    all_of_it = [_sum(*each) for each in zip(leased, gpu.unmanaged, strict=True)]
+    return [
+        Layer(NO_LEASE, _at_most(all_of_it, gpu.total), "unmanaged", "▚", "!"),
+        Layer("leased", _at_most(leased, gpu.total), "leased", "▒", "="),
+        Layer("used", used, "used", "█", "#"),
+    ]
+
+
+def owner_layers(gpu: GpuHistoryView, *, colour: bool) -> list[Layer]:
+    """Return what each user used, above what those used who used more."""
+    layers: list[Layer] = []
+    below: Series = [None if each is None else 0 for each in gpu.used]
+    for number, (name, series) in enumerate(_by_owner(gpu)):
+        below = [_sum(*each) for each in zip(series, below, strict=True)]
+        letter = "!" if name == NO_LEASE else chr(ord("A") + number)
+        style = "unmanaged" if name == NO_LEASE else _STYLES[number % len(_STYLES)]
+        layers.append(Layer(name, below, style, "█" if colour else letter, letter))
+    return layers[::-1]
+
+
+def _by_owner(gpu: GpuHistoryView) -> Iterator[tuple[str, Series]]:
+    for owner in gpu.owners:
+        yield OTHERS if owner.user is None else clean(owner.user), owner.used
+    if any(gpu.unmanaged) or not gpu.owners:
+        yield NO_LEASE, gpu.unmanaged
+
+
+def _less(amount: int | None, other: int | None) -> int | None:
+    return amount if amount is None or other is None else max(0, amount - other)
+
+
+def _sum(*amounts: int | None) -> int | None:
+    known = [each for each in amounts if each is not None]
+    return sum(known) if known else None
+
+
+def _largest(*amounts: int | None) -> int | None:
+    return max((each for each in amounts if each is not None), default=None)
+
+
+def _at_most(series: Series, total: int | None) -> Series:
+    """Return a sum of peaks, which need not have been at one time, within all memory."""
+    return [each if each is None or total is None else min(each, total) for each in series]

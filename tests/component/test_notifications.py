@@ -1,0 +1,180 @@
+"""Attempts to send notifications: a real database, real shims, receivers that fail or hang."""
+
+import asyncio
+import os
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+from receiver import Receiver, receiving
+
+from fakes import NOON, order
+from gpulease.daemon.clock import SystemClock
+from gpulease.domain.gpu import JobId
+from gpulease.domain.job import Owner
+from gpulease.domain.notifications import Message, NotifyEvent
+from gpulease.host.launcher import Launcher
+from gpulease.host.notification_sender import NotificationSender
+from gpulease.service.notification_delivery import NotificationDelivery
+from gpulease.store.notifications import KEPT_FOR, Notifications
+from gpulease.store.store import SqlStore
+
+T = TypeVar("T")
+SELF = os.geteuid()
+
+
+@pytest.fixture
+def receiver() -> Iterator[Receiver]:
+    with receiving() as made:
+        yield made
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[SqlStore]:
+    opened = SqlStore(tmp_path / "gpulease.db")
+    yield opened
+    opened.close()
+
+
+def in_writer(call: Callable[[], T]) -> Awaitable[T]:
+    return asyncio.to_thread(call)
+
+
+@asynccontextmanager
+async def delivering(
+    store: SqlStore, home: Path, *lines: str, pauses: int = 2
+) -> AsyncIterator[NotificationDelivery]:
+    folder = home / "gpulease"
+    folder.mkdir(exist_ok=True)
+    (folder / "config.toml").write_text("\n".join(["[notify]", *lines]))
+    launcher = Launcher()
+    sender = NotificationSender(
+        launcher, home / "notifications", {"XDG_CONFIG_HOME": str(home)}, as_other_users=False
+    )
+    delivery = NotificationDelivery(
+        Notifications(store), sender, SystemClock(), in_writer, [timedelta(seconds=0.05)] * pauses
+    )
+    store.announced = delivery.wake
+    running = asyncio.create_task(delivery.run())
+    try:
+        yield delivery
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        await launcher.close()
+
+
+def message(title: str, job: JobId | None = None) -> Message:
+    return Message(SELF, NotifyEvent.END, title, "body", job)
+
+
+def rows(store: SqlStore) -> list[tuple[int, bool, str | None]]:
+    """Return the attempts, whether there will be more, and the error of each notification."""
+    with store.engine.connect() as connection:
+        found = connection.exec_driver_sql(
+            "SELECT attempts, next_at IS NOT NULL, error FROM notifications ORDER BY id"
+        )
+        return [(attempts, bool(pending), error) for attempts, pending, error in found]
+
+
+async def settled(store: SqlStore) -> list[tuple[int, bool, str | None]]:
+    until = time.monotonic() + 60
+    while any(pending for _, pending, _ in rows(store)) or not rows(store):
+        assert time.monotonic() < until, rows(store)
+        await asyncio.sleep(0.02)
+    return rows(store)
+
+
+def add(store: SqlStore, *messages: Message) -> None:
+    with store.write() as tx:
+        for each in messages:
+            tx.add_message(each, NOON)
+
+
+def test_only_the_receivers_that_failed_get_it_again(
+    store: SqlStore, tmp_path: Path, receiver: Receiver
+) -> None:
+    receiver.refuses = 1
+    command = f'command = "echo sent >> {tmp_path}/sent"'
+
+    async def scenario() -> None:
+        async with delivering(store, tmp_path, f'urls = ["{receiver.url}"]', command):
+            add(store, message("job 1 ended"))
+            assert await settled(store) == [(2, False, None)]
+
+    asyncio.run(scenario())
+    assert receiver.titles == ["job 1 ended"]
+    assert (tmp_path / "sent").read_text() == "sent\n"
+    assert list((tmp_path / "notifications").iterdir()) == []
+
+
+def test_a_message_is_given_up_after_the_last_attempt_and_the_job_says_why(
+    store: SqlStore, tmp_path: Path, receiver: Receiver, caplog: pytest.LogCaptureFixture
+) -> None:
+    receiver.refuses = 100
+    mine = replace(order(), owner=Owner(SELF, os.getegid(), "me"))
+    with store.write() as tx:
+        job = tx.add(mine, NOON)
+
+    async def scenario() -> None:
+        async with delivering(store, tmp_path, f'urls = ["{receiver.url}"]'):
+            add(store, message("job 1 ended", job.id), message("job 1 ended", job.id))
+            why = "url 1 (json): Apprise could not send it"
+            assert await settled(store) == [(3, False, why)] * 2
+
+    asyncio.run(scenario())
+    assert receiver.refuses == 94
+    failures = [each.detail for each in store.events(job.id) if each.kind == "notify_failed"]
+    assert failures == ["cannot notify of end: url 1 (json): Apprise could not send it"] * 2
+    assert len([each for each in caplog.records if "cannot notify" in each.message]) == 1
+
+
+def test_an_attempt_that_an_earlier_daemon_began_is_followed_and_not_repeated(
+    store: SqlStore, tmp_path: Path, receiver: Receiver
+) -> None:
+    receiver.open.clear()
+    add(store, message("job 1 ended"))
+
+    async def begin() -> None:
+        async with delivering(store, tmp_path, f'urls = ["{receiver.url}"]'):
+            until = time.monotonic() + 60
+            while not receiver.got:
+                assert time.monotonic() < until
+                await asyncio.sleep(0.02)
+
+    async def go_on() -> None:
+        async with delivering(store, tmp_path, f'urls = ["{receiver.url}"]'):
+            receiver.open.set()
+            assert await settled(store) == [(1, False, None)]
+
+    asyncio.run(begin())
+    assert rows(store) == [(0, True, None)]
+    asyncio.run(go_on())
+    assert receiver.titles == ["job 1 ended"]
+
+
+def test_a_user_who_does_not_exist_is_an_error_on_record(store: SqlStore, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with delivering(store, tmp_path):
+            add(store, replace(message("job 1 ended"), uid=4_000_111))
+            ((attempts, _, error),) = await settled(store)
+            assert attempts == 1 and error is not None and "no user has the id" in error
+
+    asyncio.run(scenario())
+
+
+def test_old_notifications_are_deleted_and_pending_ones_stay(store: SqlStore) -> None:
+    add(store, message("one"), message("two"))
+    records = Notifications(store)
+    first = records.next_of(SELF, datetime.now(UTC))
+    assert first is not None
+    records.settle(first, None, None, None)
+    records.delete_old(NOON + KEPT_FOR)
+    assert len(rows(store)) == 2
+    records.delete_old(NOON + KEPT_FOR + timedelta(seconds=1))
+    assert rows(store) == [(0, True, None)]

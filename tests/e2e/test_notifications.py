@@ -1,0 +1,432 @@
+"""Notifications on real daemons: each reaches its receiver once, whoever is killed meanwhile."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from receiver import Receiver, receiving
+
+from daemon_rig import Daemon, alive, wait_for
+from e2e.test_out_of_memory import SAYS_SO
+from e2e.test_overuse import HUNGRY, WATCHED, Appetite
+from e2e.users import call, job, needs_root
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def receiver() -> Iterator[Receiver]:
+    with receiving() as made:
+        yield made
+
+
+def configure(home: Path, *lines: str) -> Path:
+    """Write [notify] into the file of the user with this home."""
+    folder = home / ".config" / "gpulease"
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.toml").write_text("[notify]\n" + "\n".join(lines) + "\n")
+    return home
+
+
+def with_receivers(
+    make_daemon: Callable[..., Daemon], home: Path, *lines: str, **fields: Any
+) -> Daemon:
+    """Return a daemon of which the own user has these receivers."""
+    configure(home, *lines)
+    environment = {"HOME": str(home), "XDG_CONFIG_HOME": str(home / ".config")}
+    return make_daemon(environment=environment, **fields).start()
+
+
+def kinds(daemon: Daemon, number: int) -> list[str]:
+    return [each["kind"] for each in daemon.job(number)["events"]]
+
+
+def attempts(daemon: Daemon) -> list[str]:
+    folder = daemon.state / "notifications"
+    return sorted(each.name for each in folder.iterdir()) if folder.exists() else []
+
+
+def pids_of_senders() -> list[int]:
+    found = []
+    for each in Path("/proc").iterdir():
+        if each.name.isdecimal():
+            try:
+                command = (each / "cmdline").read_bytes()
+            except OSError:
+                continue
+            if b"gpulease.notify\0" in command:
+                found.append(int(each.name))
+    return found
+
+
+def test_failed_over_its_lease_and_out_of_memory_are_each_one_message_whatever_is_killed(
+    make_daemon: Callable[..., Daemon], tmp_path: Path, receiver: Receiver
+) -> None:
+    settings = WATCHED | {"overuse_grace": "600s"}
+    daemon = with_receivers(
+        make_daemon, tmp_path, f'urls = ["{receiver.url}"]', simulate="1x8G", settings=settings
+    )
+    gate = tmp_path / "gate"
+    wait = f"until test -e {gate}; do sleep 0.05; done"
+    fails = daemon.submit(
+        "--mem", "1G", "--notify", "end,fail,oom", "--", "sh", "-c", f"{wait}; exit 3"
+    )
+    short = daemon.submit(
+        "--mem", "1G", "--notify", "all", "--", "sh", "-c", f"{wait}; echo '{SAYS_SO}'; exit 1"
+    )
+    appetite = Appetite(tmp_path)
+    over = daemon.submit("--mem", "300M", "--notify", "over-lease,fail", *appetite.command())
+    for number in (fails, short, over):
+        daemon.wait_until(number, "active")
+    begins = f"job {short} (sh) has started"
+    wait_for("the start of one is received", lambda: begins in receiver.titles)
+
+    # Killed before the ends: they are stored by the next daemon.
+    daemon.kill()
+    gate.touch()
+    records = [daemon.state / "jobs" / str(each) / "record" for each in (fails, short)]
+    wait_for("they end", lambda: all(b'"exited"' in each.read_bytes() for each in records))
+    # The next one is killed while the message is on its way, and the one after it, too.
+    receiver.open.clear()
+    daemon.start()
+    wait_for("a message is on its way", lambda: len(receiver.got) == 2)
+    daemon.kill()
+    daemon.start()
+    receiver.open.set()
+    wait_for("both arrive", lambda: len(receiver.got) == 3)
+    daemon.kill()
+
+    appetite.set(800)
+    receiver.open.clear()
+    daemon.start()
+    wait_for("the warning is on its way", lambda: len(receiver.got) == 4)
+    daemon.kill()
+    receiver.open.set()
+    wait_for("its sender ends", lambda: not pids_of_senders())
+    daemon.start()
+    wait_for("it is settled", lambda: not attempts(daemon))
+    daemon.kill()
+    daemon.start()
+    daemon.end_jobs()
+    wait_for("it is warned again", lambda: kinds(daemon, over).count("notice") >= 1)
+    time.sleep(0.5)
+
+    assert sorted(receiver.titles) == sorted([
+        begins,
+        f"job {fails} (sh) failed: exit status 3",
+        f"job {short} (sh) ran out of GPU memory",
+        f"job {over} ({Path(HUNGRY).name}) exceeds its lease",
+    ])  # fmt: skip
+    bodies = {title.partition(": ")[2]: body for title, body in receiver.got}
+    assert "hint: use --mem 1.5G" in bodies[f"job {short} (sh) ran out of GPU memory"]
+    assert attempts(daemon) == []
+
+
+def test_a_receiver_that_hangs_delays_no_job_and_ends_with_its_deadline(
+    make_daemon: Callable[..., Daemon], tmp_path: Path, receiver: Receiver
+) -> None:
+    receiver.open.clear()
+    lines = f'command = "touch {tmp_path}/hangs; sleep 600"', f'urls = ["{receiver.url}"]'
+    daemon = with_receivers(make_daemon, tmp_path, *lines)
+    first = daemon.submit("--mem", "1G", "--notify", "end", "--", "true")
+    wait_for("it hangs", (tmp_path / "hangs").exists)
+
+    begun = time.monotonic()
+    for number in [daemon.submit("--mem", "1G", "--", "true") for _ in range(5)]:
+        assert daemon.wait_until(number, "ended")["exit_status"] == 0
+    assert time.monotonic() - begun < 20, "far less than the deadline of the receiver"
+    assert daemon.job(first)["state"] == "ended"
+    assert alive(pids_of_senders())
+    for pid in pids_of_senders():
+        os.kill(pid, signal.SIGKILL)
+
+
+def test_a_command_and_mail_get_the_message_with_a_small_environment(
+    make_daemon: Callable[..., Daemon], tmp_path: Path
+) -> None:
+    sendmail = tmp_path / "sendmail"
+    sendmail.write_text(f'#!/bin/sh\necho "$@" > {tmp_path}/mail\ncat >> {tmp_path}/mail\n')
+    sendmail.chmod(0o755)
+    daemon = with_receivers(
+        make_daemon, tmp_path,
+        f'command = ["sh", "-c", "cat > {tmp_path}/said; env > {tmp_path}/env"]',
+        f'mail = "me@example.org"\nsendmail = "{sendmail}"',
+    )  # fmt: skip
+    number = daemon.submit("--mem", "1G", "--notify", "end", "--", "true")
+
+    wait_for("it is sent", lambda: (tmp_path / "env").exists() and not attempts(daemon))
+    assert f"job {number} (true) succeeded\n\nIt ran for" in (tmp_path / "said").read_text()
+    variables = dict(line.split("=", 1) for line in (tmp_path / "env").read_text().splitlines())
+    assert variables["GPULEASE_EVENT"] == "end" and variables["GPULEASE_JOB"] == str(number)
+    assert variables["HOME"] == str(tmp_path)
+    assert not variables.keys() & {"GPULEASE_NOTIFICATION", "CUDA_VISIBLE_DEVICES", "VIRTUAL_ENV"}
+    mail = (tmp_path / "mail").read_text()
+    assert mail.startswith("-i -- me@example.org\nTo: me@example.org\n")
+    assert f"job {number} (true) succeeded" in mail and "Auto-Submitted" in mail
+
+
+@pytest.mark.parametrize(
+    ("lines", "why"),
+    [
+        (['command = ["/nonexistent"]'], None),
+        (['comand = "x"'], "unknown key"),
+        (["urls = ["], "cannot read the configuration"),
+        ([], "no receiver is configured"),
+        (['urls = ["nosuch://secret"]'], "Apprise cannot use the URL"),
+    ],
+)
+def test_why_nothing_was_sent_is_in_the_history_of_the_job(
+    make_daemon: Callable[..., Daemon], tmp_path: Path, lines: list[str], why: str | None
+) -> None:
+    daemon = with_receivers(make_daemon, tmp_path, *lines)
+    number = daemon.submit("--mem", "1G", "--notify", "end", "--", "true")
+    daemon.wait_until(number, "ended")
+    if why is None:
+        # It may pass, so it is tried again; the test says what is wrong now.
+        done = daemon.run(
+            "notify", "--test", check=False, env={**os.environ, "HOME": str(tmp_path)}
+        )
+        assert done.returncode == 125
+        assert "command: its program cannot be run: No such file" in done.stderr
+        return
+    wait_for("it is given up", lambda: "notify_failed" in kinds(daemon, number))
+    (failed,) = [each for each in daemon.job(number)["events"] if each["kind"] == "notify_failed"]
+    assert why in failed["detail"] and "secret" not in failed["detail"]
+    assert why in daemon.log and "secret" not in daemon.log
+    assert attempts(daemon) == []
+
+
+def test_the_time_limit_is_announced_once_and_not_where_it_is_shorter_than_the_span(
+    make_daemon: Callable[..., Daemon], tmp_path: Path, receiver: Receiver
+) -> None:
+    daemon = with_receivers(make_daemon, tmp_path, f'urls = ["{receiver.url}"]')
+    long = daemon.submit(
+        "--mem", "1G", "--time", "600s", "--notify", "time-left=598", "--", "sleep", "600"
+    )
+    daemon.submit(
+        "--mem", "1G", "--time", "500s", "--notify", "time-left=500", "--", "sleep", "600"
+    )
+    wait_for("it is announced", lambda: receiver.titles)
+    daemon.kill()
+    daemon.start()
+    time.sleep(1.5)
+    assert len(receiver.titles) == 1
+    assert receiver.titles[0].startswith(f"job {long} (sleep) has 9m")
+    assert f"gpulease extend {long} +1h" in receiver.got[0][1]
+
+
+def test_an_array_of_many_failures_is_a_few_messages(
+    make_daemon: Callable[..., Daemon], tmp_path: Path, receiver: Receiver
+) -> None:
+    daemon = with_receivers(make_daemon, tmp_path, f'urls = ["{receiver.url}"]')
+    daemon.submit("--mem", "1G", "--array", "0-29", "--notify", "fail", "--", "false")
+    wait_for("all have ended", lambda: not daemon.status()["jobs"])
+    wait_for("the rest is collected", lambda: any("notifications" in it for it in receiver.titles))
+    number = int(receiver.titles[-1].split()[0])
+    assert len(receiver.titles) == 11, "ten alone, then one for the rest"
+    assert 1 < number <= 20
+    assert "failed: exit status 1" in receiver.got[-1][1]
+
+
+def test_run_takes_the_events_of_the_users_file_and_warns_without_a_receiver(
+    make_daemon: Callable[..., Daemon], tmp_path: Path, receiver: Receiver
+) -> None:
+    lines = 'events = ["end"]', f'urls = ["{receiver.url}"]', 'time_left = "1s"'
+    daemon = with_receivers(make_daemon, tmp_path, *lines)
+    variables = {**os.environ, **daemon.environment}
+    for quick in ("on", "off"):
+        environment = {**variables, "GPULEASE_QUICK_PARSER": quick}
+        done = daemon.run("run", "--mem", "1G", "true", env=environment)
+        assert done.stderr == ""
+        assert (
+            daemon.run("run", "--mem", "1G", "--notify", "none", "true", env=environment).stderr
+            == ""
+        )
+    wait_for("two are announced", lambda: len(receiver.titles) >= 2)
+    wrong = daemon.run("run", "--mem", "1G", "--notify", "ends", "true", env=variables, check=False)
+    assert wrong.returncode == 125 and "no event named 'ends'" in wrong.stderr
+    configure(tmp_path)
+    done = daemon.run("run", "--mem", "1G", "--notify", "all", "true", env=variables)
+    assert "no receiver is configured" in done.stderr and "notify --test" in done.stderr
+    time.sleep(0.5)
+    assert receiver.titles == ["job 1 (true) succeeded", "job 3 (true) succeeded"]
+
+
+@needs_root
+def test_admins_hear_of_drained_gpus_and_of_a_daemon_that_was_killed(
+    make_daemon: Callable[..., Daemon], tmp_path: Path, receiver: Receiver
+) -> None:
+    daemon = with_receivers(
+        make_daemon, tmp_path, f'urls = ["{receiver.url}"]',
+        settings={"grace": "2s"}, tables='[notify]\nadmins = ["root", "nobody-here"]\n',
+    )  # fmt: skip
+    daemon.client.drain("0", why="new fan")
+    daemon.client.resume("0")
+    wait_for("both are announced", lambda: len(receiver.titles) == 2)
+    assert receiver.titles == ["GPU 0 was drained", "GPU 0 was resumed"]
+    assert "new fan" in receiver.got[0][1]
+    daemon.kill()
+    daemon.start()
+    wait_for("so is the crash", lambda: len(receiver.titles) == 3)
+    assert "crashed or was killed" in receiver.titles[2]
+    daemon.kill(signal.SIGTERM)
+    daemon.start()
+    time.sleep(0.5)
+    assert len(receiver.titles) == 3, "a stop is no trouble"
+    assert "no user named 'nobody-here'" in daemon.log
+
+
+# With other users. The Python of a test run may be where only root can read, so the daemon runs in
+# a mount namespace in which all users can.
+
+_OPEN = """
+set -e
+hidden=$1; shift
+mkdir -p "$1"; kept=$1; shift
+count=0
+for each; do
+    [ "$each" = -- ] && break
+    mkdir -p "$kept/$count"; mount --rbind "$each" "$kept/$count"; count=$((count + 1))
+done
+[ "$hidden" = / ] || mount -t tmpfs -o mode=755 none "$hidden"
+count=0
+while [ "$1" != -- ]; do
+    mkdir -p "$1"; mount --rbind "$kept/$count" "$1"; count=$((count + 1)); shift
+done
+shift
+exec "$@"
+"""
+
+
+def opened(folder: Path, command: list[str]) -> list[str]:
+    """Return a command that runs where all users can read the Python of this test run."""
+    needed = {Path(sys.prefix), Path(sys.base_prefix), ROOT}
+    closed = [each for part in needed for each in part.parents if not each.stat().st_mode & 0o001]
+    hidden = min(closed, key=lambda each: len(each.parts), default=Path("/"))
+    within = [each for each in needed if hidden in each.parents and hidden != Path("/")]
+    outer = sorted(each for each in within if not any(other in each.parents for other in within))
+    arguments = [str(hidden), str(folder / "kept"), *map(str, outer), "--", *command]
+    return ["unshare", "--mount", "--propagation", "private", "sh", "-c", _OPEN, "sh", *arguments]
+
+
+@dataclass
+class OpenDaemon(Daemon):
+    """A daemon that other users' programs run below."""
+
+    before: list[str] = field(default_factory=list)
+    """What runs it, such as setpriv."""
+    forked: bool = False
+
+    def command(self) -> list[str]:
+        return opened(self.folder, [*self.before, *super().command()])
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """Yield a folder that all users can reach."""
+    made = Path(tempfile.mkdtemp(prefix="gpulease-notify-"))
+    made.chmod(0o711)
+    yield made
+    shutil.rmtree(made)
+
+
+@contextmanager
+def users(folder: Path, *names: str) -> Iterator[list[int]]:
+    """Make users with homes below `folder`, and remove them afterwards."""
+    uids = []
+    try:
+        for name in names:
+            home = folder / name
+            make = ["useradd", "--create-home", "--home-dir", str(home), "--shell", "/bin/sh", name]
+            subprocess.run(make, check=True)
+            home.chmod(0o700)
+            uids.append(home.stat().st_uid)
+        yield uids
+    finally:
+        for name in names:
+            subprocess.run(["userdel", name], check=False, capture_output=True)
+
+
+def configure_as(uid: int, home: Path, *lines: str) -> None:
+    configure(home, *lines)
+    subprocess.run(["chown", "-R", str(uid), str(home / ".config")], check=True)
+
+
+@needs_root
+def test_each_user_has_receivers_of_their_own_and_one_that_hangs_delays_no_other(
+    folder: Path, receiver: Receiver
+) -> None:
+    alice, bob = f"gln{os.getpid() % 100000}a", f"gln{os.getpid() % 100000}b"
+    with users(folder, alice, bob) as (first, second):
+        spool = folder / "spool"
+        spool.mkdir()
+        spool.chmod(0o1777)
+        hangs = f"id -u > {spool}/alice; sleep 600"
+        configure_as(first, folder / alice, f'command = "{hangs}"')
+        configure_as(
+            second, folder / bob, f'urls = ["{receiver.url}"]',
+            f'command = "id -u > {spool}/bob; cat {folder}/{alice}/.config/gpulease/config.toml '
+            f'/proc/$(cat {spool}/sender)/environ >> {spool}/bob 2>&1; true"',
+        )  # fmt: skip
+        made = OpenDaemon(folder, settings={"grace": "2s"})
+        daemon = made.start()
+        try:
+            submitted = job("true", memory=1 << 30, notify=["end"])
+            assert call(daemon, first, "POST", "/v1/jobs", submitted)[0] == 201
+            wait_for("that of alice hangs", (spool / "alice").exists)
+            sender = next(
+                pid for pid in pids_of_senders() if Path(f"/proc/{pid}").stat().st_uid == first
+            )
+            (spool / "sender").write_text(str(sender))
+            assert call(daemon, second, "POST", "/v1/jobs", submitted)[0] == 201
+            wait_for("bob gets his", lambda: receiver.titles)
+            wait_for("both of them", (spool / "bob").exists)
+            wait_for("it is written", lambda: "denied" in (spool / "bob").read_text())
+
+            assert receiver.titles == ["job 2 (true) succeeded"]
+            assert (spool / "alice").read_text() == f"{first}\n"
+            said = (spool / "bob").read_text().splitlines()
+            assert said[0] == str(second)
+            assert len(said) == 3 and all("Permission denied" in each for each in said[1:])
+            for each in (
+                daemon.state / "notifications",
+                *(daemon.state / "notifications").iterdir(),
+            ):
+                assert each.stat().st_mode & 0o077 == 0 and each.stat().st_uid == 0
+            os.kill(sender, signal.SIGKILL)
+        finally:
+            made.end_all()
+
+
+@needs_root
+def test_a_personal_daemon_of_a_normal_user_sends_too(folder: Path, receiver: Receiver) -> None:
+    name = f"gln{os.getpid() % 100000}p"
+    with users(folder, name) as (uid,):
+        home = folder / name
+        configure_as(uid, home, f'urls = ["{receiver.url}"]')
+        for each in ("run", "said"):
+            (home / each).mkdir()
+            os.chown(home / each, uid, uid)
+        become = ["setpriv", f"--reuid={uid}", f"--regid={uid}", "--clear-groups", "env"]
+        become += [f"HOME={home}", f"XDG_CONFIG_HOME={home}/.config", f"XDG_RUNTIME_DIR={home}/run"]
+        made = OpenDaemon(home / "said", before=become)
+        try:
+            made.start()
+            submitted = job("false", memory=1 << 30, notify=["fail"])
+            assert call(made, uid, "POST", "/v1/jobs", submitted)[0] == 201
+            wait_for("it arrives", lambda: receiver.titles)
+            assert receiver.titles == ["job 1 (false) failed: exit status 1"]
+            status, sent = call(made, uid, "POST", "/v1/notifications/test")
+            assert (status, [each["error"] for each in sent["receivers"]]) == (200, [None])
+        finally:
+            made.end_all()

@@ -1,0 +1,161 @@
+"""What users are notified of, what it says, and how many messages that makes."""
+
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+
+from fakes import ALICE, NOON, G, order, reading
+from gpulease.domain.gpu import JobId
+from gpulease.domain.health import Drain, GpuAvailability
+from gpulease.domain.job import Exit, Job, Outcome, grant, worker_gone, worker_started
+from gpulease.domain.lease import Trigger
+from gpulease.domain.notifications import (
+    BURST,
+    FIRST_PAUSE,
+    LONGEST_PAUSE,
+    OF_JOBS,
+    QUIET_AFTER,
+    MessageBudget,
+    NotifyEvent,
+    about_gpu,
+    collected,
+    message_on,
+    time_is_short,
+)
+from gpulease.domain.placement import Placement
+from gpulease.errors import BadValue, with_hint
+from gpulease.server.validation import notify_events
+
+LATER = NOON + timedelta(hours=2)
+
+
+def granted(*events: str, time_limit: timedelta | None = None) -> Job:
+    asked = replace(order(8 * G, time_limit=time_limit), notify=events)
+    return grant(asked.queued(JobId(7), NOON), Placement(((reading().uuid, 8 * G),)), NOON)
+
+
+def running(*events: str, time_limit: timedelta | None = None) -> Job:
+    job = worker_started(granted(*events, time_limit=time_limit), 1, 1, NOON)
+    assert job is not None
+    return job
+
+
+def ended(before: Job, outcome: Outcome, code: int | None = None, detail: str | None = None) -> Job:
+    job = worker_gone(before, Trigger.WORKER_EXITED, outcome, detail, Exit(code), LATER)
+    assert job is not None
+    return job
+
+
+@pytest.mark.parametrize(
+    ("asked", "outcome", "code", "out_of_memory", "event"),
+    [
+        ("end", Outcome.EXITED, 0, False, "end"),
+        ("fail", Outcome.EXITED, 0, False, None),
+        ("end,fail", Outcome.EXITED, 1, False, "fail"),
+        ("end", Outcome.EXITED, 1, False, "end"),
+        ("end,fail,oom", Outcome.EXITED, 1, True, "oom"),
+        ("fail", Outcome.EXITED, 1, True, "fail"),
+        ("oom", Outcome.EXITED, 1, False, None),
+        ("fail", Outcome.TIME_LIMIT, None, False, "fail"),
+        ("fail", Outcome.CANCELLED, None, False, None),
+        ("fail", Outcome.PREEMPTED, None, False, None),
+        ("end", Outcome.CANCELLED, None, False, "end"),
+        ("start,over-lease,time-left=60", Outcome.EXITED, 1, False, None),
+    ],
+)
+def test_an_end_is_one_message_about_the_most_specific_event(
+    asked: str, outcome: Outcome, code: int | None, out_of_memory: bool, event: str | None
+) -> None:
+    before = running(*asked.split(","))
+    after = ended(before, outcome, code)
+    after = replace(after, usage=replace(after.usage, out_of_memory=out_of_memory))
+    message = message_on(before, after)
+    assert (None if message is None else message.event) == event
+    assert message_on(after, after) is None, "it ends once"
+
+
+@pytest.mark.parametrize("outcome", Outcome)
+def test_every_end_has_a_title(outcome: Outcome) -> None:
+    message = message_on(running("end"), ended(running("end"), outcome, 3))
+    assert message is not None
+    assert message.title.startswith("job 7 (test) ")
+    assert (message.uid, message.job) == (ALICE.uid, 7)
+
+
+def test_a_start_is_a_message_unless_the_end_is_one_at_once() -> None:
+    before = granted("start", "end")
+    message = message_on(before, running("start", "end"))
+    assert message is not None and message.event is NotifyEvent.START
+    both = message_on(before, ended(running("start", "end"), Outcome.EXITED, 0))
+    assert both is not None and both.event is NotifyEvent.END
+    alone = message_on(granted("start"), ended(running("start"), Outcome.EXITED, 0))
+    assert alone is not None and alone.event is NotifyEvent.START
+
+
+def test_the_message_says_why_for_how_long_what_it_used_and_what_to_ask_for() -> None:
+    job = ended(running("end"), Outcome.EXITED, 0)
+    job = replace(job, leases=tuple(replace(each, used=2 * G) for each in job.leases))
+    message = message_on(running("end"), job)
+    assert message is not None
+    assert message.body.splitlines() == [
+        "It ran for 2h.",
+        "It used 2G at most, of a lease of 8G; --mem 2.5G is enough.",
+        "gpulease show 7 shows more.",
+    ]
+    why = with_hint("it held 9G", "use --mem 10G")
+    message = message_on(running("fail"), ended(running("fail"), Outcome.OVER_LEASE, None, why))
+    assert message is not None
+    assert message.body.splitlines()[::2] == ["It held 9G.", "hint: use --mem 10G"]
+
+
+def test_the_time_is_short_from_the_span_on_unless_the_whole_limit_is() -> None:
+    limit = timedelta(hours=1)
+    job = running("time-left=600", time_limit=limit)
+    assert not time_is_short(job, NOON + timedelta(minutes=49))
+    assert time_is_short(job, NOON + timedelta(minutes=50))
+    assert not time_is_short(running("time-left=3600", time_limit=limit), NOON)
+    assert not time_is_short(running("end", time_limit=limit), LATER)
+    assert not time_is_short(running("time-left=600"), LATER)
+
+
+def test_an_admin_hears_of_a_gpu_when_it_begins_or_ceases_to_be_drained() -> None:
+    free, drained = GpuAvailability(), GpuAvailability(Drain("bob", "new fan", NOON))
+    again = replace(drained, accepted_fault="x")
+    found = [about_gpu(1, "0", *each) for each in ((free, drained), (drained, free))]
+    assert [each and each.event for each in found] == ["gpu-drained", "gpu-resumed"]
+    assert found[0] is not None and "new fan" in found[0].body
+    assert about_gpu(1, "0", drained, again) is about_gpu(1, "0", free, free) is None
+
+
+def test_a_burst_is_sent_one_by_one_and_then_collected_with_growing_pauses() -> None:
+    budget, now = MessageBudget(), timedelta(0)
+    assert [budget.takes_one(now) for _ in range(BURST + 1)] == [True] * BURST + [False]
+    assert budget.wait(now) == timedelta(0)
+    pauses = []
+    for _ in range(8):
+        budget.note_collected(now)
+        pauses.append(budget.wait(now))
+        now += pauses[-1]
+    assert pauses[:3] == [FIRST_PAUSE, 2 * FIRST_PAUSE, 4 * FIRST_PAUSE]
+    assert pauses[-1] == LONGEST_PAUSE
+    now += 2 * QUIET_AFTER
+    assert budget.takes_one(now)
+    budget.note_collected(now)
+    assert budget.wait(now) == FIRST_PAUSE
+
+
+def test_a_collected_message_lists_the_first_and_counts_the_others() -> None:
+    message = collected(1, [f"job {n} failed" for n in range(20)], 10_000)
+    assert message.title == "10000 notifications of jobs"
+    assert message.body.splitlines()[-1].startswith("and 9980 more")
+
+
+def test_events_are_checked_and_each_counts_once() -> None:
+    assert notify_events(["fail", "end", "fail"]) == ("end", "fail")
+    assert notify_events([]) == ()
+    assert set(notify_events(["all"])) == {*OF_JOBS[:-1], "time-left=600"}
+    assert "time-left=30" in notify_events(["all", "time-left=30"])
+    for wrong in ("ends", "end=3", "time-left=x", "time-left=0", "gpu-drained", ""):
+        with pytest.raises(BadValue):
+            notify_events([wrong])

@@ -1,0 +1,108 @@
+"""The parts of the web page that need no daemon: text, bars, charts, and addresses."""
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from gpulease.errors import BadUsage, GpuleaseError
+from gpulease.web.bars import bar_of
+from gpulease.web.charts import PLOT_HEIGHT, PLOT_WIDTH, Curve, memory_chart, plain_chart
+from gpulease.web.main import listen
+from gpulease.web.templates import render
+from gpulease.web.text import COLORS, claimed, clean, clock, colors, ordinal, size, until
+from gpulease.wire.jobs import ClaimView
+from gpulease.wire.machine import GpuView, MemoryView
+
+G = 1 << 30
+NOON = datetime(2026, 11, 23, 12, tzinfo=UTC)
+
+
+@pytest.mark.parametrize("address", ["", "8080", "host:port", "1.2.3.4:99999", ":8080"])
+def test_what_is_no_address_is_refused(address: str) -> None:
+    with pytest.raises(BadUsage):
+        listen(address)
+
+
+@pytest.mark.parametrize("address", ["192.0.2.1:8080", "unix:/no/such/folder/socket"])
+def test_an_address_of_another_machine_is_an_error_with_a_hint(address: str) -> None:
+    with pytest.raises(GpuleaseError, match="cannot listen on") as error:
+        listen(address)
+    assert error.value.hint
+
+
+def test_text_of_users_loses_what_controls_the_screen_and_turns_it_around() -> None:
+    assert clean("a\x1b[2Jb\u202ec\u2066d\ne") == "a?[2Jb?c?d?e"
+    assert clean("\u05d0\u05d1 \u00e9") == "\u05d0\u05d1 \u00e9", "letters of any script stay"
+
+
+def test_numbers_read_as_people_write_them() -> None:
+    assert [size(each) for each in (None, 0, 3 * G // 2)] == ["unknown", "0", "1.5G"]
+    assert [ordinal(each) for each in (1, 2, 3, 4, 11, 112, 121)] == [
+        "1st", "2nd", "3rd", "4th", "11th", "112th", "121st",
+    ]  # fmt: skip
+    later = (NOON + timedelta(minutes=90, seconds=12)).isoformat()
+    assert until(later, NOON) == "1h 30m"
+    assert until(NOON.isoformat(), NOON) == "under 1m"
+    assert clock((NOON - timedelta(days=40)).isoformat(), NOON.astimezone()).startswith(
+        "2026-10-14"
+    )
+
+
+def test_a_claim_names_all_that_was_asked_for() -> None:
+    plain = ClaimView(4 * G, None, 1, False, None)
+    assert claimed(plain) == "4G"
+    many = ClaimView(None, 40.0, 2, True, None, ["GPU-a"], ["0"], "A100", 24 * G - 1)
+    assert claimed(many) == "2 x 40% exclusive on GPU 0, A100, 24G or more"
+
+
+def test_each_of_eight_users_has_a_color_alone() -> None:
+    chosen = colors(f"user{number}" for number in range(COLORS))
+    assert sorted(chosen.values()) == list(range(COLORS))
+    assert len(colors(f"user{number}" for number in range(50))) == 50
+    assert colors(["ana", None]) == {"ana": colors(["ana"])["ana"]}
+
+
+def gpu(total: int | None, unmanaged: int | None = None) -> GpuView:
+    memory = MemoryView(total, 0, 0, total, 0, 0, unmanaged, total)
+    return GpuView(0, "GPU-a", "A100", "available", None, memory, None, None, [])
+
+
+def test_a_bar_never_exceeds_its_gpu() -> None:
+    bar = bar_of(gpu(8 * G, 20 * G), [], {})
+    assert [(each.kind, each.width) for each in bar.segments] == [("unmanaged", 100)]
+    assert bar_of(gpu(None), [], {}).segments == ()
+    assert bar_of(gpu(None), [], {}).summary == "0 used, 0 leased, unknown free of unknown"
+
+
+def test_a_chart_has_round_axes_and_gaps_where_nothing_is_known() -> None:
+    curves = [
+        Curve("used", "ana", [G, None, 2 * G]),
+        Curve("unmanaged", "none", [G, None, 4 * G]),
+        Curve("lease", "leased", [5 * G, 5 * G, 5 * G], is_line=True),
+    ]
+    chart = memory_chart("Memory", NOON.isoformat(), 1200.0, curves)
+    assert chart is not None
+    assert [mark.text for mark in chart.y] == ["0", "2G", "4G", "6G"]
+    assert [mark.text for mark in chart.x][:2] == [
+        f"{NOON.astimezone():%H:%M}", f"{(NOON + timedelta(minutes=15)).astimezone():%H:%M}",
+    ]  # fmt: skip
+    ana, none, leased = chart.shapes
+    assert ana.path.count("M") == 2, "two areas, with a gap between"
+    assert none.most == "4G", "what is stacked is not added up in the legend"
+    assert leased.path.count("M") == 1
+    assert f"{PLOT_WIDTH} {PLOT_HEIGHT}" not in leased.path
+
+
+def test_a_chart_of_nothing_is_none() -> None:
+    curve = Curve("busy", "busy", [None, None], is_line=True)
+    assert plain_chart("Busy", NOON.isoformat(), 1.0, curve, "%", 100) is None
+    assert memory_chart("Memory", NOON.isoformat(), 1.0, []) is None
+
+
+@pytest.mark.parametrize(
+    ("path", "root"), [("/", "./"), ("/queue", "./"), ("/jobs/1", "../"), ("/a/b/c", "../../")]
+)
+def test_links_are_relative_to_the_page(path: str, root: str) -> None:
+    drawn = render("error.html", path, error=GpuleaseError("cannot"), again=None)
+    assert f'href="{root}static/style.css"' in drawn
+    assert f'href="{root}queue"' in drawn

@@ -1,0 +1,246 @@
+"""The page in a real browser: drawn, live, readable for everyone, and without scripts."""
+
+import json
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import Browser, Page, sync_playwright
+
+from daemon_rig import PATIENCE_S, Daemon, wait_for
+from web.conftest import GPUS, ROWS
+from web.rig import Web
+
+CHROMIUM = Path("/usr/bin/chromium")
+AXE = "4.11.0"
+LIVE_WITHIN_MS = 3000
+PAGES = (
+    "/", "/queue", "/queue?page=20", "/jobs/1", "/jobs/100", "/gpus/0", "/gpus/0?span=year",
+    "/people", "/health", "/jobs/99999",
+)  # fmt: skip
+
+Open = Callable[..., Page]
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    """Yield Debian's chromium."""
+    if not CHROMIUM.exists():
+        pytest.skip("needs chromium: apt install chromium")
+    with sync_playwright() as playwright:
+        started = playwright.chromium.launch(executable_path=str(CHROMIUM), args=["--no-sandbox"])
+        yield started
+        started.close()
+
+
+@pytest.fixture
+def open_page(browser: Browser) -> Iterator[Open]:
+    """Yield what opens a page; no page may have written an error to its console."""
+    said: list[str] = []
+    contexts = []
+
+    def open_(url: str, **options: Any) -> Page:
+        context = browser.new_context(**options)
+        contexts.append(context)
+        page = context.new_page()
+        page.set_default_timeout(PATIENCE_S * 1000)
+        page.on("pageerror", lambda error: said.append(str(error)))
+        page.on("console", lambda line: said.append(line.text) if line.type in _LOUD else None)
+        page.goto(url)
+        return page
+
+    yield open_
+    for context in contexts:
+        context.close()
+    # Chromium reports pages that are answers to a missing job, or to a daemon that is away.
+    assert not [line for line in said if "responded with a status of" not in line], said
+
+
+_LOUD = ("error", "warning")
+
+
+@pytest.fixture(scope="session")
+def axe() -> str:
+    """Return axe-core, which npm installs once."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    kept = cache / "gpulease-tests" / f"axe-core-{AXE}.js"
+    if not kept.exists():
+        if shutil.which("npm") is None:
+            pytest.skip("needs npm, to install axe-core")
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory() as folder:
+            line = ["npm", "install", "--silent", "--prefix", folder, f"axe-core@{AXE}"]
+            done = subprocess.run(line, capture_output=True, text=True, timeout=240, check=False)
+            if done.returncode != 0:
+                pytest.skip(f"npm cannot install axe-core: {done.stderr[-200:]}")
+            found = Path(folder) / "node_modules" / "axe-core" / "axe.min.js"
+            shutil.copy(found, kept.with_suffix(f".{os.getpid()}"))
+        kept.with_suffix(f".{os.getpid()}").replace(kept)
+    return kept.read_text()
+
+
+def faults(page: Page, axe: str) -> list[str]:
+    """Return the serious and critical accessibility faults of a page."""
+    page.evaluate(axe)
+    found = page.evaluate("axe.run(document, {resultTypes: ['violations']})")
+    return [
+        f"{each['id']}: {node['html'][:150]} {json.dumps(node['any'][:1])[:300]}"
+        for each in found["violations"]
+        if each["impact"] in ("serious", "critical")
+        for node in each["nodes"]
+    ]
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("path", PAGES)
+def test_each_page_is_accessible_with_16_gpus_and_2000_jobs(
+    busy_web: Web, open_page: Open, axe: str, path: str, scheme: str
+) -> None:
+    page = open_page(busy_web.url + path, color_scheme=scheme)
+    assert page.locator("h1").count() == 1
+    assert page.locator("main").inner_text()
+    assert faults(page, axe) == []
+
+
+@pytest.mark.parametrize("path", PAGES)
+def test_a_phone_scrolls_no_page_sideways(busy_web: Web, open_page: Open, path: str) -> None:
+    page = open_page(busy_web.url + path, viewport={"width": 390, "height": 844}, is_mobile=True)
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    assert page.evaluate("document.documentElement.clientWidth") == 390
+
+
+def test_the_machine_is_shown_as_it_is(busy_web: Web, open_page: Open) -> None:
+    page = open_page(busy_web.url)
+    assert page.locator("#gpus tbody tr").count() == GPUS
+    assert page.locator("#jobs tbody tr").count() == GPUS - 1
+    assert f"{ROWS} waiting" in page.locator("#machine").inner_text()
+    assert "new fan" in page.locator("#gpus").inner_text()
+    page.get_by_role("link", name=f"All {ROWS} waiting jobs").click()
+    assert page.locator("tbody tr").count() == 100
+    page.get_by_role("link", name="Next").click()
+    assert "Rows 101 to 200" in page.locator("main").inner_text()
+
+
+def test_a_job_is_seen_within_seconds_and_the_focus_stays(
+    daemon: Daemon, served: Web, open_page: Open
+) -> None:
+    page = open_page(served.url)
+    page.get_by_text("Live.").wait_for()
+    page.locator("#gpus a").last.focus()
+    job = daemon.submit("--mem", "1G", "--name", "fresh", "sleep", "600")
+    daemon.wait_until(job, "active")
+    page.locator("#jobs").get_by_text("fresh").wait_for(timeout=LIVE_WITHIN_MS)
+    assert page.evaluate("document.activeElement.textContent") == "1"
+    daemon.cancel(job)
+    page.get_by_text("No job runs.").wait_for()
+
+
+def test_rows_come_and_go_in_the_order_of_the_server(
+    daemon: Daemon, served: Web, open_page: Open
+) -> None:
+    page = open_page(served.url)
+    jobs = [daemon.submit("--mem", "1G", "sleep", "600") for _ in range(5)]
+    for gone in (jobs[0], jobs[2], jobs[4]):
+        daemon.cancel(gone)
+        jobs.remove(gone)
+        _rows_are(page, jobs)
+    jobs.append(daemon.submit("--mem", "1G", "sleep", "600"))
+    _rows_are(page, jobs)
+    page.reload()
+    _rows_are(page, jobs)
+
+
+def _rows_are(page: Page, jobs: list[int]) -> None:
+    rows = [f"job-{job}" for job in jobs]
+    script = "[...document.querySelectorAll('#jobs tbody tr')].map(row => row.id)"
+    wait_for(f"the rows are {rows}", lambda: page.evaluate(script) == rows)
+
+
+def test_a_page_that_is_paused_stays_and_then_goes_on(
+    daemon: Daemon, served: Web, open_page: Open
+) -> None:
+    page = open_page(served.url)
+    page.get_by_text("Live.").wait_for()
+    page.get_by_role("button", name="Pause updates").click()
+    daemon.wait_until(daemon.submit("--mem", "1G", "--name", "later", "sleep", "600"), "active")
+    page.get_by_text("Paused.").wait_for()
+    assert page.get_by_text("later").count() == 0
+    page.get_by_role("button", name="Resume updates").click()
+    page.get_by_text("later").wait_for()
+
+
+def test_a_daemon_that_goes_away_is_a_notice_until_it_is_back(
+    daemon: Daemon, served: Web, open_page: Open
+) -> None:
+    page = open_page(served.url)
+    page.get_by_text("Live.").wait_for()
+    daemon.kill()
+    page.get_by_text("cannot reach the daemon").wait_for()
+    assert page.locator("#gpus tbody tr").count() == 2, "what was known stays"
+    daemon.start()
+    page.get_by_text("cannot reach the daemon").wait_for(state="detached")
+
+
+def test_an_error_page_becomes_the_page_when_the_daemon_is_back(
+    daemon: Daemon, served: Web, open_page: Open
+) -> None:
+    daemon.kill()
+    page = open_page(f"{served.url}/people")
+    assert "cannot reach the daemon" in page.locator("main").inner_text()
+    daemon.start()
+    page.get_by_role("heading", name="People").wait_for()
+
+
+def test_without_scripts_the_page_shows_the_machine_and_says_how_to_reload(
+    daemon: Daemon, served: Web, open_page: Open
+) -> None:
+    daemon.wait_until(daemon.submit("--mem", "1G", "--name", "plain", "sleep", "600"), "active")
+    page = open_page(served.url, java_script_enabled=False)
+    assert page.get_by_text("plain").is_visible()
+    assert not page.get_by_role("button").count()
+    daemon.wait_until(daemon.submit("--mem", "1G", "--name", "second", "sleep", "600"), "active")
+    page.get_by_role("link", name="Reload").click()
+    page.get_by_text("second").wait_for()
+
+
+def test_hostile_names_run_nothing(daemon: Daemon, served: Web, open_page: Open) -> None:
+    name = "<img src=x onerror='document.title=1'>"
+    page = open_page(served.url)
+    page.get_by_text("Live.").wait_for()
+    job = daemon.submit("--mem", "1G", "--name", name, "sh", "-c", "sleep 600", name)
+    page.get_by_text(name, exact=True).wait_for()
+    assert page.locator("img").count() == 0
+    page.goto(f"{served.url}/jobs/{job}")
+    assert page.locator("img").count() == 0
+    assert name in page.locator("h1").inner_text()
+
+
+def test_keys_alone_lead_to_everything(busy_web: Web, open_page: Open) -> None:
+    page = open_page(busy_web.url)
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.textContent") == "Skip to the content"
+    page.keyboard.press("Enter")
+    assert page.evaluate("location.hash") == "#main"
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.id") == "pause"
+
+
+def test_the_history_of_a_gpu_has_axes_and_owners(
+    daemon: Daemon, served: Web, open_page: Open
+) -> None:
+    program = "held = bytearray(300 << 20); import time; time.sleep(600)"
+    job = daemon.submit("--mem", "1G", "python3", "-c", program)
+    gpu = daemon.wait_until(job, "active")["leases"][0]["gpu"]
+    wait_for("it is recorded", lambda: any(daemon.client.gpu_history(gpu).used))
+    page = open_page(f"{served.url}/gpus/{gpu}")
+    plot = page.get_by_role("img", name="Memory")
+    assert plot.locator("path.used").count() == 1
+    assert {"2G", "4G", "6G", "8G"} <= set(plot.locator("text.y").all_text_contents())
+    assert len(plot.locator("text.x").all_text_contents()) >= 3
+    page.get_by_role("link", name="Week").click()
+    assert page.get_by_role("link", name="Week").get_attribute("aria-current") == "true"
