@@ -44,7 +44,6 @@ from gpulease.cli.status_tables import (
     with_similar_folded,
 )
 from gpulease.cli.tables import Block, Hanging, Line, Page, Style, line
-from gpulease.cli.window_page import sentence
 from gpulease.light_json import indent
 from gpulease.locations import environment
 from gpulease.record import record
@@ -233,6 +232,8 @@ def _remarks(about: _About) -> Iterator[Block]:
             at = clock(event.at, about.now)
             text = f"GPU {index_of(gpu)}: {at}  {clean(event.detail)}{times}"
             yield Hanging(line(text, "dim"), 2)
+    if about.view.windows:
+        from gpulease.cli.window_page import sentence
     for window in about.view.windows:
         style: Style = "warn" if window.is_on else "dim"
         yield Hanging(line(sentence(window, about.now), style), 2)
