@@ -219,7 +219,7 @@ def _notes_on_state(gpu: GpuView, about: _About) -> Iterator[Note]:
         detail = f"{gpu.state}: {detail}" if detail else gpu.state
     if detail:
         yield Note(detail, style="dim" if gpu.state == "divided" else style)
-    strangers = any(_is_without_lease(gpu, about.view))
+    strangers = any(without_lease(gpu, about.view))
     if gpu.memory.unmanaged and gpu.state != "divided" and not strangers:
         yield Note(f"{size(gpu.memory.unmanaged)} used without a lease", style="bad")
 
@@ -299,7 +299,7 @@ def _state(job: JobView, lease: LeaseView, now: datetime) -> Line:
 def _without_lease(about: _About) -> Iterator[Block]:
     """Yield the processes that use a GPU without a lease on it."""
     found = [
-        (gpu, process) for gpu in about.view.gpus for process in _is_without_lease(gpu, about.view)
+        (gpu, process) for gpu in about.view.gpus for process in without_lease(gpu, about.view)
     ]
     most = _MOST_PROCESSES if about.is_short else len(found)
     if found and not any(job.leases for job in about.view.jobs):
@@ -310,7 +310,8 @@ def _without_lease(about: _About) -> Iterator[Block]:
         yield line(f"! and {len(found) - most} more processes without a lease", "bad")
 
 
-def _is_without_lease(gpu: GpuView, view: StatusView) -> Iterator[ProcessView]:
+def without_lease(gpu: GpuView, view: StatusView) -> Iterator[ProcessView]:
+    """Yield the processes on a GPU that have no lease on it."""
     # A GPU that MIG divides lists the processes of its MIG devices.
     of_gpu = {gpu.uuid, *(each.uuid for each in view.gpus if each.parent == gpu.uuid)}
     leased = {job.id for job in view.jobs for lease in job.leases if lease.gpu in of_gpu}

@@ -2,13 +2,13 @@
 
 import os
 import sys
-from collections.abc import Mapping
 from importlib.util import find_spec
 from typing import Annotated
 
 import typer
 
 from gpulease.cli.connect import SocketOption, connect
+from gpulease.cli.render import Screen, screen_of
 from gpulease.errors import BadUsage, GpuleaseError
 from gpulease.locations import environment
 from gpulease.units import parse_span
@@ -35,7 +35,7 @@ def top(
     if find_spec("textual") is None:
         raise GpuleaseError(
             "cannot show the live view: the package textual is not installed",
-            "pip install 'gpulease[top]'; until then: watch gpulease status",
+            "pip install 'gpulease[top]'; until then: gpulease status --watch",
         )
     seconds = parse_span(every).total_seconds()
     if seconds < _LEAST_S:
@@ -43,10 +43,11 @@ def top(
     _check_terminal()
     client = connect(ctx, socket)
     client.status(queue=0)
+    screen = screen_of(sys.stdout, environment())
     from gpulease.cli.top.app import run
     from gpulease.cli.top.text import Terminal
 
-    terminal = Terminal(has_colour(environment()), is_utf8(environment()))
+    terminal = Terminal(has_colour(screen), utf8=not screen.ascii)
     if not terminal.colour:
         os.environ["NO_COLOR"] = "1"  # Textual's own widgets read it
     return run(client, seconds, terminal)
@@ -56,18 +57,18 @@ def _check_terminal() -> None:
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise BadUsage(
             "cannot show the live view: standard input and output are no terminal",
-            "gpulease status prints the same once",
+            "gpulease status prints the same, with --watch again and again",
         )
     if environment().get("TERM", "dumb") == "dumb":
         raise BadUsage(
             "cannot show the live view: this terminal cannot move its cursor (TERM=dumb)",
-            "gpulease status prints the same once",
+            "gpulease status prints the same, with --watch again and again",
         )
 
 
-def has_colour(environment: Mapping[str, str]) -> bool:
+def has_colour(screen: Screen) -> bool:
     """Tell whether the terminal has colours and the user wants them."""
-    if environment.get("NO_COLOR"):
+    if not screen.colour:
         return False
     import curses
 
@@ -76,10 +77,3 @@ def has_colour(environment: Mapping[str, str]) -> bool:
         return curses.tigetnum("colors") != -1
     except curses.error:  # a terminal that this machine has no description of
         return True
-
-
-def is_utf8(environment: Mapping[str, str]) -> bool:
-    """Tell whether the terminal shows more than ASCII, by its locale."""
-    names = (environment.get(name) for name in ("LC_ALL", "LC_CTYPE", "LANG"))
-    locale = next((name for name in names if name), "")
-    return "utf8" in locale.lower().replace("-", "")

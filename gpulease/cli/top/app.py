@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import os
 import signal
 import sys
 from collections.abc import Callable
@@ -51,6 +52,11 @@ class _Driver(LinuxDriver):
     ) -> None:
         super().__init__(app, debug=debug, mouse=mouse, size=size)
         self._file = sys.__stdout__
+
+    def _get_terminal_size(self) -> tuple[int, int]:
+        """Ask the terminal: COLUMNS and LINES in the environment stay as they are at a resize."""
+        size = os.get_terminal_size(1)
+        return size.columns or 80, size.lines or 24
 
 
 class TopApp(App[None]):
@@ -122,9 +128,10 @@ class TopApp(App[None]):
             loop.add_signal_handler(number, self._end_by, number)
         self.app_resume_signal.subscribe(self, lambda _: self.screen.refresh(layout=True))
         self._poller.start()
-        # The widgets and styles live as long as the process: the collector need not visit them.
-        gc.collect()
-        gc.freeze()
+        if not self.is_headless:
+            # Widgets and styles live as long as the process: the collector need not visit them.
+            gc.collect()
+            gc.freeze()
 
     def on_unmount(self) -> None:
         """Stop looking."""

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from gpulease.cli.format import UNKNOWN, clean, index_of, size, truncate
+from gpulease.cli.status_tables import model
 from gpulease.cli.top.text import Line, Span, apart, fitted, width_of
 from gpulease.cli.top.trend import Trend, sparkline
 from gpulease.wire.jobs import JobView
@@ -250,11 +251,11 @@ def _panel(
 
 def _title(shown: Shown, width: int, marks: Marks) -> Line:
     gpu = shown.gpu
-    state = _state(shown)
+    state = clean(gpu.detail or "") or _state(shown)
     left: Line = (
         (marks.rule * 2 + " ", "dim"),
         (f"GPU {index_of(gpu)}", "title"),
-        (f" {clean(gpu.name)} ", "dim"),
+        (f" {model(gpu.name, gpu.memory.total)} ", "dim"),
         *(((f"{state} ", "warn"),) if state else ()),
     )
     limit = "" if gpu.power_limit is None else f" of {_watts(gpu.power_limit)}"
@@ -287,8 +288,8 @@ def _state(shown: Shown) -> str:
     if gpu.slurm:
         return "Slurm"
     if shown.alone is not None:
-        return f"alone: job {shown.alone}"
-    return "" if gpu.kept_for is None else f"kept for {gpu.kept_for}"
+        return f"exclusive: job {shown.alone}"
+    return "" if gpu.kept_for is None else f"kept for job {gpu.kept_for}"
 
 
 def _free(shown: Shown) -> str:

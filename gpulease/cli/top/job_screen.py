@@ -9,9 +9,10 @@ from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, Vertical
 from textual.events import Resize
 
-from gpulease.cli.chart import Layer, Limit, Times, memory_chart
-from gpulease.cli.format import clean, id_of, instant, label, named, size
+from gpulease.cli.chart import Times, memory_chart
+from gpulease.cli.format import clean, id_of, instant, label, named
 from gpulease.cli.job_page import page
+from gpulease.cli.memory_layers import job_layers
 from gpulease.cli.tables import draw
 from gpulease.cli.top.lines import Lines, styled
 from gpulease.cli.top.output import OutputFollower
@@ -182,18 +183,18 @@ class JobScreen(TopScreen):
         return [line for gpu in view.gpus for line in self._chart(view, gpu, height)]
 
     def _chart(self, view: JobMemoryView, gpu: JobGpuSeriesView, height: int) -> list[Line]:
-        used = Layer(f"used of GPU {clean(gpu.label)}", gpu.used, "used", "█", "#")
+        layers, limit = job_layers(gpu)
         times = Times(instant(view.begins_at), view.step, self._now.tzinfo)
         text = memory_chart(
-            [used],
-            Limit(f"leased, {size(gpu.leased)}", gpu.leased),
+            layers,
+            limit,
             times,
             width=max(20, self._memory.size.width - 1),
             height=height,
             colour=self._terminal.colour,
             blocks=self._terminal.utf8,
         )
-        return styled(text)
+        return [((f"GPU {clean(gpu.label)}", "dim"),), *styled(text)]
 
     def _take_output(self) -> None:
         if self._follower is not None and (lines := self._follower.news()) is not None:

@@ -8,7 +8,8 @@ from textual.binding import Binding, BindingType
 from textual.containers import Horizontal
 from textual.events import Resize
 
-from gpulease.cli.format import clean, shorten, size
+from gpulease.cli.format import clean, index_of, shorten
+from gpulease.cli.status_tables import counts, model, models
 from gpulease.cli.top.gpus import (
     BLOCKS,
     LETTERS,
@@ -192,24 +193,18 @@ class MachineScreen(TopScreen):
         """Return the first line: the machine, and how many jobs it has."""
         waiting = [job for job in status.jobs if job.state == "queued"]
         count = max(status.waiting or 0, sum(map(stands_for, waiting)))
-        known = sum(map(stands_for, waiting)) == count
-        mine = sum(stands_for(job) for job in waiting if job.user == self._user)
-        yours = f" ({mine} yours)" if mine and known else ""
-        right = f"{len(status.jobs) - len(waiting)} running, {count} waiting{yours}  "
-        left = f"{clean(status.host)}  {_machine(status)}"
+        # The jobs of the user are known if the daemon was asked for the whole queue.
+        known = waiting if sum(map(stands_for, waiting)) == count else []
+        mine = sum(stands_for(job) for job in known if job.user == self._user)
+        running = [job for job in status.jobs if job.state != "queued"]
+        own = sum(job.user == self._user for job in running)
+        right = f"{counts(len(running), count, own, mine)}  "
+        gpus = [(index_of(gpu), model(gpu.name, gpu.memory.total)) for gpu in status.gpus]
+        left = f"{clean(status.host)} · {models(gpus) or 'no GPUs'}"
+        if status.driver:
+            left += f" · driver {clean(status.driver)}"
         if status.closed is not None:
             left += f"  no job starts: {clean(status.closed)}"
         width = self.size.width - _CLOCK
         space = max(0, width - len(right) - 2)
         return apart(((shorten(left, space), "title"),), ((right, ""),), width)
-
-
-def _machine(status: StatusView) -> str:
-    """Describe the GPUs: 8 x A100 80G, driver 575."""
-    kinds: dict[str, int] = {}
-    for gpu in status.gpus:
-        name, memory = clean(gpu.name), size(gpu.memory.total)
-        kind = name if name.endswith(memory) else f"{name} {memory}"
-        kinds[kind] = kinds.get(kind, 0) + 1
-    gpus = ", ".join(f"{count} x {kind}" for kind, count in kinds.items()) or "no GPUs"
-    return f"{gpus}, driver {clean(status.driver)}" if status.driver else gpus

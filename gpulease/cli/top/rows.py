@@ -3,7 +3,7 @@
 Only the rows on the screen are drawn, so a queue of a thousand jobs costs its sorting.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Literal
@@ -13,17 +13,21 @@ from gpulease.cli.format import (
     between,
     clean,
     clock,
+    display_width,
     id_of,
     ids_of,
     index_of,
     instant,
+    is_above,
     label,
     named,
     reason_of,
     requested,
+    shown_command,
     size,
     until,
 )
+from gpulease.cli.status_page import without_lease
 from gpulease.cli.top.text import Column, Line, Span, row, widths
 from gpulease.errors import BadUsage
 from gpulease.wire.jobs import JobView
@@ -35,7 +39,6 @@ SORT_COLUMNS: tuple[SortColumn, ...] = ("usual", "job", "user", "name", "gpu", "
 _FAR = "9999"
 """After every instant that the daemon sends."""
 _LONGEST_NAME = 40
-_LONGEST_STATE = 24
 _TITLES: Mapping[Kind, str] = {
     "jobs": "RUNNING",
     "strangers": "WITHOUT A LEASE",
@@ -125,7 +128,7 @@ def sections(view: StatusView, wanted: Filter, order: Sort) -> list[Section]:
     labels = labels_of(view)
     running = [job for job in view.jobs if job.state != "queued"]
     waiting = [job for job in view.jobs if job.state == "queued"]
-    outside = list(strangers(view))
+    outside = [Stranger(gpu, it) for gpu in view.gpus for it in without_lease(gpu, view)]
     more = max(0, (view.waiting or 0) - sum(map(stands_for, waiting)))
     found: list[Section] = []
     every: tuple[tuple[Kind, Sequence[Item], int], ...] = (
@@ -150,19 +153,6 @@ def stands_for(job: JobView) -> int:
     """Return how many queued jobs a row is for."""
     elements = None if job.queue is None else job.queue.array_waiting
     return 1 if elements is None else elements.jobs
-
-
-def strangers(view: StatusView) -> Iterator[Stranger]:
-    """Yield the processes on GPUs on which they have no lease."""
-    leased = {(job.id, lease.gpu) for job in view.jobs for lease in job.leases}
-    # A GPU that MIG divides lists the processes of its MIG devices.
-    parents = {gpu.uuid: gpu.parent for gpu in view.gpus if gpu.parent is not None}
-    leased |= {(job, parents[gpu]) for job, gpu in leased if gpu in parents}
-    for gpu in view.gpus:
-        for process in gpu.processes:
-            serves = process.serves and gpu.memory.leased
-            if (process.job, gpu.uuid) not in leased and not serves:
-                yield Stranger(gpu, process)
 
 
 def matches(item: Item, wanted: Filter, labels: Mapping[str, str]) -> bool:
@@ -221,7 +211,8 @@ def _user_of(item: Item) -> str:
 
 def _name_of(item: Item) -> str:
     if isinstance(item, Stranger):
-        return clean(item.process.command or item.process.name or UNKNOWN)
+        where = f" (in container {item.process.container})" if item.process.container else ""
+        return shown_command(item.process.command or item.process.name or UNKNOWN) + clean(where)
     return named(item)
 
 
@@ -256,11 +247,7 @@ class Listing:
         self._labels = labels
         self._now = now
         items = section.items
-        ids = max((len(_id_of(item)) for item in items), default=0)
-        users = max((len(_user_of(item)) for item in items), default=0)
-        running = [item for item in items if isinstance(item, JobView) and item.state != "queued"]
-        states = max((len(_state(job, now)[0]) for job in running), default=0)
-        self._columns = _columns(section.kind, ids, users, min(_LONGEST_STATE, max(6, states)))
+        self._columns = _columns(section.kind, _Widest.of(items, now))
         self._widths = widths(self._columns, width)
 
     def heading(self, order: Sort) -> Line:
@@ -300,13 +287,13 @@ class Listing:
 
     def _waiting(self, job: JobView) -> list[Span]:
         return [
-            (UNKNOWN if job.position is None else str(job.position), "dim"),
+            ("" if job.position is None else str(job.position), "dim"),
             (ids_of([job]), ""),
             (clean(job.user), ""),
             (named(job), ""),
             (requested(job), ""),
-            (clock(job.expected_start_at, self._now), ""),
-            (reason_of(job, self._now) or UNKNOWN, "dim"),
+            (clock(job.expected_start_at, self._now) if job.expected_start_at else "", ""),
+            (reason_of(job, self._now) or "", "dim"),
         ]
 
     def _stranger(self, stranger: Stranger) -> list[Span]:
@@ -330,18 +317,20 @@ def _state(job: JobView, now: datetime) -> Span:
     if stops is not None:
         return f"over, stops in {until(stops, now)}", "bad"
     if any(lease.over_since_at for lease in job.leases):
-        return "over its lease", "bad"
+        return "over", "bad"
     if job.idle_ends_at is not None:
         return f"idle, ends in {until(job.idle_ends_at, now)}", "warn"
     if job.hook in {"failed", "absent"}:
-        return "not limited", "warn"
+        return "no framework limit", "warn"
+    if any(is_above(job, lease) for lease in job.leases) and not job.suspended:
+        return "above", "warn"
     return label(job), "" if label(job) == "active" else "warn"
 
 
 def _left(job: JobView, now: datetime) -> str:
     """Write the time left, without seconds where there are minutes: a row then changes rarely."""
     if job.expires_at is None:
-        return UNKNOWN
+        return ""
     seconds = int((instant(job.expires_at) - now).total_seconds())
     if seconds < 60:
         return f"{max(0, seconds)}s"
@@ -359,10 +348,31 @@ _SORTED_COLUMN: Mapping[Kind, Mapping[SortColumn, str]] = {
 }  # fmt: skip
 
 
-def _columns(kind: Kind, ids: int, users: int, states: int) -> tuple[Column, ...]:
-    """Return the columns of a section; `ids`, `users` and `states` are the widest cells."""
-    number = Column("JOB", min(16, max(5, ids)), right=True)
-    user = Column("USER", min(12, max(5, users)), leaves=1)
+@dataclass(frozen=True)
+class _Widest:
+    """The widest cells of columns that are as wide as these."""
+
+    ids: int
+    users: int
+    states: int
+    asks: int
+
+    @classmethod
+    def of(cls, items: Sequence[Item], now: datetime) -> "_Widest":
+        jobs = [item for item in items if isinstance(item, JobView)]
+        running = [job for job in jobs if job.state != "queued"]
+        waiting = [job for job in jobs if job.state == "queued"]
+        return cls(
+            ids=max((len(_id_of(item)) for item in items), default=0),
+            users=max((display_width(_user_of(item)) for item in items), default=0),
+            states=max((len(_state(job, now)[0]) for job in running), default=0),
+            asks=max((len(requested(job)) for job in waiting), default=0),
+        )
+
+
+def _columns(kind: Kind, widest: _Widest) -> tuple[Column, ...]:
+    number = Column("JOB", min(16, max(5, widest.ids)), right=True)
+    user = Column("USER", min(12, max(5, widest.users)), leaves=1)
     name = Column("NAME", 10, grows=1, most=_LONGEST_NAME, keeps_end=True)
     match kind:
         case "jobs":
@@ -374,7 +384,7 @@ def _columns(kind: Kind, ids: int, users: int, states: int) -> tuple[Column, ...
                 Column("USES", 6, right=True),
                 Column("LEASE", 6, right=True),
                 Column("LEFT", 6, right=True, leaves=2),
-                Column("STATE", states),
+                Column("STATE", min(24, max(6, widest.states))),
             )
         case "strangers":
             return (
@@ -391,7 +401,7 @@ def _columns(kind: Kind, ids: int, users: int, states: int) -> tuple[Column, ...
                 number,
                 user,
                 name,
-                Column("ASKS", 8, right=True),
+                Column("ASKS", min(14, max(4, widest.asks)), right=True),
                 Column("STARTS", 9, leaves=2),
                 Column("REASON", 16, grows=2),
             )

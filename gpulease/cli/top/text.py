@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gpulease.cli.format import display_width, shorten, truncate
+from gpulease.cli.format import display_width, shorten, shorten_middle, truncate
 
 Span = tuple[str, str]
 """A text and the name of its style."""
@@ -99,17 +99,10 @@ def row(columns: Sequence[Column], cells: Sequence[Span], taken: Sequence[int]) 
     for column, (text, style), width in zip(columns, cells, taken, strict=True):
         if not width:
             continue
-        short = _cut_in_middle(text, width) if column.keeps_end else shorten(text, width)
+        short = shorten_middle(text, width) if column.keeps_end else shorten(text, width)
         padding = " " * (width - display_width(short))
         spans += (
             [(padding, ""), (short, style)] if column.right else [(short, style), (padding, "")]
         )
         spans.append((" " * _GAP, ""))
     return tuple(span for span in spans[:-1] if span[0])
-
-
-def _cut_in_middle(text: str, width: int) -> str:
-    if display_width(text) <= width:
-        return text
-    end = text[len(text) - max(0, width - 1) // 2 :]
-    return truncate(text, width - 1 - display_width(end)) + "…" + end

@@ -1,0 +1,233 @@
+"""The rows of `gpulease top`: what is shown, in which order, and as which text."""
+
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from daemon_stand_in import views
+from gpulease.cli.top.rows import (
+    SORT_COLUMNS,
+    Filter,
+    Item,
+    Listing,
+    Sort,
+    Stranger,
+    key_of,
+    labels_of,
+    matches,
+    parse_filter,
+    sections,
+)
+from gpulease.cli.top.text import plain
+from gpulease.errors import BadUsage
+from gpulease.units import GIB
+from gpulease.wire.jobs import ArrayWaitingView, JobView, LeaseView, QueueView
+from gpulease.wire.machine import StatusView
+
+ALL = Filter()
+USUAL = Sort()
+
+
+def lease(gpu: str = views.FIRST, memory: int = 6 * GIB, **changed: Any) -> LeaseView:
+    return replace(LeaseView(gpu, memory, 5 * GIB, 5 * GIB, []), **changed)
+
+
+def keys(view: StatusView, wanted: Filter = ALL, order: Sort = USUAL) -> list[tuple[str, int]]:
+    return [key_of(item) for each in sections(view, wanted, order) for item in each.items]
+
+
+def text(view: StatusView, width: int = 100) -> list[str]:
+    """Return the rows of all sections as they are drawn."""
+    lines = []
+    for section in sections(view, ALL, USUAL):
+        listing = Listing(section, width, labels_of(view), views.NOW)
+        lines += [section.title, plain(listing.heading(USUAL))]
+        lines += [plain(listing.line(item)).rstrip() for item in section.items]
+    return lines
+
+
+def test_jobs_come_first_then_strangers_then_the_queue() -> None:
+    assert keys(views.busy_status()) == [("job", 12), ("pid", 3131), ("job", 17), ("job", 18)]
+
+
+def test_an_idle_machine_has_one_empty_section() -> None:
+    (section,) = sections(views.status(), ALL, USUAL)
+    assert (section.title, section.items) == ("RUNNING 0", [])
+
+
+@pytest.mark.parametrize(
+    ("words", "wanted"),
+    [
+        ("", Filter()),
+        ("  bert  ", Filter(text="bert")),
+        ("user=bob gpu=0:1", Filter("bob", "0:1")),
+        ("Sweep user=bob S=3x", None),
+        ("Sweep B", Filter(text="sweep b")),
+        ("user= gpu=", Filter()),
+    ],
+)
+def test_a_filter_is_read_from_words(words: str, wanted: Filter | None) -> None:
+    if wanted is None:
+        with pytest.raises(BadUsage):
+            parse_filter(words)
+    else:
+        assert parse_filter(words) == wanted
+
+
+def test_a_filter_is_written_as_it_is_read() -> None:
+    for wanted in (Filter(), Filter("bob", "1", "sweep"), Filter(gpu="0:1")):
+        assert parse_filter(str(wanted)) == wanted
+
+
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [
+        ("user=alice", [("job", 12)]),
+        ("user=bob", [("pid", 3131)]),
+        ("gpu=0", [("job", 12), ("pid", 3131)]),
+        ("gpu=2", []),
+        ("notebook", [("pid", 3131)]),
+        ("20g free", [("job", 17)]),
+        ("user=carol gpu=0", []),
+    ],
+)
+def test_a_filter_hides_what_does_not_match(words: str, found: list[tuple[str, int]]) -> None:
+    assert keys(views.busy_status(), parse_filter(words)) == found
+
+
+def test_a_waiting_job_matches_the_gpus_that_it_names() -> None:
+    job = views.job(3, claim=views.claim(named=[views.SECOND]))
+    assert matches(job, Filter(gpu="1"), {views.SECOND: "1"})
+    assert not matches(job, Filter(gpu="0"), {views.SECOND: "1"})
+
+
+def test_a_title_counts_what_the_filter_hides_and_what_was_not_asked_for() -> None:
+    view = replace(views.busy_status(), waiting=40)
+    titles = [each.title for each in sections(view, ALL, USUAL)]
+    assert titles == ["RUNNING 1", "WITHOUT A LEASE 1", "WAITING 40"]
+    titles = [each.title for each in sections(view, Filter("carol"), USUAL)]
+    assert titles == ["RUNNING 0 of 1", "WITHOUT A LEASE 0 of 1", "WAITING 1 of 40"]
+
+
+def test_rows_that_stand_for_an_array_count_as_its_jobs() -> None:
+    queue = QueueView(
+        "normal", 0, False, None, [], False, False, 5, 3, None, 0,
+        array_waiting=ArrayWaitingView("3-99", 97),
+    )  # fmt: skip
+    view = views.status(jobs=[views.job(8, queue=queue)], waiting=97)
+    assert sections(view, ALL, USUAL)[-1].title == "WAITING 1"
+    assert "5_[3-99]" in text(view)[-1]
+
+
+def jobs_to_sort() -> StatusView:
+    def job(number: int, user: str, gpu: str, used: int, ends: str | None) -> JobView:
+        leases = [lease(gpu, used=used * GIB)]
+        return views.running(number, user=user, name=f"n{9 - number}", leases=leases,
+                             expires_at=ends)  # fmt: skip
+
+    return views.status(
+        gpus=[views.gpu(0, views.FIRST), views.gpu(1, views.SECOND)],
+        jobs=[
+            job(1, "bob", views.SECOND, 1, "2026-03-02T18:00:00Z"),
+            job(2, "ana", views.FIRST, 4, None),
+            job(3, "eve", views.SECOND, 2, "2026-03-02T15:00:00Z"),
+        ],
+    )
+
+
+@pytest.mark.parametrize(
+    ("column", "numbers"),
+    [
+        ("usual", [1, 2, 3]),
+        ("job", [1, 2, 3]),
+        ("user", [2, 1, 3]),
+        ("name", [3, 2, 1]),
+        ("gpu", [2, 1, 3]),
+        ("memory", [2, 3, 1]),
+        ("time", [3, 1, 2]),
+    ],
+)
+def test_rows_are_sorted_by_any_column(column: Any, numbers: list[int]) -> None:
+    view = jobs_to_sort()
+    assert [number for _, number in keys(view, order=Sort(column))] == numbers
+    assert [number for _, number in keys(view, order=Sort(column, True))] == numbers[::-1]
+
+
+def test_the_keys_for_sorting_go_round_all_columns() -> None:
+    order, seen = Sort(), []
+    for _ in SORT_COLUMNS:
+        seen.append(order.column)
+        order = order.other(1)
+    assert (tuple(seen), order) == (SORT_COLUMNS, Sort())
+    assert Sort().other(-1) == Sort("time")
+
+
+def test_the_listing_says_what_status_says() -> None:
+    assert [" ".join(line.split()) for line in text(views.busy_status())] == [
+        "RUNNING 1",
+        "JOB USER NAME GPU USES LEASE LEFT STATE",
+        "12 alice resnet-50-with-a-rather-long-name 0 5G 6G 3h25 active",
+        "WITHOUT A LEASE 1",
+        "PID USER COMMAND GPU USES AGE",
+        "3131 bob notebook.py (in container 3f2a9c51d0e7) 0 2G 1d 2h",
+        "WAITING 2",
+        "PLACE^ JOB USER NAME ASKS STARTS REASON",
+        "1 17 carol train.py 2 x 20G 17:30 no 2 GPUs have 20G free",
+        "2 18 dave train.py 40% exclusive job 17 is first",
+    ]
+
+
+@pytest.mark.parametrize("width", [200, 100, 80, 60])
+def test_rows_fit_the_width(width: int) -> None:
+    assert all(len(line) <= width for line in text(views.busy_status(), width))
+
+
+def test_long_names_keep_their_ends() -> None:
+    jobs = [views.running(each, name=f"sweep batch=16 epochs=30 seed={each}") for each in (7, 8)]
+    rows = text(views.status(jobs=jobs), width=80)
+    assert "seed=7" in rows[2]
+    assert "seed=8" in rows[3]
+
+
+@pytest.mark.parametrize(
+    ("changed", "state"),
+    [
+        ({}, "active"),
+        ({"suspended": True}, "suspended"),
+        ({"hook": "failed"}, "no framework limit"),
+        ({"leases": [lease(over_since_at="2026-03-02T14:04:00Z")]}, "over"),
+        ({"leases": [lease(stops_at="2026-03-02T14:05:30Z")]}, "over, stops in 30s"),
+        ({"idle_ends_at": "2026-03-02T14:10:00Z"}, "idle, ends in 5m"),
+    ],
+)
+def test_a_row_shows_what_is_about_to_happen_to_a_job(changed: dict[str, Any], state: str) -> None:
+    view = views.status(jobs=[views.running(12, **changed)])
+    assert text(view)[2].endswith(state)
+
+
+def test_a_job_on_several_gpus_has_one_row_with_the_sum() -> None:
+    job = views.running(12, leases=[lease(), lease(views.SECOND, used=None)])
+    view = views.status(gpus=[views.gpu(0), views.gpu(1, views.SECOND)], jobs=[job])
+    assert text(view)[2].split()[3:6] == ["0,1", "5G", "12G"]
+
+
+@pytest.mark.parametrize(
+    ("left", "shown"),
+    [(-5, "0s"), (59, "59s"), (61, "1m"), (3600, "1h00"), (86400 + 7200, "26h00")],
+)
+def test_the_time_left_changes_once_a_minute(left: int, shown: str) -> None:
+    ends = (views.NOW + timedelta(seconds=left)).isoformat()
+    assert text(views.status(jobs=[views.running(12, expires_at=ends)]))[2].split()[6] == shown
+
+
+def test_the_key_of_a_row_tells_a_job_from_a_process_with_its_number() -> None:
+    status = views.busy_status()
+    stranger: Item = Stranger(status.gpus[0], status.gpus[0].processes[1])
+    assert key_of(stranger) == ("pid", 3131) != key_of(views.running(3131))
+
+
+def test_a_name_cannot_control_the_terminal() -> None:
+    view = views.status(jobs=[views.running(12, name="\x1b[31mred\n")])
+    assert "\x1b" not in text(view)[2]
