@@ -8,12 +8,14 @@ from contextlib import closing
 from pathlib import Path
 from sqlite3 import connect
 from statistics import median
+from urllib.request import urlopen
 
 from benchmarks.answers import ask
 from benchmarks.daemon import Running, running
 from benchmarks.figures import Figure
 from benchmarks.history import GPUS, JOBS, write_year
 from benchmarks.timing import seconds
+from benchmarks.web import serving
 from gpulease.config import DATABASE_NAME
 from gpulease.wire.history import MOST_POINTS
 
@@ -39,6 +41,12 @@ _TARGETS = {
     "the status": "/status",
     "all jobs, the first page": "/jobs?all=true&limit=100",
 }
+_PAGES = (
+    "/", "/queue", f"/jobs/{JOBS}", f"/jobs/{JOBS // 2}",
+    *(f"/gpus/0?span={name}" for name in _SPANS_S),
+    *(f"/people?span={name}" for name in ("day", "month", "year")),
+    "/health",
+)  # fmt: skip
 _COMMANDS = (("history", "--since", "30d"), ("report", "--all"), ("status",))
 
 
@@ -51,6 +59,8 @@ def run() -> Iterator[Figure | str]:
         with running(f"{GPUS}x80G", state=state) as daemon:
             yield from _answers(daemon)
             yield from _commands(daemon)
+            with serving(daemon.socket) as (_, port):
+                yield from _pages(port)
 
 
 def _sizes(database: Path) -> Iterator[Figure | str]:
@@ -69,6 +79,15 @@ def _answers(daemon: Running) -> Iterator[Figure | str]:
         used = (daemon.cpu_s() - before) / TIMES
         yield Figure(f"a year of history: {what}", median(taken), "s", MOST_S)
         yield f"{ask(daemon.socket, target)} bytes; {used:.3f} s of CPU in the daemon"
+
+
+def _pages(port: int) -> Iterator[Figure]:
+    """Measure pages of the web server that nobody has asked for yet."""
+    for page in _PAGES:
+        with urlopen(f"http://127.0.0.1:{port}/static/style.css"):
+            pass  # the server is warm
+        taken = seconds(lambda at=page: urlopen(f"http://127.0.0.1:{port}{at}").read())  # type: ignore[misc]
+        yield Figure(f"a year of history: the page {page}", taken, "s", MOST_S)
 
 
 def _commands(daemon: Running) -> Iterator[Figure]:

@@ -38,7 +38,7 @@ class _Cost(NamedTuple):
 
 def run() -> Iterator[Figure]:
     """Measure many browsers in alternation with one, while 50 jobs run."""
-    with running() as daemon, _serving(daemon.socket) as (pid, port):
+    with running() as daemon, serving(daemon.socket) as (pid, port):
         client = daemon.client()
         client.submit(order(sys.executable, "-c", CHANGES, memory=2 * G))
         for _ in range(JOBS - 1):
@@ -101,7 +101,7 @@ def _cpu_ms(pid: int) -> float:
 
 
 @contextlib.contextmanager
-def _serving(daemon: Path) -> Iterator[tuple[int, int]]:
+def serving(daemon: Path) -> Iterator[tuple[int, int]]:
     """Run a web server in another process, also as root, and yield its pid and port."""
     ours, theirs = _spawn.Pipe()
     process = _spawn.Process(target=_serve, args=(daemon, theirs), daemon=True)

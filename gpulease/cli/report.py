@@ -1,23 +1,32 @@
-"""`gpulease report`: what jobs asked for and used, by user."""
+"""`gpulease report`: what jobs asked for and used, and how long they waited."""
 
+import csv
 import getpass
+import io
 import sys
 from collections.abc import Iterator
 from datetime import timedelta
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
 from gpulease.cli.caller import environment, is_user
 from gpulease.cli.connect import SocketOption, connect
 from gpulease.cli.format import clean, size
-from gpulease.cli.render import print_stdout, screen_of, show_page
+from gpulease.cli.render import print_stdout, screen_of, show_page, write_stdout
 from gpulease.cli.tables import Column, Line, Page, Table, line
 from gpulease.client import Client, decode, encode
 from gpulease.errors import BadValue
 from gpulease.light_json import indent
 from gpulease.units import GIB, format_span, parse_span
-from gpulease.wire.usage import PredictionsView, ReportView, SharesView, ShareView, UseView
+from gpulease.wire.usage import (
+    PredictionsView,
+    ReportView,
+    SharesView,
+    ShareView,
+    UsePartView,
+    UseView,
+)
 
 _HOUR = 3600.0
 
@@ -33,20 +42,29 @@ def report(
         str | None,
         typer.Option("--since", metavar="SPAN", help="Only jobs of the last 7d, 12h, 30m."),
     ] = None,
+    by: Annotated[
+        Literal["user", "group", "week", "month"],
+        typer.Option("--by", help="What jobs are summed up by.", show_default=False),
+    ] = "user",
     shares: Annotated[
         bool,
         typer.Option(
             "--shares", help="The users of the queue: use, share, waits, and whose turn it is."
         ),
     ] = False,
+    as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     socket: SocketOption = None,
 ) -> None:
-    """Compare what ended jobs asked for with what they used.
+    """Compare what ended jobs asked for with what they used, and show how long they waited.
 
-    The sizes are means over the time for which memory was leased. Jobs with
-    unknown use do not count. Below: how good the expected starts of waiting jobs
-    and the predicted run times were.
+    Sizes are means over the time for which memory was leased. UNUSED GIB-HOURS is memory that was
+    leased and never needed. Jobs with unknown use do not count. Below: how good the expected starts
+    of waiting jobs and the predicted run times were.
+
+    --by group sums up by the group under which jobs were submitted: the primary group of their
+    user, unless newgrp changed it. It includes all users without --user. --by week and --by month
+    sum up by the time at which jobs ended; weeks begin on Monday.
 
     --shares is about the queue: what each user has used lately and holds, the share that this
     makes, the jobs that wait, and TURN, the order in which the users' next jobs go. Waits are
@@ -55,6 +73,8 @@ def report(
     \b
     Examples:
       gpulease report --since 7d
+      gpulease report --all --by week --since 90d
+      gpulease report --by group --csv > groups.csv
       gpulease report --shares
       gpulease report --all --json | jq '.users[] | {user, used}'
     """
@@ -63,24 +83,37 @@ def report(
             "cannot report: --user and --all exclude each other",
             "use one of them",
         )
+    _refuse_together(shares=shares, by=by, as_csv=as_csv, json=json)
     span = None if since is None else parse_span(since)
     client = connect(ctx, socket)
     if shares:
         _report_shares(client, user, span, json=json)
         return
-    reported = None if everyone else user or getpass.getuser()
-    reply = client.report_json(reported, None if span is None else span.total_seconds())
+    reported = None if everyone or (by == "group" and not user) else user or getpass.getuser()
+    reply = client.report_json(reported, None if span is None else span.total_seconds(), by)
     if json:
         print_stdout(indent(reply))
         return
-    if user is not None and not decode(ReportView, reply).users and not is_user(user):
+    view = decode(ReportView, reply)
+    if as_csv:
+        write_stdout(csv_of(view))
+        return
+    if user is not None and not _rows_of(view) and not is_user(user):
         raise BadValue(
             f"cannot report on {user[:80]!r}: no such user",
             "gpulease report --all shows all users",
         )
     within = "" if span is None else f" in the last {format_span(span)}"
-    shown = page(decode(ReportView, reply), within)
-    show_page(shown, screen_of(sys.stdout, environment()))
+    show_page(page(view, within), screen_of(sys.stdout, environment()))
+
+
+def _refuse_together(*, shares: bool, by: str, as_csv: bool, json: bool) -> None:
+    """Raises: BadValue, if options exclude each other."""
+    if as_csv and json:
+        raise BadValue("cannot report: --csv and --json exclude each other", "use one of them")
+    if shares and (as_csv or by != "user"):
+        option = "--csv" if as_csv else "--by"
+        raise BadValue(f"cannot report shares: {option} is not for --shares", "use --json")
 
 
 def _report_shares(client: Client, user: str | None, span: timedelta | None, *, json: bool) -> None:
@@ -137,20 +170,61 @@ def _wait(seconds: float | None) -> str:
 
 def page(view: ReportView, within: str = "") -> Page:
     """Lay out a report; `within` names the span of time that it covers."""
-    if not view.users:
+    if not (rows := _rows_of(view)):
         return [line(f"no jobs with known use have ended{within}", "dim")]
     columns = (
-        Column("USER", wraps=True),
+        Column(_TITLES.get(view.by, "USER"), wraps=True),
         Column("JOBS", right=True),
-        Column("REQUESTED", right=True),
+        Column("MEAN LEASE", right=True, leaves=1, below="mean lease: "),
+        Column("MEAN USE", right=True),
         Column("USED", right=True),
-        Column("SHARE", right=True),
-        Column("GIB-HOURS REQUESTED", right=True, leaves=3, below="GiB-hours requested: "),
-        Column("GIB-HOURS USED", right=True, leaves=2, below="GiB-hours used: "),
-        Column("OUT OF MEMORY", right=True, leaves=1, below="out of memory: "),
+        Column("LEASED GIB-HOURS", right=True, leaves=5, below="GiB-hours leased: "),
+        Column("USED GIB-HOURS", right=True, leaves=4, below="used: "),
+        Column("UNUSED GIB-HOURS", right=True, leaves=3, below="unused: "),
+        Column("MEAN WAIT", right=True, leaves=2, below="mean wait: "),
+        Column("LONGEST WAIT", right=True, leaves=6, below="longest wait: "),
+        Column("OUT OF MEMORY", right=True, leaves=7, below="out of memory: "),
     )
-    table = Table(columns, tuple(_row(use) for use in view.users))
+    table = Table(columns, tuple(_row(name, use) for name, use in rows))
     return [table, *(line(text, "dim") for text in _predictions(view.predictions))]
+
+
+_TITLES = {"group": "GROUP", "week": "WEEK FROM", "month": "MONTH"}
+
+
+def _rows_of(view: ReportView) -> list[tuple[str, UseView | UsePartView]]:
+    """Return the user, group, week or month of each row, and the row."""
+    parts = [
+        (each.name[:7] if view.by == "month" else clean(each.name), each) for each in view.parts
+    ]
+    return [*((clean(each.user), each) for each in view.users), *parts]
+
+
+def csv_of(view: ReportView) -> str:
+    """Return a report as CSV: its rows, with sizes in GiB-hours and waits in seconds."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow((view.by, *_CSV))
+    for name, use in _rows_of(view):
+        sizes = (round(each / GIB / _HOUR, 6) for each in (use.asked, use.used, use.unused))
+        waits = (
+            "" if each is None else round(each, 3) for each in (use.mean_wait, use.longest_wait)
+        )
+        hours = round(use.gpu_seconds / _HOUR, 6)
+        writer.writerow((name, use.jobs, use.out_of_memory, hours, *sizes, *waits))
+    return text.getvalue()
+
+
+_CSV = (
+    "jobs",
+    "out_of_memory",
+    "gpu_hours",
+    "leased_gib_hours",
+    "used_gib_hours",
+    "unused_gib_hours",
+    "mean_wait_s",
+    "longest_wait_s",
+)
 
 
 def _predictions(errors: PredictionsView | None) -> Iterator[str]:
@@ -168,16 +242,19 @@ def _median(error: float, jobs: int) -> str:
     return f"{format_span(timedelta(seconds=error))} (median of {count})"
 
 
-def _row(use: UseView) -> tuple[Line, ...]:
+def _row(name: str, use: UseView | UsePartView) -> tuple[Line, ...]:
     share = f"{round(100 * use.used / use.asked)}%" if use.asked else ""
     return (
-        line(clean(use.user)),
+        line(name),
         line(str(use.jobs)),
         line(_mean(use.asked, use.gpu_seconds)),
         line(_mean(use.used, use.gpu_seconds)),
         line(share),
         line(_gib_hours(use.asked)),
         line(_gib_hours(use.used)),
+        line(_gib_hours(use.unused)),
+        line(_wait(use.mean_wait)),
+        line(_wait(use.longest_wait)),
         line(str(use.out_of_memory)),
     )
 

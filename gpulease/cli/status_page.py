@@ -31,6 +31,7 @@ from gpulease.cli.status_tables import (
     Note,
     Rows,
     WaitingRow,
+    amount,
     counts,
     fitted,
     gpu_table,
@@ -43,7 +44,6 @@ from gpulease.cli.status_tables import (
     with_similar_folded,
 )
 from gpulease.cli.tables import Block, Hanging, Line, Page, Style, line
-from gpulease.cli.window_page import sentence
 from gpulease.light_json import indent
 from gpulease.locations import environment
 from gpulease.record import record
@@ -150,14 +150,13 @@ def _head(about: _About, width: int | None) -> Iterator[Block]:
     parts = [clean(view.host), models(named) or "no GPUs"]
     if view.simulated and "imulated" not in parts[1]:
         parts.append("simulated GPUs")
-    if view.driver:
-        parts.append(f"driver {clean(view.driver)}")
-    parts.append(clock(view.at, about.now))
+    driver = f"driver {clean(view.driver)}" if view.driver else None
+    parts += [*([driver] if driver else ()), clock(view.at, about.now)]
     holding = [job for job in view.jobs if job.state != "queued"]
     own = sum(job.user == about.user for job in holding)
     own_waiting = sum(each.jobs for each in view.waiting_by_user if each.user == about.user)
     text = counts(len(holding), _waiting(view), own, own_waiting)
-    return heading(parts, text, width)
+    return heading(parts, text, width, least=driver)
 
 
 def _waiting(view: StatusView) -> int:
@@ -233,6 +232,8 @@ def _remarks(about: _About) -> Iterator[Block]:
             at = clock(event.at, about.now)
             text = f"GPU {index_of(gpu)}: {at}  {clean(event.detail)}{times}"
             yield Hanging(line(text, "dim"), 2)
+    if about.view.windows:
+        from gpulease.cli.window_page import sentence
     for window in about.view.windows:
         style: Style = "warn" if window.is_on else "dim"
         yield Hanging(line(sentence(window, about.now), style), 2)
@@ -277,7 +278,7 @@ def _uses(leases: Sequence[LeaseView]) -> str:
     known = sorted(lease.used for lease in leases if lease.used is not None)
     if len(known) < len(leases):
         return UNKNOWN
-    least, most = size(known[0]), size(known[-1])
+    least, most = amount(known[0]), amount(known[-1])
     return most if least == most else f"{least}-{most}"
 
 
@@ -321,12 +322,12 @@ def without_lease(gpu: GpuView, view: StatusView) -> Iterator[ProcessView]:
 
 def _process(gpu: GpuView, process: ProcessView, now: datetime) -> str:
     user = clean(process.user or UNKNOWN)
-    amount = "" if process.memory is None else f"{size(process.memory)} of "
+    memory = "" if process.memory is None else f"{size(process.memory)} of "
     since = "" if process.started_at is None else f" for {between(process.started_at, None, now)}"
     where = f" (in container {clean(process.container)})" if process.container else ""
     of_job = "" if process.job is None else f", of job {process.job}"
     command = shown_command(process.command or process.name or UNKNOWN)
-    uses = f"uses {amount}GPU {index_of(gpu)} without a lease{since}"
+    uses = f"uses {memory}GPU {index_of(gpu)} without a lease{since}"
     return f"! {user}  pid {process.pid} {uses}: {command}{where}{of_job}"
 
 

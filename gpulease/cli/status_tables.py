@@ -25,11 +25,15 @@ if TYPE_CHECKING:
 FIRST_IN_QUEUE = 20
 """Waiting jobs that are asked for; `wire.machine` has the same number."""
 _MOST_DIGITS = 9
+_MANY_DIGITS = 3
 _WIDEST_BAR, _NARROWEST_BAR = 32, 10
-_BESIDE_BAR = 50
-"""Columns of a terminal for what stands beside a bar."""
+_GAP = 2
+_NOTES = 20
+"""Columns of a terminal that notes on GPUs keep beside a bar."""
 _MOST_GPU_ROWS = 8
 """Of more GPUs, those in the same state share a row on a terminal."""
+_LABELS = 12
+"""The columns that the labels of GPUs in one row keep."""
 _ALIKE_FROM = 3
 """Similar jobs in the queue that share a row."""
 _MAKERS = frozenset({"NVIDIA", "Tesla", "GeForce", "Generation"})
@@ -60,17 +64,23 @@ def rows_asked_for(queue: str | None) -> int | None:
     return int(queue)
 
 
-def heading(parts: Iterable[str], counts: str, width: int | None) -> Iterator[Block]:
-    """Lay out the first line: what this is, and at the right how many jobs there are."""
-    first, *others = parts
-    left = (Span(first, "title"), *(Span(f" · {each}", "dim") for each in others))
-    room = (width or 0) - display_width("".join(text for text, _ in left)) - len(counts)
-    if width is None:
-        yield (*left, Span(f"  {counts}"))
-    elif room >= 2:
-        yield (*left, Span(" " * room + counts))
+def heading(
+    parts: Sequence[str], counts: str, width: int | None, least: str | None = None
+) -> Iterator[Block]:
+    """Lay out the first line: what this is, and at the right how many jobs there are.
+
+    The `least` of the parts is left out where that makes it one line.
+    """
+    left = " · ".join(parts)
+    if width is not None and display_width(f"{left}  {counts}") > width:
+        left = " · ".join(part for part in parts if part != least)
+    name = parts[0]
+    spans = Span(name, "title"), Span(left[len(name) :], "dim")
+    room = 2 if width is None else width - display_width(left + counts)
+    if room >= 2:
+        yield (*spans, Span(" " * room + counts))
     else:
-        yield Hanging(left, 2)
+        yield Hanging(spans, 2)
         yield line(counts)
 
 
@@ -87,9 +97,9 @@ def model(name: str, total: int | None) -> str:
     words = [word for word in clean(name).split() if word not in _MAKERS]
     if not total:
         return " ".join(words)
-    amount = f"{round(total / _GIB)}G" if total >= _GIB else size(total)
-    text = " ".join(words).removesuffix(f"{amount}B").rstrip("- ")
-    return text if text.endswith(amount) else f"{text} {amount}"
+    memory = f"{round(total / _GIB)}G" if total >= _GIB else size(total)
+    text = " ".join(words).removesuffix(f"{memory}B").rstrip("- ")
+    return text if text.endswith(memory) else f"{text} {memory}"
 
 
 def models(gpus: Sequence[tuple[str, str]]) -> str:
@@ -114,7 +124,7 @@ def _labels(places: Sequence[int], labels: Sequence[str]) -> str:
             runs[-1].append(place)
         else:
             runs.append([place])
-    return ",".join(
+    return ", ".join(
         labels[run[0]] if len(run) == 1 else f"{labels[run[0]]}-{labels[run[-1]]}" for run in runs
     )
 
@@ -134,20 +144,14 @@ def bar(memory: Memory, cells: int, *, is_exclusive: bool = False) -> Line:
         (unmanaged, "unmanaged"),
         (memory.total, "exclusive" if is_exclusive else "free"),
     )
-    spans, begin, amount = [], 0, 0
+    spans, begin, taken = [], 0, 0
     for part, style in parts:
-        amount = min(memory.total, amount + part)
-        end = (2 * cells * amount + memory.total) // (2 * memory.total)
+        taken = min(memory.total, taken + part)
+        end = (2 * cells * taken + memory.total) // (2 * memory.total)
         if end > begin:
             spans.append(Span(_GLYPHS[style][0] * (end - begin), style))
         begin = end
     return tuple(spans)
-
-
-def bar_width(width: int | None) -> int:
-    """Return the cells of a bar in a terminal of that width."""
-    beside = _WIDEST_BAR if width is None else width - _BESIDE_BAR
-    return max(_NARROWEST_BAR, min(_WIDEST_BAR, beside))
 
 
 def _legend(bars: Iterable[Line], indent: int) -> Line:
@@ -187,23 +191,41 @@ class GpuRow:
 
 def gpu_table(rows: Sequence[GpuRow], width: int | None, *, folds: bool) -> Iterator[Block]:
     """Lay out GPUs, with bars and a legend; with `folds`, many in the same state share rows."""
-    cells = bar_width(width)
     groups = [[row] for row in rows]
     if folds and len(rows) > _MOST_GPU_ROWS:
-        groups = _in_same_state(rows, cells)
-    columns, write = zip(*_gpu_columns(rows, cells), strict=True)
-    table = Table(columns, tuple(tuple(cell(group) for cell in write) for group in groups))
+        groups = _in_same_state(rows)
+    columns, write = zip(*_gpu_columns(rows), strict=True)
+    cells = [[cell(group) for cell in write] for group in groups]
+    beside = sum(map(_width_beside, columns, zip(*cells, strict=True)))
+    bars = [_bar_of(group[0], _bar_width(width, beside)) for group in groups]
+    place = [column.title for column in columns].index("used")
+    columns = (*columns[:place], Column("memory", leaves=5), *columns[place:])
+    pairs = zip(cells, bars, strict=True)
+    table = Table(columns, tuple((*row[:place], drawn, *row[place:]) for row, drawn in pairs))
     yield table
-    if any(columns[number].title == "memory" for number in widths(table, width)):
-        yield _legend((_bar_of(group[0], cells) for group in groups), 5)
+    if place in widths(table, width):
+        yield _legend(bars, 5)
 
 
-def _in_same_state(rows: Sequence[GpuRow], cells: int) -> list[list[GpuRow]]:
+def _width_beside(column: Column, cells: Iterable[Line]) -> int:
+    """Return the width that a column keeps beside bars, with its gap."""
+    texts = ("".join(text for text, _ in cell) for cell in cells)
+    natural = max(display_width(column.title), *map(display_width, texts))
+    most = column.least if column.narrows_first else _NOTES
+    return _GAP + (min(natural, most) if column.wraps else natural)
+
+
+def _bar_width(width: int | None, beside: int) -> int:
+    room = _WIDEST_BAR if width is None else width - beside
+    return max(_NARROWEST_BAR, min(_WIDEST_BAR, room))
+
+
+def _in_same_state(rows: Sequence[GpuRow]) -> list[list[GpuRow]]:
     """Return GPUs in groups that share a row, the first of each with the labels of all."""
     groups: dict[object, list[int]] = {}
     for place, row in enumerate(rows):
         notes = tuple((note.text, note.job is None) for note in row.notes)
-        key = row.node, row.model, row.age, _bar_of(row, cells), _amount(row.free), notes
+        key = row.node, row.model, row.age, _bar_of(row, _WIDEST_BAR), amount(row.free), notes
         groups.setdefault(key, []).append(place)
     labels = [row.label for row in rows]
     return [
@@ -213,16 +235,19 @@ def _in_same_state(rows: Sequence[GpuRow], cells: int) -> list[list[GpuRow]]:
 
 
 def _gpu_columns(
-    rows: Sequence[GpuRow], cells: int
+    rows: Sequence[GpuRow],
 ) -> list[tuple[Column, Callable[[Sequence[GpuRow]], Line]]]:
-    """Return the columns of GPUs, each with what writes its cells; what is known of none has none.
+    """Return the columns without the bars, each with what writes its cells.
 
+    What is known of no GPU has no column.
     A cell is that of a row, which may show several GPUs.
     """
     found: list[tuple[Column, Callable[[Sequence[GpuRow]], Line]]] = [
-        (Column("GPU", right=True), lambda group: line(group[0].label)),
-        (Column("memory", leaves=5), lambda group: _bar_of(group[0], cells)),
-        (Column("used", right=True), lambda group: _spread(_amount, group, "used")),
+        (
+            Column("GPU", right=True, wraps=True, least=_LABELS, narrows_first=True),
+            lambda group: line(group[0].label),
+        ),
+        (Column("used", right=True), lambda group: _spread(amount, group, "used")),
         (Column("free", right=True), lambda group: _free(group[0])),
         (Column("", leaves=1, wraps=True, least=14, below=""), _notes),
     ]
@@ -230,7 +255,7 @@ def _gpu_columns(
         found.insert(0, (Column("NODE"), lambda group: line(group[0].node)))
     if any(row.model for row in rows):
         model = Column("model", leaves=4, shrinks=True, below="")
-        found.insert(-4, (model, lambda group: line(group[0].model)))
+        found.insert(-3, (model, lambda group: line(group[0].model)))
     if any(row.utilization is not None for row in rows):
         util = Column("util", right=True, leaves=3)
         found.insert(-1, (util, lambda group: _spread(_percent, group, "utilization")))
@@ -247,8 +272,11 @@ def _bar_of(row: GpuRow, cells: int) -> Line:
     return bar(row.memory, cells, is_exclusive=row.is_exclusive)
 
 
-def _amount(amount: int | None) -> str:
-    return "0" if amount == 0 else size(amount)
+def amount(memory: int | None) -> str:
+    """Write memory in at most four digits: 0, 9.5G, 307M."""
+    text = "0" if memory == 0 else size(memory)
+    whole, _, tenth = text.partition(".")
+    return f"{whole}{tenth[1:]}" if len(whole) >= _MANY_DIGITS else text
 
 
 def _percent(value: int | None) -> str:
@@ -272,7 +300,7 @@ def _spread(write: Callable[[int | None], str], group: Sequence[GpuRow], name: s
 def _free(row: GpuRow) -> Line:
     """Write what can be leased: in green only if anyone can have it."""
     style: Style = "good" if row.free and not row.notes else "warn" if row.free else "dim"
-    return line(_amount(row.free), style)
+    return line(amount(row.free), style)
 
 
 def _notes(group: Sequence[GpuRow]) -> Line:

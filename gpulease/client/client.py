@@ -319,19 +319,24 @@ class Client(LightClient):
         """Return what the daemon counts since its start, and its own health."""
         return decode(MetricsView, self._daemon.ask("GET", "/metrics"))
 
-    def report(self, user: str | None = None, since: float | None = None) -> ReportView:
+    def report(
+        self, user: str | None = None, since: float | None = None, by: str = "user"
+    ) -> ReportView:
         """Return what the ended jobs of one or all users asked for and used.
 
-        Only jobs that ended in the last `since` seconds count.
+        Only jobs that ended in the last `since` seconds count. They are summed up by user, group,
+        week or month.
 
         Raises:
             NotAllowed: it is about other users, and the admin hides what they run.
         """
-        return decode(ReportView, self.report_json(user, since))
+        return decode(ReportView, self.report_json(user, since, by))
 
-    def report_json(self, user: str | None = None, since: float | None = None) -> bytes:
+    def report_json(
+        self, user: str | None = None, since: float | None = None, by: str = "user"
+    ) -> bytes:
         """Return the reply of `report` as JSON."""
-        query = {"user": user, "since": None if since is None else f"{since:.0f}"}
+        query = {"user": user, "since": None if since is None else f"{since:.0f}", "by": by}
         return self._daemon.ask("GET", "/report", query)
 
     def history(

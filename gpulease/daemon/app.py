@@ -20,7 +20,7 @@ from gpulease.daemon.housekeeping import Sampler
 from gpulease.daemon.metrics import Metrics
 from gpulease.daemon.notifications import DaemonNotifications
 from gpulease.daemon.slurm import SlurmNode, build_launchers, slurm_policy
-from gpulease.daemon.user_policy import UserPolicy, groups_of
+from gpulease.daemon.user_policy import UserPolicy, groups_of, with_names_of_groups
 from gpulease.domain.health import HealthAction
 from gpulease.domain.job import Job, Owner
 from gpulease.domain.limits import UserLimits
@@ -384,7 +384,7 @@ def _request_context(  # noqa: PLR0913  requests reach every part
         hooks=records.hooks,
         stored_pools=records.pools.of,
         ended_jobs=JobHistory(base.store).page,
-        usage_by_user=accounts.by_user,
+        usage_totals=with_names_of_groups(accounts.totals),
         prediction_errors=accounts.predictions,
         waits_by_user=accounts.waits,
         memory_series=lambda: MemorySeries(base.store, *sampler.unwritten()),

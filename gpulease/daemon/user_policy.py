@@ -9,8 +9,9 @@ import logging
 import os
 import pwd
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import fields
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields, replace
+from datetime import datetime
 from functools import partial
 from itertools import islice
 from typing import Any
@@ -18,7 +19,7 @@ from typing import Any
 from gpulease.call_thread import CallThread
 from gpulease.config import PER_USER, Settings
 from gpulease.domain.idle import IdlePolicy, Release
-from gpulease.domain.job import Owner
+from gpulease.domain.job import Owner, UsageBy, UsageTotal
 from gpulease.domain.limits import Beyond, UserLimits
 from gpulease.domain.overuse import Consequence, OverusePolicy
 
@@ -102,6 +103,28 @@ def groups_of(owner: Owner) -> set[str]:
         except KeyError:
             continue
     return names
+
+
+TotalsOf = Callable[[UsageBy, str | None, datetime | None], Sequence[UsageTotal]]
+
+
+def with_names_of_groups(totals: TotalsOf) -> TotalsOf:
+    """Return a function that names groups as the user database does."""
+
+    def named(by: UsageBy, user: str | None, since: datetime | None) -> Sequence[UsageTotal]:
+        found = totals(by, user, since)
+        if by is not UsageBy.GROUP:
+            return found
+        return [replace(each, key=_name_of_group(each.key)) for each in found]
+
+    return named
+
+
+def _name_of_group(gid: str) -> str:
+    try:
+        return grp.getgrgid(int(gid)).gr_name
+    except (KeyError, OSError):
+        return gid
 
 
 _log = logging.getLogger(__name__)

@@ -53,11 +53,23 @@ class PredictionErrors:
     run_error: float | None
 
 
-@dataclass(frozen=True, slots=True)
-class UserUsage:
-    """Memory that the ended jobs of a user leased and used, for jobs with known use."""
+class UsageBy(StrEnum):
+    """What ended jobs are summed up by."""
 
-    user: str
+    USER = "user"
+    GROUP = "group"
+    """The group under which the job was submitted: the user's primary one, or newgrp(1)'s."""
+    WEEK = "week"
+    """In which the job ended, from Monday, in the time zone of the daemon."""
+    MONTH = "month"
+
+
+@dataclass(frozen=True, slots=True)
+class UsageTotal:
+    """Memory that some ended jobs leased and used, for jobs with known use."""
+
+    key: str
+    """The user, the gid, or the first day."""
     jobs: int
     out_of_memory: int
     """The jobs that ran out of GPU memory."""
@@ -67,6 +79,11 @@ class UserUsage:
     """Leased byte-seconds."""
     used: float
     """Byte-seconds of the memory needed at peak."""
+    unused: float
+    """Leased byte-seconds that were never needed."""
+    mean_wait: float
+    """Seconds from the submission to the grant."""
+    longest_wait: float
 
 
 @dataclass(frozen=True, slots=True)

@@ -190,7 +190,6 @@ class _Url:
         return _digest("url", self.url)
 
     def send(self, order: NotificationOrder, within_s: float) -> str:
-        del within_s  # Apprise has limits for each connection; the program ends in any case
         if importlib.util.find_spec("apprise") is None:
             raise NotSent(
                 "Apprise is not installed",
@@ -199,6 +198,8 @@ class _Url:
             )
         import apprise
 
+        # It waits 4 seconds for an answer, and a slow service would get the message twice.
+        apprise.URLBase.socket_read_timeout = within_s - apprise.URLBase.socket_connect_timeout
         with _log_of_thread() as log:
             service = apprise.Apprise()
             if not service.add(self.url):

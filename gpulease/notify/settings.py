@@ -1,8 +1,10 @@
 """The table [notify] of a user's own file: the events to be notified of, and the receivers."""
 
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 from gpulease import config
@@ -12,7 +14,6 @@ from gpulease.units import parse_span
 
 SENDMAIL = "/usr/sbin/sendmail"
 _KEYS = ("events", "command", "mail", "sendmail", "urls", "time_left")
-_SHELL = ("/bin/sh", "-c")
 _MOST_URLS = 16
 
 
@@ -68,7 +69,6 @@ def _settings_of(table: Any) -> NotifySettings:
         raise ValueError("it is a table")
     if unknown := [key for key in table if key not in _KEYS]:
         raise ValueError(f"it has an unknown key {unknown[0]!r}; known keys: {', '.join(_KEYS)}")
-    command = table.get("command", ())
     urls = _texts(table, "urls")
     if len(urls) > _MOST_URLS:
         raise ValueError(f"urls has {len(urls)} entries, and the limit is {_MOST_URLS}")
@@ -76,7 +76,7 @@ def _settings_of(table: Any) -> NotifySettings:
     time_left = _text(table, "time_left")
     return NotifySettings(
         events=_texts(table, "events"),
-        command=(*_SHELL, command) if isinstance(command, str) else _texts(table, "command"),
+        command=_command(table),
         mail=_address(_text(table, "mail")),
         sendmail=_text(table, "sendmail") or default.sendmail,
         urls=urls,
@@ -99,6 +99,13 @@ def _texts(table: Mapping[str, Any], key: str) -> tuple[str, ...]:
     ):
         raise ValueError(f"{key} is a list of texts")
     return tuple(texts)
+
+
+def _command(table: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the command, of a list or of words as a shell has them; no shell runs it."""
+    line = table.get("command")
+    words = tuple(shlex.split(line)) if isinstance(line, str) else _texts(table, "command")
+    return (str(Path(words[0]).expanduser()), *words[1:]) if words else ()
 
 
 def _address(mail: str | None) -> str | None:

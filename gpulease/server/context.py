@@ -9,7 +9,15 @@ from typing import TypeVar
 import msgspec
 
 from gpulease.domain.gpu import GpuReading, GpuUuid, JobId
-from gpulease.domain.job import Invocation, Job, Owner, PredictionErrors, UserUsage, UserWaits
+from gpulease.domain.job import (
+    Invocation,
+    Job,
+    Owner,
+    PredictionErrors,
+    UsageBy,
+    UsageTotal,
+    UserWaits,
+)
 from gpulease.domain.lease import State
 from gpulease.domain.notifications import Message
 from gpulease.errors import BadValue, NoSuchJob
@@ -41,6 +49,10 @@ Body = TypeVar("Body")
 
 _MOST_DETAIL = 200
 """Characters of a parser's message that are shown."""
+
+
+TotalsOf = Callable[[UsageBy, str | None, datetime | None], Sequence[UsageTotal]]
+"""Sums up the ended jobs of one or all users, from some time on."""
 
 
 @dataclass(slots=True)
@@ -76,7 +88,7 @@ class RequestContext:
     stored_pools: Callable[[JobId], Sequence[PoolSeen]]
     ended_jobs: Callable[[EndedJobsQuery], Sequence[EndedJob]]
     """A page of the ended jobs."""
-    usage_by_user: Callable[[str | None, datetime | None], Sequence[UserUsage]]
+    usage_totals: TotalsOf
     """What the ended jobs of one or all users asked for and used, from some time on."""
     prediction_errors: Callable[[str | None, datetime | None], PredictionErrors]
     """How good predictions for the same jobs were."""

@@ -11,7 +11,7 @@ from datetime import datetime, timedelta
 
 from gpulease.domain.gpu import GpuUuid
 from gpulease.domain.hook_reports import HookReport, HookState
-from gpulease.domain.job import PredictionErrors, UserUsage, UserWaits
+from gpulease.domain.job import PredictionErrors, UsageBy, UsageTotal, UserWaits
 from gpulease.domain.standing import UserStanding
 from gpulease.errors import BadValue, NotAllowed
 from gpulease.server.context import (
@@ -27,7 +27,14 @@ from gpulease.server.view_sources import instant
 from gpulease.service.hook_reports import Steps
 from gpulease.service.usage import FrameworkReport, PoolReport
 from gpulease.wire.requests import PoolUsage, UsageRequest
-from gpulease.wire.usage import PredictionsView, ReportView, SharesView, ShareView, UseView
+from gpulease.wire.usage import (
+    PredictionsView,
+    ReportView,
+    SharesView,
+    ShareView,
+    UsePartView,
+    UseView,
+)
 
 FRAMEWORKS = frozenset({"tensorflow", "torch", "jax", "cupy", "rmm", "onnxruntime"})
 _MOST_GPUS = 64
@@ -67,10 +74,19 @@ class UsageHandlers:
         return Response(status=204)
 
     async def report(
-        self, request: Request, user: str | None = None, since: float | None = None
+        self,
+        request: Request,
+        user: str | None = None,
+        since: float | None = None,
+        by: str = UsageBy.USER,
     ) -> Response:
-        """Show what users asked for and used; `since` is in seconds ago, no `user` means all."""
+        """Show what jobs asked for and used, by user, group, week or month.
+
+        `since` is in seconds ago, no `user` means all.
+        """
         context = self._context
+        if by not in set(UsageBy):
+            raise BadValue(f"cannot report by {by[:40]!r}", f"by: {', '.join(UsageBy)}")
         viewer = context.redacted_for(caller_of_request(request))
         if viewer is not None and user != viewer:
             raise NotAllowed(
@@ -81,9 +97,11 @@ class UsageHandlers:
         begin = None if ago is None else context.clock.now() - ago
         # A year of jobs takes a while to add up.
         await slot_of_request(request).for_expensive()
-        used = await asyncio.to_thread(context.usage_by_user, user, begin)
-        errors = await asyncio.to_thread(context.prediction_errors, user, begin)
-        return json_response(report_view(used, begin, errors))
+        used, errors = await asyncio.gather(
+            asyncio.to_thread(context.usage_totals, UsageBy(by), user, begin),
+            asyncio.to_thread(context.prediction_errors, user, begin),
+        )
+        return json_response(report_view(UsageBy(by), used, begin, errors))
 
     async def shares(self, request: Request, since: float = _WEEK_S) -> Response:
         """Show the users of the queue: use, share, turn, and waits in the last `since` seconds."""
@@ -177,8 +195,15 @@ def _pool(reported: PoolUsage) -> PoolReport:
 
 
 def report_view(
-    uses: Sequence[UserUsage], since: datetime | None, errors: PredictionErrors
+    by: UsageBy, totals: Sequence[UsageTotal], since: datetime | None, errors: PredictionErrors
 ) -> ReportView:
-    """Return what users asked for and used as a wire object."""
-    users = [UseView(*astuple(use)) for use in uses]
-    return ReportView(instant(since), users, PredictionsView(*astuple(errors)))
+    """Return what jobs asked for and used as a wire object."""
+    rows = [astuple(each) for each in totals]
+    by_user = by is UsageBy.USER
+    return ReportView(
+        since=instant(since),
+        users=[UseView(*row) for row in rows if by_user],
+        predictions=PredictionsView(*astuple(errors)),
+        by=by.value,
+        parts=[UsePartView(*row) for row in rows if not by_user],
+    )

@@ -156,4 +156,4 @@ def _ask(
             "end": grid.end_s * _US,
             "step": grid.step_s * _US,
         },
-    )
+    ).all()

@@ -4,13 +4,25 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
 from statistics import median
+from typing import Any
 
-from sqlalchemy import Float, String, and_, cast, func, literal_column, select
+from sqlalchemy import (
+    ColumnElement,
+    Float,
+    Integer,
+    Select,
+    String,
+    and_,
+    cast,
+    func,
+    literal_column,
+    select,
+)
 from sqlalchemy.dialects.sqlite import insert as upsert
 from sqlalchemy.orm import Session
 
 from gpulease.domain.gpu import GpuUuid, JobId
-from gpulease.domain.job import PredictionErrors, UserUsage, UserWaits
+from gpulease.domain.job import PredictionErrors, UsageBy, UsageTotal, UserWaits
 from gpulease.domain.lease import HOLDS_MEMORY, State
 from gpulease.domain.memory_estimate import LATEST, OverheadKey
 from gpulease.errors import RecordUnwritable
@@ -112,38 +124,71 @@ _BY_USER = literal_column("+jobs.user", String)
 """Without the index of users: that of ends leads to the few jobs that count."""
 
 
+_ENDED = "jobs.ended_at / 1000000, 'unixepoch', 'localtime'"
+_KEYS: dict[UsageBy, ColumnElement[Any]] = {
+    UsageBy.USER: _BY_USER,
+    UsageBy.GROUP: literal_column("+jobs.gid", Integer),
+    UsageBy.WEEK: literal_column(f"date({_ENDED}, 'weekday 0', '-6 days')", String),
+    UsageBy.MONTH: literal_column(f"date({_ENDED}, 'start of month')", String),
+}
+"""The functions are those of sqlite.org/lang_datefunc.html."""
+
+
+def _use_of_jobs(
+    key: ColumnElement[Any], user: str | None, since: datetime | None
+) -> Select[*tuple[Any, ...]]:
+    """Return the statement for the use of each ended job, summed over its GPUs."""
+    held_for = cast(LeaseRow.released_at - LeaseRow.granted_at, Float) / _MICROSECONDS
+    waited = cast(JobRow.granted_at - JobRow.submitted_at, Float) / _MICROSECONDS
+    unused = func.max(LeaseRow.memory - LeaseRow.used, 0)
+    wanted = (
+        select(
+            key.label("key"),
+            JobRow.out_of_memory,
+            # After a change of the clock.
+            func.max(waited, 0.0).label("waited"),
+            func.total(held_for).label("held"),
+            func.total(held_for * LeaseRow.memory).label("asked"),
+            func.total(held_for * LeaseRow.used).label("used"),
+            func.total(held_for * unused).label("unused"),
+        )
+        .join(LeaseRow, LeaseRow.job == JobRow.id)
+        .where(JobRow.state == State.ENDED, LeaseRow.used.is_not(None))
+        # An order that no index has, so that the index of ends is used.
+        .group_by(JobRow.id + 0)
+    )
+    if user is not None:
+        wanted = wanted.where(JobRow.user == user)
+    return wanted if since is None else wanted.where(JobRow.ended_at >= since)
+
+
 class UsageTotals:
     """Sums the memory that jobs leased and used."""
 
     def __init__(self, store: SqlStore) -> None:
         self._store = store
 
-    def by_user(self, user: str | None, since: datetime | None) -> Sequence[UserUsage]:
-        """Return the totals of ended jobs with known use, for one user or all, by user.
+    def totals(self, by: UsageBy, user: str | None, since: datetime | None) -> Sequence[UsageTotal]:
+        """Return the totals of ended jobs with known use, for one user or all, by their key.
 
         `since` is the earliest end; None for no bound.
         """
-        held_for = cast(LeaseRow.released_at - LeaseRow.granted_at, Float) / _MICROSECONDS
+        jobs = _use_of_jobs(_KEYS[by], user, since).subquery()
+        names = ("held", "asked", "used", "unused")
         wanted = (
             select(
-                JobRow.user,
-                func.count(JobRow.id.distinct()),
-                func.count(JobRow.id.distinct()).filter(JobRow.out_of_memory),
-                func.total(held_for),
-                func.total(held_for * LeaseRow.memory),
-                func.total(held_for * LeaseRow.used),
+                jobs.c.key,
+                func.count(),
+                func.count().filter(jobs.c.out_of_memory),
+                *(func.total(jobs.c[name]) for name in names),
+                func.avg(jobs.c.waited),
+                func.max(jobs.c.waited),
             )
-            .join(LeaseRow, LeaseRow.job == JobRow.id)
-            .where(JobRow.state == State.ENDED, LeaseRow.used.is_not(None))
-            .group_by(_BY_USER)
-            .order_by(JobRow.user)
+            .group_by(jobs.c.key)
+            .order_by(jobs.c.key)
         )
-        if user is not None:
-            wanted = wanted.where(JobRow.user == user)
-        if since is not None:
-            wanted = wanted.where(JobRow.ended_at >= since)
         with translate_errors(self._store.path), Session(self._store.engine) as session:
-            return [UserUsage(*row) for row in session.execute(wanted)]
+            return [UsageTotal(str(key), *row) for key, *row in session.execute(wanted)]
 
     def predictions(self, user: str | None, since: datetime | None) -> PredictionErrors:
         """Return how good predictions were, for the latest ended jobs of one user or all.

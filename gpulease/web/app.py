@@ -1,5 +1,7 @@
 """The web application: its routes, and what a browser gets when something fails."""
 
+from collections.abc import Collection
+
 from starlette.applications import Starlette
 from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp
@@ -30,9 +32,22 @@ def routes(daemon: DaemonReader, live: LiveStatus, *, metrics_by_job: bool) -> l
 
 
 def build(
-    daemon: DaemonReader, live: LiveStatus, base: str = "", *, metrics_by_job: bool = False
+    daemon: DaemonReader,
+    live: LiveStatus,
+    base: str = "",
+    names: Collection[str] | None = None,
+    *,
+    metrics_by_job: bool = False,
 ) -> ASGIApp:
-    """Return the application; `base` is the path of the proxy that it leaves in requests."""
+    """Return the application.
+
+    Args:
+        daemon: what is asked.
+        live: the live view.
+        base: the path of the proxy that it leaves in requests.
+        names: those by which browsers may know this machine; None: any.
+        metrics_by_job: whether the metrics have series for each job.
+    """
     served = routes(daemon, live, metrics_by_job=metrics_by_job)
     handlers = {GpuleaseError: failed, 404: not_found}
-    return HttpRules(Starlette(routes=served, exception_handlers=handlers), base)
+    return HttpRules(Starlette(routes=served, exception_handlers=handlers), base, names)

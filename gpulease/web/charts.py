@@ -124,8 +124,11 @@ class _Scale:
     x: float
     y: float
 
-    def point(self, index: int, value: float) -> str:
-        return f"{index * self.x:.4g} {PLOT_HEIGHT - value * self.y:.4g}"
+    def place(self, index: int, value: float) -> str:
+        return f"{index * self.x:.6g} {self.height_of(value)}"
+
+    def height_of(self, value: float) -> str:
+        return f"{PLOT_HEIGHT - value * self.y:.4g}"
 
 
 def _stacked(curves: Sequence[Curve]) -> Iterator[tuple[Curve, Series, Series]]:
@@ -173,12 +176,10 @@ def _runs(values: Series) -> list[range]:
 
 def _steps(run: range, values: Series, scale: _Scale, first: str, back: int = 0) -> str:
     """Return a path along the top of each step, to the right, or `back` to the left."""
-    parts = []
+    parts = [f"{first}{scale.place(run[0] + back, values[run[0]] or 0)}"]
     for index in run:
-        value = values[index] or 0
-        parts.append(f"{first}{scale.point(index + back, value)}")
-        parts.append(f"L{scale.point(index + 1 - back, value)}")
-        first = "L"
+        parts.append(f"V{scale.height_of(values[index] or 0)}")
+        parts.append(f"H{(index + 1 - back) * scale.x:.6g}")
     return "".join(parts)
 
 

@@ -1,6 +1,10 @@
-"""What holds for every response: reading only, no scripts but ours, and the path of the proxy."""
+"""What holds for every request: methods that read, known names, the base, security headers."""
 
-from starlette.datastructures import MutableHeaders
+import ipaddress
+from collections.abc import Collection
+from urllib.parse import urlsplit
+
+from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -20,11 +24,13 @@ HEADERS = {
 
 
 class HttpRules:
-    """Refuses methods that write, removes the base from paths, and adds the headers."""
+    """Refuses what may not be asked, removes the base from paths, and adds the headers."""
 
-    def __init__(self, app: ASGIApp, base: str) -> None:
+    def __init__(self, app: ASGIApp, base: str, names: Collection[str] | None) -> None:
+        """`names` are those by which browsers may know this machine, None for any name."""
         self._app = app
         self._base = base
+        self._names = names
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
@@ -37,8 +43,13 @@ class HttpRules:
                 headers.setdefault("cache-control", "no-store")
             await send(message)
 
-        app = self._app if scope["method"] in _READS else _refusal
-        await app(self._without_base(scope), receive, send_with_headers)
+        await self._application(scope)(self._without_base(scope), receive, send_with_headers)
+
+    def _application(self, scope: Scope) -> ASGIApp:
+        if scope["method"] not in _READS:
+            return _NO_WRITES
+        asked = Headers(scope=scope).get("host", "")
+        return self._app if self._names is None or is_known(asked, self._names) else _NO_SUCH_NAME
 
     def _without_base(self, scope: Scope) -> Scope:
         """Remove the base, which some proxies remove themselves."""
@@ -48,6 +59,28 @@ class HttpRules:
         return scope
 
 
-_refusal = PlainTextResponse(
+def is_known(host: str, names: Collection[str]) -> bool:
+    """Tell whether a Host header has an address, or a name of this machine.
+
+    The site of an attacker can have its own name point here, and so have browsers read for it what
+    listens on loopback (DNS rebinding). An address in the header cannot be such a name.
+    """
+    try:
+        name = urlsplit(f"//{host}").hostname or ""
+    except ValueError:
+        return False
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return name in names or name == "localhost" or name.endswith(".localhost")
+    return True
+
+
+_NO_WRITES = PlainTextResponse(
     "cannot change anything here: this page only reads\n", 405, {"allow": ", ".join(_READS)}
+)
+_NO_SUCH_NAME = PlainTextResponse(
+    "cannot serve this name: on loopback, gpulease-web answers to localhost, addresses and the "
+    "name of this machine\n\nhint: start gpulease-web with --host NAME\n",
+    421,
 )

@@ -2,6 +2,7 @@
 
 import argparse
 import contextlib
+import ipaddress
 import logging
 import os
 import socket
@@ -84,15 +85,22 @@ class _Server(uvicorn.Server):
 def _serve(given: argparse.Namespace) -> None:
     daemon = DaemonReader(_client(given.socket))
     live = LiveStatus(daemon, most=given.most_listeners)
-    app = build(daemon, live, _base(given.base), metrics_by_job=given.metrics_jobs)
-    settings = uvicorn.Config(
-        app, ws="none", lifespan="off", access_log=False, server_header=False, log_config=None,
-        proxy_headers=False, limit_concurrency=given.most_listeners + _OTHER_CONNECTIONS,
-        timeout_graceful_shutdown=_ENDS_WITHIN_S,
-    )  # fmt: skip
     with contextlib.closing(listen(given.listen)) as listening, contextlib.closing(daemon):
+        names = {socket.gethostname().lower(), *given.host} if _is_on_loopback(listening) else None
+        base = _base(given.base)
+        app = build(daemon, live, base, names, metrics_by_job=given.metrics_jobs)
+        settings = uvicorn.Config(
+            app, ws="none", lifespan="off", access_log=False, server_header=False,
+            log_config=None, proxy_headers=False, timeout_graceful_shutdown=_ENDS_WITHIN_S,
+            limit_concurrency=given.most_listeners + _OTHER_CONNECTIONS,
+        )  # fmt: skip
         _log.info("serving %s for the daemon on %s", _shown(listening), daemon.path)
         _Server(settings, live).run(sockets=[listening])
+
+
+def _is_on_loopback(listening: socket.socket) -> bool:
+    is_unix = listening.family == socket.AF_UNIX
+    return not is_unix and ipaddress.ip_address(listening.getsockname()[0]).is_loopback
 
 
 def _client(given: Path | None) -> Client:
@@ -192,6 +200,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--base", default="", metavar="PATH",
         help="path under which a reverse proxy serves the page, if it leaves it in requests",
+    )  # fmt: skip
+    parser.add_argument(
+        "--host", action="append", default=[], metavar="NAME",
+        help="another name that browsers use for a page on loopback; may be repeated",
     )  # fmt: skip
     parser.add_argument(
         "--most-listeners", type=int, default=MOST_LISTENERS, metavar="N",

@@ -3,7 +3,7 @@
 A field that was added later has a default, for an older daemon that does not send it.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from gpulease.wire.jobs import JobKind, Outcome
 
@@ -61,6 +61,27 @@ class UseView:
     """Byte-seconds leased."""
     used: float
     """Byte-seconds of the peaks."""
+    unused: float = 0.0
+    """Byte-seconds that were leased and never needed."""
+    mean_wait: float | None = None
+    """Seconds from the submission to the lease."""
+    longest_wait: float | None = None
+
+
+@dataclass(slots=True)
+class UsePartView:
+    """The same for the jobs of one group, week or month."""
+
+    name: str
+    """The group under which jobs were submitted, or the first day: 2026-11-16."""
+    jobs: int
+    out_of_memory: int
+    gpu_seconds: float
+    asked: float
+    used: float
+    unused: float
+    mean_wait: float
+    longest_wait: float
 
 
 @dataclass(slots=True)
@@ -121,3 +142,7 @@ class ReportView:
     users: list[UseView]
     predictions: PredictionsView | None = None
     """Null from an older daemon."""
+    by: str = "user"
+    """Or group, week (from Monday) or month, in which the jobs ended."""
+    parts: list[UsePartView] = field(default_factory=list)
+    """By group, week or month; `users` is empty then."""

@@ -19,7 +19,7 @@ from sqlalchemy import event
 from fakes import NOON, FakeClock, order, reading
 from gpulease.daemon.worker_threads import WriterThread
 from gpulease.domain.gpu import JobId
-from gpulease.domain.job import Exit, Job, Outcome, SlurmJob
+from gpulease.domain.job import Exit, Job, Outcome, SlurmJob, UsageBy
 from gpulease.domain.lease import State
 from gpulease.domain.queue_options import Indices
 from gpulease.service import jobs, scheduler, slurm_leases, submission
@@ -230,7 +230,7 @@ def test_a_year_of_history_is_not_searched_row_by_row(store: SqlStore) -> None:
         store.events(job.id), store.elements(job.id), store.past_jobs(NOON)
         for query in (EndedJobsQuery(since=NOON), EndedJobsQuery("alice", NOON, before=9)):
             JobHistory(store).page(query)
-        UsageTotals(store).by_user(None, NOON)
+        UsageTotals(store).totals(UsageBy.USER, None, NOON)
         UsageTotals(store).predictions(None, NOON)
         UsageTotals(store).waits(NOON)
         Retention(store).expired(NOON, 1000)

@@ -100,7 +100,7 @@ def test_only_the_receivers_that_failed_get_it_again(
     store: SqlStore, tmp_path: Path, receiver: Receiver
 ) -> None:
     receiver.refuses = 1
-    command = f'command = "echo sent >> {tmp_path}/sent"'
+    command = f'command = ["sh", "-c", "echo sent >> {tmp_path}/sent"]'
 
     async def scenario() -> None:
         async with delivering(store, tmp_path, f'urls = ["{receiver.url}"]', command):

@@ -136,7 +136,10 @@ def test_a_receiver_that_hangs_delays_no_job_and_ends_with_its_deadline(
     make_daemon: Callable[..., Daemon], tmp_path: Path, receiver: Receiver
 ) -> None:
     receiver.open.clear()
-    lines = f'command = "touch {tmp_path}/hangs; sleep 600"', f'urls = ["{receiver.url}"]'
+    lines = (
+        f'command = ["sh", "-c", "touch {tmp_path}/hangs; sleep 600"]',
+        f'urls = ["{receiver.url}"]',
+    )
     daemon = with_receivers(make_daemon, tmp_path, *lines)
     first = daemon.submit("--mem", "1G", "--notify", "end", "--", "true")
     wait_for("it hangs", (tmp_path / "hangs").exists)
@@ -372,11 +375,12 @@ def test_each_user_has_receivers_of_their_own_and_one_that_hangs_delays_no_other
         spool.mkdir()
         spool.chmod(0o1777)
         hangs = f"id -u > {spool}/alice; sleep 600"
-        configure_as(first, folder / alice, f'command = "{hangs}"')
+        configure_as(first, folder / alice, f'command = ["sh", "-c", "{hangs}"]')
+        secret = folder / alice / ".config" / "gpulease" / "config.toml"
         configure_as(
             second, folder / bob, f'urls = ["{receiver.url}"]',
-            f'command = "id -u > {spool}/bob; cat {folder}/{alice}/.config/gpulease/config.toml '
-            f'/proc/$(cat {spool}/sender)/environ >> {spool}/bob 2>&1; true"',
+            f'command = ["sh", "-c", "id -u > {spool}/bob; cat {secret} '
+            f'/proc/$(cat {spool}/sender)/environ >> {spool}/bob 2>&1; true"]',
         )  # fmt: skip
         made = OpenDaemon(folder, settings={"grace": "2s"})
         daemon = made.start()

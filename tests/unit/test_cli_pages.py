@@ -51,6 +51,7 @@ from gpulease.wire.usage import (
     ReportView,
     SharesView,
     ShareView,
+    UsePartView,
     UseView,
 )
 
@@ -255,11 +256,33 @@ def used() -> ReportView:
     return ReportView(
         None,
         [
-            UseView("alice", 12, 1, 30 * hour, 30 * hour * 8 * GIB, 30 * hour * 3 * GIB),
+            UseView(
+                "alice",
+                12,
+                1,
+                30 * hour,
+                30 * hour * 8 * GIB,
+                30 * hour * 3 * GIB,
+                30 * hour * 5 * GIB,
+                90.0,
+                600.0,
+            ),
             UseView("bob", 1, 0, 0.0, 0.0, 0.0),
         ],
         PredictionsView(9, 780.0, 13, 1260.0),
     )
+
+
+def used_by_week() -> ReportView:
+    hour = 3600.0
+    parts = [
+        UsePartView(
+            day, 12, 1, 30 * hour, 30 * hour * 8 * GIB, 30 * hour * 3 * GIB, 30 * hour * 5 * GIB,
+            90.0, 600.0,
+        )
+        for day in ("2026-02-23", "2026-03-02")
+    ]  # fmt: skip
+    return ReportView(None, [], by="week", parts=parts)
 
 
 def windows() -> WindowList:
@@ -350,6 +373,7 @@ def pages(width: int | None) -> dict[str, Page]:
         "reserve": reserve.page(windows(), NOW),
         "reserve-empty": reserve.page(WindowList([]), NOW),
         "report": report.page(used()),
+        "report-by-week": report.page(used_by_week()),
         "dry-run-waits": dry_run.page(dry(), NOW),
         "dry-run-starts": dry_run.page(
             replace(

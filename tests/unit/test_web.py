@@ -7,6 +7,7 @@ import pytest
 from gpulease.errors import BadUsage, GpuleaseError
 from gpulease.web.bars import bar_of
 from gpulease.web.charts import PLOT_HEIGHT, PLOT_WIDTH, Curve, memory_chart, plain_chart
+from gpulease.web.http_rules import is_known
 from gpulease.web.main import listen
 from gpulease.web.templates import render
 from gpulease.web.text import COLORS, claimed, clean, clock, colors, ordinal, size, until
@@ -97,6 +98,14 @@ def test_a_chart_of_nothing_is_none() -> None:
     curve = Curve("busy", "busy", [None, None], is_line=True)
     assert plain_chart("Busy", NOON.isoformat(), 1.0, curve, "%", 100) is None
     assert memory_chart("Memory", NOON.isoformat(), 1.0, []) is None
+
+
+def test_on_loopback_only_names_of_this_machine_are_served() -> None:
+    names = {"gpu01", "gpu.example.org"}
+    for host in ("127.0.0.1:8080", "[::1]:8080", "10.0.0.1", "localhost", "a.localhost:1", "GPU01"):
+        assert is_known(host, names), host
+    for host in ("evil.example", "127.0.0.1.evil.example:80", "", "[::1", "localhost.evil", "a:b"):
+        assert not is_known(host, names), host
 
 
 @pytest.mark.parametrize(

@@ -240,7 +240,7 @@ def test_the_history_of_a_gpu_has_axes_and_owners(
     page = open_page(f"{served.url}/gpus/{gpu}")
     plot = page.get_by_role("img", name="Memory")
     assert plot.locator("path.used").count() == 1
-    assert {"2G", "4G", "6G", "8G"} <= set(plot.locator("text.y").all_text_contents())
-    assert len(plot.locator("text.x").all_text_contents()) >= 3
+    assert {"2G", "4G", "6G", "8G"} <= set(plot.locator(".ys text").all_text_contents())
+    assert len(plot.locator(".area text").all_text_contents()) >= 3
     page.get_by_role("link", name="Week").click()
     assert page.get_by_role("link", name="Week").get_attribute("aria-current") == "true"

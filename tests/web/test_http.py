@@ -83,6 +83,14 @@ def test_every_answer_forbids_what_the_page_does_not_need(served: Web) -> None:
         assert "server" not in headers
 
 
+def test_a_name_that_is_not_of_this_machine_is_refused(daemon: Daemon) -> None:
+    with web(daemon.socket, "--host", "gpu.example.org") as served:
+        refused = served.get("/", Host="rebound.example")
+        assert (refused.status, "--host" in refused.text) == (421, True)
+        assert served.get("/", Host="gpu.example.org").status == 200
+        assert served.get("/", Host=f"localhost:{served.port}").status == 200
+
+
 def test_no_page_has_script_or_style_of_its_own(daemon: Daemon, served: Web) -> None:
     daemon.wait_until(daemon.submit("--mem", "1G", "sleep", "600"), "active")
     for path, text in crawled(served).items():

@@ -1,0 +1,191 @@
+"""What ended jobs asked for and used, summed up by user, group, week and month."""
+
+import csv
+import io
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from fakes import ALICE, NOON, order, reading
+from gpulease.cli.report import csv_of
+from gpulease.daemon.user_policy import with_names_of_groups
+from gpulease.domain.gpu import GpuUuid
+from gpulease.domain.job import (
+    Exit,
+    Job,
+    Outcome,
+    Owner,
+    PredictionErrors,
+    UsageBy,
+    UsageTotal,
+    grant,
+    worker_gone,
+    worker_started,
+)
+from gpulease.domain.lease import Trigger
+from gpulease.domain.placement import Placement
+from gpulease.server.usage import report_view
+from gpulease.service.ports import Event
+from gpulease.store.store import SqlStore
+from gpulease.store.usage import UsageTotals
+from gpulease.units import GIB
+
+EVENT = Event(NOON, "test")
+HOUR = timedelta(hours=1)
+NO_ERRORS = PredictionErrors(0, None, 0, None)
+BOB = Owner(1001, 100, "bob")
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[SqlStore]:
+    opened = SqlStore(tmp_path / "gpulease.db")
+    with opened.write() as tx:
+        tx.add_gpus([reading(), reading("GPU-2")], NOON)
+    yield opened
+    opened.close()
+
+
+def ran(
+    store: SqlStore,
+    owner: Owner = ALICE,
+    *,
+    used: int | None = GIB,
+    waited: timedelta = timedelta(0),
+    ended: datetime = NOON,
+    gpus: int = 1,
+) -> Job:
+    """Return a job that held 4G of each of its GPUs for an hour."""
+    granted = ended - HOUR
+    uuids = (reading().uuid, GpuUuid("GPU-2"))[:gpus]
+    with store.write() as tx:
+        job = tx.add(replace(order(), owner=owner), granted - waited)
+        job = grant(job, Placement(tuple((uuid, 4 * GIB) for uuid in uuids)), granted)
+        started = worker_started(job, 1, 1, granted)
+        assert started is not None
+        tx.save(started, EVENT)
+        measured = tuple(replace(each, used=used) for each in started.leases)
+        with_use = replace(started, leases=measured)
+        done = worker_gone(with_use, Trigger.WORKER_EXITED, Outcome.EXITED, None, Exit(0), ended)
+        assert done is not None
+        tx.save(done, EVENT)
+    return done
+
+
+def totals(store: SqlStore, by: UsageBy, user: str | None = None) -> dict[str, UsageTotal]:
+    return {each.key: each for each in UsageTotals(store).totals(by, user, None)}
+
+
+def test_what_was_asked_and_never_used_is_counted_by_gpu_and_time(store: SqlStore) -> None:
+    ran(store, used=GIB, gpus=2)
+    ran(store, used=3 * GIB)
+
+    found = totals(store, UsageBy.USER)[ALICE.user]
+
+    assert (found.jobs, found.seconds) == (2, 3 * 3600)
+    assert (found.asked, found.used) == (12 * GIB * 3600, 5 * GIB * 3600)
+    assert found.unused == 7 * GIB * 3600
+
+
+def test_a_job_above_its_lease_saves_no_memory_of_others(store: SqlStore) -> None:
+    ran(store, used=9 * GIB)
+    ran(store, used=GIB)
+
+    assert totals(store, UsageBy.USER)[ALICE.user].unused == 3 * GIB * 3600
+
+
+def test_the_wait_of_a_job_on_two_gpus_counts_once(store: SqlStore) -> None:
+    ran(store, waited=2 * HOUR, gpus=2)
+    ran(store, waited=timedelta(0))
+    # The clock was set back between submission and grant.
+    ran(store, waited=-HOUR)
+
+    found = totals(store, UsageBy.USER)[ALICE.user]
+
+    assert (found.mean_wait, found.longest_wait) == (2400, 7200)
+
+
+def test_jobs_with_unknown_use_do_not_count(store: SqlStore) -> None:
+    ran(store, used=None, waited=9 * HOUR)
+
+    assert totals(store, UsageBy.USER) == {}
+
+
+def test_users_and_groups_have_totals_of_their_own(store: SqlStore) -> None:
+    ran(store, ALICE), ran(store, BOB), ran(store, BOB)
+
+    assert {key: each.jobs for key, each in totals(store, UsageBy.USER).items()} == {
+        ALICE.user: 1,
+        "bob": 2,
+    }
+    assert {key: each.jobs for key, each in totals(store, UsageBy.GROUP).items()} == {
+        str(ALICE.gid): 1,
+        "100": 2,
+    }
+    assert [*totals(store, UsageBy.GROUP, "bob")] == ["100"]
+
+
+def test_groups_have_the_names_of_this_machine(store: SqlStore) -> None:
+    ran(store, replace(BOB, gid=0)), ran(store, replace(BOB, gid=987_654))
+
+    named = with_names_of_groups(UsageTotals(store).totals)
+
+    assert {each.key for each in named(UsageBy.GROUP, None, None)} == {"root", "987654"}
+    assert {each.key for each in named(UsageBy.USER, None, None)} == {"bob"}
+
+
+@pytest.fixture
+def in_utc() -> Iterator[None]:
+    before = os.environ.get("TZ")
+    os.environ["TZ"] = "UTC"
+    time.tzset()
+    yield
+    if before is None:
+        del os.environ["TZ"]
+    else:
+        os.environ["TZ"] = before
+    time.tzset()
+
+
+@pytest.mark.usefixtures("in_utc")
+def test_weeks_begin_on_monday_and_months_on_the_first(store: SqlStore) -> None:
+    days = ("2026-11-15 23:59", "2026-11-16 00:00", "2026-11-22 23:59", "2026-12-01 00:00")
+    for day in days:
+        ran(store, ended=datetime.fromisoformat(day).replace(tzinfo=UTC))
+
+    weeks, months = totals(store, UsageBy.WEEK), totals(store, UsageBy.MONTH)
+
+    assert {key: each.jobs for key, each in weeks.items()} == {
+        "2026-11-09": 1,
+        "2026-11-16": 2,
+        "2026-11-30": 1,
+    }
+    assert {key: each.jobs for key, each in months.items()} == {"2026-11-01": 3, "2026-12-01": 1}
+
+
+def test_a_report_lists_users_or_parts(store: SqlStore) -> None:
+    ran(store)
+    accounts = UsageTotals(store)
+
+    by_user = report_view(UsageBy.USER, accounts.totals(UsageBy.USER, None, None), None, NO_ERRORS)
+    by_group = report_view(
+        UsageBy.GROUP, accounts.totals(UsageBy.GROUP, None, None), None, NO_ERRORS
+    )
+
+    assert ([each.user for each in by_user.users], by_user.parts) == ([ALICE.user], [])
+    assert (by_group.users, [each.name for each in by_group.parts]) == ([], [str(ALICE.gid)])
+
+
+def test_the_csv_of_a_report_has_gib_hours_and_seconds(store: SqlStore) -> None:
+    ran(store, waited=HOUR)
+    found = UsageTotals(store).totals(UsageBy.USER, None, None)
+
+    (row,) = csv.DictReader(io.StringIO(csv_of(report_view(UsageBy.USER, found, None, NO_ERRORS))))
+
+    assert (row["user"], row["jobs"], row["gpu_hours"]) == (ALICE.user, "1", "1.0")
+    assert (row["leased_gib_hours"], row["unused_gib_hours"]) == ("4.0", "3.0")
+    assert row["longest_wait_s"] == "3600.0"

@@ -1,0 +1,316 @@
+"""What `gpulease status` and `gpulease list` tell a person at a glance, on a terminal."""
+
+import re
+from dataclasses import replace
+from datetime import timedelta, timezone
+
+import pytest
+
+from daemon_stand_in import views
+from gpulease.cli import list_page, render, status_page
+from gpulease.cli.format import display_width, shorten_middle, shown_command
+from gpulease.cli.status_tables import amount, bar, model, models
+from gpulease.cli.tables import draw
+from gpulease.units import GIB, KIB
+from gpulease.wire.jobs import ArrayWaitingView, JobList, JobView, LeaseView, QueueView
+from gpulease.wire.machine import GpuView, ProcessView, StatusView, UserWaitingView, WindowView
+
+NOW = views.NOW.astimezone(timezone(timedelta(hours=1)))
+GLYPHS = {"used": "█", "leased": "▒", "unmanaged": "▚", "free": "░", "exclusive": "▓"}
+
+
+def shown(view: StatusView, width: int = 80, height: int = 24, user: str = "alice") -> list[str]:
+    return draw(status_page.page(view, NOW, width, height, user), width).splitlines()
+
+
+def queue(count: int, first: int = 60, **changed: object) -> list[JobView]:
+    """Return jobs that wait, with names that differ at their end."""
+    return [
+        replace(
+            views.job(first + place, name=f"sweep b=16 e=1 s={place}", position=place + 1),
+            waits_for=[], behind=5, expected_start_at="2026-03-02T18:00:00Z", **changed,
+        )
+        for place in range(count)
+    ]  # fmt: skip
+
+
+def machine(gpus: int, jobs: list[JobView], **changed: object) -> StatusView:
+    found = [views.empty_gpu(index, f"GPU-{index}") for index in range(gpus)]
+    return views.status(gpus=found, jobs=jobs, **changed)
+
+
+def different(count: int) -> list[JobView]:
+    """Return jobs that wait and share no row."""
+    users = ("alice", "bob")
+    return [replace(job, user=users[job.id % 2]) for job in queue(count)]
+
+
+def gpu_rows(lines: list[str]) -> list[str]:
+    """Return the rows of GPUs, which end at the legend."""
+    begin = next(place for place, line in enumerate(lines) if line.startswith("GPU")) + 1
+    end = next((n for n, line in enumerate(lines) if line.startswith("     ") and n >= begin), None)
+    return lines[begin:end]
+
+
+def row_of(lines: list[str], first: str) -> str:
+    return next(line for line in lines[2:] if line.split()[:1] == [first])
+
+
+def test_with_a_long_queue_all_gpus_stay_on_the_screen_and_the_rest_is_counted() -> None:
+    running = [views.running(number, gpu=f"GPU-{number}") for number in range(4)]
+    lines = shown(machine(4, [*running, *different(22)], waiting=230))
+
+    assert len(lines) < 24
+    assert [row.split()[0] for row in gpu_rows(lines)] == ["0", "1", "2", "3"]
+    rows = [line for line in lines if "sweep" in line]
+    assert lines[-1] == f"and {230 - len(rows)} more: gpulease list --state queued"
+    assert len(rows) > 3
+
+
+@pytest.mark.parametrize("height", range(4, 70, 3))
+@pytest.mark.parametrize("width", [40, 80, 140])
+def test_what_is_shown_and_what_is_counted_are_all_jobs_on_any_terminal(
+    width: int, height: int
+) -> None:
+    running = [views.running(100 + number, gpu="GPU-0", name="runs") for number in range(40)]
+    lines = shown(machine(4, [*running, *different(20)], waiting=1000), width, height)
+    text = "\n".join(lines)
+    counted = [int(count) for count in re.findall(r"and (\d+)\s+more:", text)]
+
+    assert text.count("runs") + text.count("sweep") + sum(counted) == 1040
+    assert height < 14 or len(lines) < height or width == 40
+    assert max(map(display_width, lines)) <= width
+
+
+def test_each_waiting_job_has_one_line_and_says_what_it_waits_for() -> None:
+    reason = "no room for 20G before one of the jobs 1, 2, 3, 4 ends, and that takes long"
+    first = replace(queue(1)[0], behind=None, waits_for=[1, 2, 3, 4], reason=reason)
+    held = QueueView(
+        "normal", 0, True, None, [], False, False, None, None, None, 0, blocked_by="held"
+    )
+    blocked = replace(first, id=9, position=None, queue=held, reason="held by its owner")
+    lines = shown(machine(1, [first, replace(queue(2)[1], behind=60), blocked]))
+
+    assert row_of(lines, "1").endswith("19:00, after one of 1-4")
+    assert row_of(lines, "2").endswith("19:00, after job 60")
+    assert any(line.split()[0] == "9" and "held by its owner" in line for line in lines if line)
+
+
+def test_similar_jobs_in_the_queue_share_a_row() -> None:
+    llm = views.job(5, name="llm", user="bob", position=1, waits_for=[1], reason="no room")
+    sweep = [replace(job, position=job.id - 64) for job in queue(20, first=66)]
+    lines = shown(machine(1, [llm, *sweep], waiting=33), 100)
+
+    row = row_of(lines, "2-21")
+    assert row.split()[1] == "66-85"
+    assert "sweep b=16 e=1 s=0 ... (20)" in row
+    assert lines[-1].startswith("and 12 more")
+
+
+def test_a_pipe_gets_a_row_for_each_job_and_each_gpu() -> None:
+    view = machine(16, queue(20))
+    text = draw(status_page.page(view, NOW), None)
+    assert text.count("sweep b=16") == 20
+    assert len(re.findall(r"^ +\d+  [░█]", text, re.MULTILINE)) == 16
+
+
+def test_elements_of_an_array_count_as_the_jobs_that_they_are() -> None:
+    options = QueueView(
+        "normal", 0, False, None, [], False, False, 17, 0, None, 0,
+        array_waiting=ArrayWaitingView("0-299", 300),
+    )  # fmt: skip
+    lines = shown(machine(1, [replace(queue(1)[0], queue=options)], waiting=310))
+    assert "17_[0-299]" in row_of(lines, "1")
+    assert lines[-1].startswith("and 10 more")
+
+
+def test_sixteen_gpus_share_rows_where_their_state_is_the_same() -> None:
+    jobs = [views.running(1, gpu="GPU-3"), views.running(2, gpu="GPU-9")]
+    view = machine(16, jobs)
+    for place, temperature in ((3, 70), (9, 71)):
+        view.gpus[place].memory, view.gpus[place].temperature = views.memory(), temperature
+        view.gpus[place].memory.unmanaged = 0
+    view.gpus[12].state, view.gpus[12].detail = "drained", "drained by root: new cable"
+    view.gpus[4].temperature = 41
+    lines = shown(view)
+
+    titles, rows = lines[2], lines[3:6]
+    labels = [row.strip().split("  ")[0] for row in rows]
+    assert labels == ["0-2, 4-8,", "10-11, 13-15", "3, 9"]
+    assert "41-64C" in rows[0] and "70-71C" in rows[2]
+    assert "drained by root:" in lines[6]
+    assert titles.split() == ["GPU", "memory", "used", "free", "util", "temp"]
+
+
+def test_gpus_that_are_kept_for_jobs_share_a_row_that_names_the_jobs() -> None:
+    view = machine(9, [])
+    for gpu in view.gpus:
+        gpu.kept_for = 20 + gpu.index
+    (row,) = gpu_rows(shown(view))
+    assert row.endswith("kept for jobs 20-28")
+
+
+def test_the_parts_of_a_bar_differ_without_colour_and_in_ascii() -> None:
+    memory = views.memory(leased=12 * GIB, committed=12 * GIB)
+    drawn = bar(memory, 24)
+    assert "".join(text for text, _ in drawn) == "█" * 5 + "▒" * 7 + "▚" * 2 + "░" * 10
+    assert [style for _, style in drawn] == ["used", "leased", "unmanaged", "free"]
+    alone = "".join(text for text, _ in bar(memory, 24, is_exclusive=True))
+    assert alone == "█" * 5 + "▓" * 7 + "▚" * 2 + "▓" * 10
+
+    letters = render.drawn([drawn, bar(memory, 24, is_exclusive=True)], render.Screen(
+        width=None, colour=False, ascii=True
+    ))  # fmt: skip
+    assert letters.split() == ["#####=======!!..........", "#####xxxxxxx!!xxxxxxxxxx"]
+
+
+def test_a_tiny_amount_draws_no_cell_and_a_bar_is_as_long_as_ever() -> None:
+    for used in (0, 108 * KIB, GIB, 6 * GIB, 30 * GIB):
+        memory = views.memory(used=used, unmanaged=0)
+        text = "".join(text for text, _ in bar(memory, 32))
+        assert len(text) == 32
+        assert ("█" in text) is (used >= GIB)
+
+
+def gpu_row(gpu: GpuView, jobs: list[JobView] | None = None, width: int = 120) -> str:
+    (row,) = gpu_rows(shown(views.status(gpus=[gpu], jobs=jobs or []), width))
+    return row
+
+
+def test_free_memory_is_green_only_if_anyone_can_have_it() -> None:
+    free = views.empty_gpu(0, views.FIRST)
+    for gpu, style in (
+        (free, "good"),
+        (replace(free, kept_for=5), "warn"),
+        (replace(free, memory=replace(free.memory, headroom=0)), "dim"),
+    ):
+        row = status_page.page(views.status(gpus=[gpu]), NOW)[2].rows[0]  # type: ignore[union-attr]
+        assert row[3][0][1] == style
+
+
+def test_a_row_says_why_a_gpu_is_not_simply_available() -> None:
+    gpu = views.gpu()
+    gpu.memory.unmanaged = 0
+    alone = views.running(4, claim=views.claim(None, share=50.0, exclusive=True))
+    assert gpu_row(gpu, [alone]).endswith("exclusive: job 4")
+    assert "░" not in gpu_row(gpu, [alone])
+    assert gpu_row(replace(gpu, kept_for=5), [views.running(1)]).endswith("kept for job 5")
+    drained = replace(gpu, state="drained", detail="drained by root: new cable")
+    assert gpu_row(drained, [views.running(1)]).endswith("drained by root: new cable")
+    lost = replace(gpu, state="lost", detail="it is off the bus")
+    assert gpu_row(lost, [views.running(1)]).endswith("lost: it is off the bus")
+    assert gpu_row(replace(gpu, slurm=True), [views.running(1)]).endswith("assigned by Slurm")
+    # Nobody else says that this memory is gone.
+    gpu.memory.unmanaged = 2 * GIB
+    assert gpu_row(gpu).endswith("2G used without a lease")
+    stranger = ProcessView(7, "bob", "python", "python3 x.py", 2 * GIB, None)
+    assert gpu_row(replace(gpu, processes=[stranger])).endswith("64C")
+
+
+def test_a_window_that_is_on_is_named_beside_its_gpus() -> None:
+    window = WindowView(
+        id=1, name="exam", users=["alice"], groups=[], gpus=1, on=[views.FIRST], labels=["0"],
+        named=True, is_on=True, begins_at="2026-03-02T13:00:00Z", ends_at="2026-03-03T05:00:00Z",
+        lasts_for=57600.0, cron=None, created_by="root", created_at="2026-03-01T09:00:00Z",
+        lifts_limits=False,
+    )  # fmt: skip
+    lines = shown(views.status(windows=[window]))
+    assert lines[3].endswith("window exam")
+
+
+def test_the_model_is_said_once_and_by_gpu_where_there_are_several() -> None:
+    assert model("NVIDIA A100-SXM4-80GB", 80 * GIB) == "A100-SXM4 80G"
+    assert model("NVIDIA GeForce RTX 4090", 24564 << 20) == "RTX 4090 24G"
+    assert model("Simulated 24G", 24 * GIB) == "Simulated 24G"
+    assert model("Simulated 512M", 512 << 20) == "Simulated 512M"
+    assert models([("0", "A30 24G"), ("1", "A30 24G")]) == "2 x A30 24G"
+    several = [("0", "A30 24G"), ("1", "H100 80G"), ("2", "A30 24G"), ("3", "A30 24G")]
+    assert models(several) == "3 x A30 24G (0, 2-3), H100 80G (1)"
+
+    text = "\n".join(shown(machine(4, [])))
+    assert text.count("RTX 6000") == 1
+    assert "lab7 · 4 x RTX 6000 Ada 24G · driver 580.65.06 · 15:05  " in text
+
+
+def test_the_first_line_counts_jobs_and_those_of_the_caller() -> None:
+    jobs = [views.running(1, user="bob"), views.running(2), *different(2)]
+    by_user = [UserWaitingView("alice", 2), UserWaitingView("bob", 20)]
+    lines = shown(machine(4, jobs, waiting=22, waiting_by_user=by_user), 120)
+    assert lines[0].endswith("2 running (1 yours), 22 waiting (2 yours)")
+    assert lines[0].startswith("lab7 ")
+    assert [line.split()[0] for line in lines if "train.py" in line] == ["2", "1"]
+
+
+def test_unknown_is_a_question_mark_and_no_limit_is_empty() -> None:
+    lease = LeaseView(views.FIRST, 6 * GIB, None, None, [])
+    lines = shown(views.status(jobs=[views.running(1, leases=[lease], expires_at=None)]))
+    assert row_of(lines, "1") == "  1  alice  train.py  0          ? / 6G"
+
+
+def test_a_job_on_many_gpus_has_one_row_on_a_terminal() -> None:
+    leases = [LeaseView(f"GPU-{n}", 6 * GIB, (n + 1) * GIB, None, []) for n in range(4)]
+    leases[3] = replace(leases[3], over_since_at="2026-03-02T14:04:40Z")
+    view = machine(4, [views.running(1, leases=leases)])
+    rows = [line for line in shown(view, 120) if "train.py" in line]
+    assert [re.split(" {2,}", row.strip())[3:5] for row in rows] == [
+        ["0,1,2", "1G-3G / 6G"],
+        ["3", "4G / 6G"],
+    ]
+    assert rows[1].endswith("over")
+    assert draw(status_page.page(view, NOW), None).count("train.py") == 4
+
+
+def test_names_that_differ_at_their_end_stay_different_where_they_are_shortened() -> None:
+    jobs = [views.running(n, name=f"vit-base-patch16-224-in21k-finetune-seed-{n}") for n in (1, 2)]
+    lines = [line for line in shown(machine(1, jobs), 64) if "vit-" in line]
+    names = {line.split()[2] for line in lines}
+    assert len(names) == 2
+    assert all("…" in name for name in names)
+    assert shorten_middle("vit-b16-seed-17", 9) == "vit-…d-17"
+    assert shorten_middle("訓練訓練訓練-17", 9) == "訓練…-17"
+    assert shorten_middle("abc", 1) == "…"
+
+
+def test_a_listing_shortens_commands_before_names() -> None:
+    command = "/opt/conda/envs/ml/bin/python3.11 /home/alice/work/digits.py --batch 16 " + "x" * 300
+    jobs = [
+        views.running(n, name=f"resnet50 lr=3e-4 wd=.05 s={n}", command=command) for n in (1, 2)
+    ]
+    for width in (60, 80, 100):
+        text = draw(list_page.page(JobList(jobs), NOW), width)
+        assert all(f"resnet50 lr=3e-4 wd=.05 s={n}" in text for n in (1, 2))
+    assert "digits.py --batch" in draw(list_page.page(JobList(jobs), NOW), 100)
+
+
+@pytest.mark.parametrize(
+    ("command", "short"),
+    [
+        ("/home/a/.venv/bin/python3 digits.py --batch 16", "digits.py --batch 16"),
+        ("/usr/bin/python3.12 /srv/x/train.py", "train.py"),
+        ("python3 -m torch.distributed.run t.py", "python3 -m torch.distributed.run t.py"),
+        ("/usr/bin/python3 'a b.py' 1", "python3 'a b.py' 1"),
+        ("'/opt/my env/bin/python' t.py", "'/opt/my env/bin/python' t.py"),
+        ("/bin/sh -c 'sleep 1'", "sh -c 'sleep 1'"),
+        ("python3", "python3"),
+        ("python-config --libs", "python-config --libs"),
+        ("", ""),
+        ("x\x1b[2J y", "x?[2J y"),
+    ],
+)
+def test_a_command_is_shown_without_the_paths_of_interpreter_and_script(
+    command: str, short: str
+) -> None:
+    assert shown_command(command) == short
+
+
+def test_an_end_is_said_once() -> None:
+    late = views.over(1, 124, outcome="time_limit")
+    text = draw(list_page.page(JobList([late, views.over(2, 3)]), NOW), None)
+    assert "124" not in text
+    assert re.search(r"exited .* 3  ", text)
+    assert "EXIT" not in draw(list_page.page(JobList([late]), NOW), None)
+
+
+def test_sizes_have_few_digits() -> None:
+    sizes = (0, 108 * KIB, 3174 << 20, 107 * GIB + (GIB >> 1), None)
+    assert [amount(each) for each in sizes] == ["0", "108K", "3G", "107G", "?"]
