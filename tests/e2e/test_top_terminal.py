@@ -140,9 +140,11 @@ def test_its_exit_code_says_how_it_ended(
     there.until(f"status={status}")
 
 
-def test_closing_the_terminal_ends_it(daemon: Daemon, sit: Sit) -> None:
+@pytest.mark.parametrize("before", ["", "trap '' HUP; "], ids=["", "nohup"])
+def test_closing_the_terminal_ends_it(daemon: Daemon, sit: Sit, before: str) -> None:
     there = sit()
-    there.run(daemon.gpulease("top"))
+    there.type(before + " ".join(daemon.gpulease("top")))
+    there.press("Enter")
     there.until("RUNNING 0", KEYS)
     pid = process_in(there)
     there.close()
