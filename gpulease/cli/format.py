@@ -150,6 +150,8 @@ def ordinal(number: int) -> str:
     return f"{number}{ending}"
 
 
+NOT_FAILED = frozenset({"released", "cancelled", "gave_up", "preempted", "requeued"})
+"""The outcomes other than an exit that are no failures."""
 SUSPENDED = "suspended"
 """The state shown for an active job with a stopped main process."""
 

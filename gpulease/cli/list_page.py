@@ -6,6 +6,7 @@ import sys
 
 from gpulease.cli.cluster import acts_on_slurm
 from gpulease.cli.format import (
+    NOT_FAILED,
     SUSPENDED,
     alike,
     between,
@@ -21,7 +22,7 @@ from gpulease.cli.light_connection import light_client
 from gpulease.cli.render import local_time, print_stdout, screen_of, show_paged
 from gpulease.cli.tables import Column, Line, Page, Style, Table, line
 from gpulease.client.light_client import read
-from gpulease.errors import BadUsage, BadValue
+from gpulease.errors import BadUsage
 from gpulease.light_json import encode, indent
 from gpulease.locations import environment
 from gpulease.units import parse_span
@@ -52,7 +53,6 @@ _EXPECTED, _EXIT = "EXPECTED", "EXIT"
 _EXAMPLE = "gpulease list --limit 50"
 _HAVE_CODE = frozenset({"exited", "signaled"})
 """The ends of which an exit code tells more."""
-NOT_FAILED = frozenset({"released", "cancelled", "gave_up", "preempted", "requeued"})
 
 
 def print_list(
@@ -104,6 +104,8 @@ def print_list(
         print_stdout(indent(encode(listed)))
         return
     if user is not None and not listed.jobs:
+        from gpulease.cli.job_selection import refuse_stranger
+
         refuse_stranger(user)
     drawn = page(listed, local_time(), newest=ended, is_last=last is not None)
     show_paged(drawn, screen_of(sys.stdout, environment()))
@@ -135,17 +137,6 @@ def _number_of_jobs(text: str) -> int:
             _EXAMPLE,
         )
     return int(text)
-
-
-def refuse_stranger(user: str, doing: str = "list") -> None:
-    """Raises: BadValue, if this machine has no such user; `doing` follows "cannot"."""
-    from gpulease.cli.caller import is_user
-
-    if not is_user(user):
-        raise BadValue(
-            f"cannot {doing} jobs of {user[:80]!r}: no such user",
-            "gpulease list --all shows the jobs of all users",
-        )
 
 
 def _first(client: LightClient, asked: dict[str, Any], most: int, *, newest: bool) -> JobList:

@@ -10,8 +10,7 @@ from functools import cache
 from gpulease.cli.cluster.jobs import elements, read_queue, state_of, uses_gpus
 from gpulease.cli.cluster.refusals import refusal
 from gpulease.cli.cluster.selection import Row, announce, by_array, is_array, select
-from gpulease.cli.job_selection import Selection, for_each, no_match
-from gpulease.cli.list_page import refuse_stranger
+from gpulease.cli.job_selection import Selection, for_each, no_match, refuse_stranger
 from gpulease.cli.render import print_stdout
 from gpulease.errors import BadUsage, SlurmFailed
 from gpulease.slurm.commands import run_slurm

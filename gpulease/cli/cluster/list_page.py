@@ -10,8 +10,8 @@ from gpulease.cli.cluster.job_lines import code_of, expected, nodes_of, outcome_
 from gpulease.cli.cluster.jobs import order_of, read_queue, uses_gpus, view
 from gpulease.cli.cluster.nodes import shard_size
 from gpulease.cli.cluster.views import JobList, JobView
-from gpulease.cli.format import SUSPENDED, UNKNOWN, between, clean, clock, instant
-from gpulease.cli.list_page import NOT_FAILED, refuse_stranger
+from gpulease.cli.format import NOT_FAILED, SUSPENDED, UNKNOWN, between, clean, clock, instant
+from gpulease.cli.job_selection import refuse_stranger
 from gpulease.cli.render import local_time, print_stdout, screen_of, show_paged
 from gpulease.cli.tables import Column, Line, Page, Style, Table, line
 from gpulease.errors import BadUsage
