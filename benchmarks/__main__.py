@@ -29,6 +29,7 @@ from benchmarks import (
     store,
     streams,
     submissions,
+    top,
     web,
 )
 from benchmarks.figures import Figure, table
@@ -50,6 +51,7 @@ BENCHMARKS: dict[str, Callable[[], Iterable[Figure | str]]] = {
     "reaction": reaction.run,
     "peers": peers.run,
     "slurm": slurm.run,
+    "top": top.run,
     "web": web.run,
     "seeing": seeing.run,
 }

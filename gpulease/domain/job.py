@@ -81,8 +81,8 @@ class UsageTotal:
     """Byte-seconds of the memory needed at peak."""
     unused: float
     """Leased byte-seconds that were never needed."""
-    mean_wait: float
-    """Seconds from the submission to the grant."""
+    mean_wait: float | None
+    """Seconds from the submission to the grant; None if the use of no first GPU is known."""
     longest_wait: float
 
 

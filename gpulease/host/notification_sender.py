@@ -27,15 +27,16 @@ from gpulease.host.launcher import AlreadyLaunched, Launch, Launcher, UserIdenti
 from gpulease.service.notification_delivery import Delivery
 from gpulease.wire.notifications import (
     MODULE,
-    SENDS_WITHIN_S,
     VARIABLE,
     NotificationOrder,
     NotifyTestView,
     ReceiverView,
 )
 
-_ENDS_WITHIN: Final = timedelta(seconds=SENDS_WITHIN_S + 5)
-"""After which the shim ends the program with all that it has started."""
+SENDS_WITHIN: Final = timedelta(seconds=25)
+"""For all receivers: a mail server may delay a sender on purpose, but rarely for longer."""
+_ENDS_AFTER: Final = timedelta(seconds=5)
+"""Later the shim ends the program with all that it has started."""
 _GRACE: Final = timedelta(seconds=1)
 _MOST_OUTPUT = 256 << 10
 _MOST_RECEIVERS = 32
@@ -54,12 +55,14 @@ class NotificationSender:
         environment: Mapping[str, str],
         *,
         as_other_users: bool,
+        within: timedelta = SENDS_WITHIN,
     ) -> None:
         """`directory` is for those of the attempts. `environment` is that of the daemon."""
         self._launcher = launcher
         self._directory = directory
         self._environment = environment
         self._as_other_users = as_other_users
+        self._within = within
         self._tests = itertools.count(1)
 
     async def send(self, sent: Notification) -> Delivery | None:
@@ -70,7 +73,7 @@ class NotificationSender:
         directories = [self._of(sent.id, attempt) for attempt in range(sent.attempts + 1)]
         earlier = [each for one in directories[:-1] for each in await _results(one)]
         done = [each.key for each in earlier if each.error is None and each.key]
-        order = _order(sent.message, done)
+        order = self._order(sent.message, done)
         try:
             results = await self._attempt(sent.message.uid, directories[-1], order)
         except (RecordUnwritable, LaunchDeferred):
@@ -82,7 +85,7 @@ class NotificationSender:
     async def test(self, message: Message) -> NotifyTestView:
         """Send a message that is not on record, and return what happened at each receiver."""
         directory = self._directory / f"test.{next(self._tests)}"
-        order = _order(message, ())
+        order = self._order(message, ())
         order.verbose = True
         try:
             results = await self._attempt(message.uid, directory, order)
@@ -99,6 +102,12 @@ class NotificationSender:
     async def forget(self, notification: int) -> None:
         """Remove what is left of a notification."""
         await asyncio.to_thread(self._remove, notification)
+
+    def _order(self, message: Message, done: Sequence[str]) -> NotificationOrder:
+        about = message.event, message.title, message.body
+        return NotificationOrder(
+            *about, self._within.total_seconds(), job=message.job, done=list(done)
+        )
 
     def _of(self, notification: int, attempt: int) -> Path:
         return self._directory / f"{notification}.{attempt}"
@@ -157,7 +166,7 @@ class NotificationSender:
             soft_limits={},
             stdin=False,
             awaits_attach=False,
-            time_limit=_ENDS_WITHIN,
+            time_limit=self._within + _ENDS_AFTER,
             grace=_GRACE,
             log_limit=_MOST_OUTPUT,
             is_job=False,
@@ -181,10 +190,6 @@ class NotificationSender:
             **known,
             VARIABLE: msgspec.json.encode(order).decode(),
         }
-
-
-def _order(message: Message, done: Sequence[str]) -> NotificationOrder:
-    return NotificationOrder(message.event, message.title, message.body, message.job, list(done))
 
 
 def _make(directory: Path) -> None:

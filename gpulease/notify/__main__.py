@@ -18,12 +18,13 @@ from gpulease.errors import GpuleaseError
 from gpulease.notify.receivers import NotSent, Receiver, receivers_of
 from gpulease.notify.settings import read_notify_settings
 from gpulease.wire.notifications import (
-    SENDS_WITHIN_S,
     VARIABLE,
     NotificationOrder,
     ReceiverView,
 )
 
+_SHARE = 0.9
+"""The part of the time that each receiver has."""
 _NONE = (
     "no receiver is configured",
     "set command, mail or urls in [notify] of ~/.config/gpulease/config.toml",
@@ -58,7 +59,7 @@ def _results(receivers: Sequence[Receiver], order: NotificationOrder) -> Iterato
     for each in waiting.values():
         arguments = (each, order, results)
         threading.Thread(target=_send_one, args=arguments, daemon=True).start()
-    deadline = time.monotonic() + SENDS_WITHIN_S
+    deadline = time.monotonic() + order.within_s
     while waiting:
         try:
             result = results.get(timeout=max(0.0, deadline - time.monotonic()))
@@ -67,7 +68,7 @@ def _results(receivers: Sequence[Receiver], order: NotificationOrder) -> Iterato
         del waiting[result.key]
         yield result
     for each in waiting.values():
-        yield ReceiverView(each.name, each.key, f"no answer within {SENDS_WITHIN_S}s")
+        yield ReceiverView(each.name, each.key, f"no answer within {order.within_s:.0f}s")
 
 
 def _send_one(
@@ -76,7 +77,7 @@ def _send_one(
     result = ReceiverView(receiver.name, receiver.key)
     try:
         # A little less than the limit, so that the reason is that of the receiver.
-        output = receiver.send(order, SENDS_WITHIN_S - 1)
+        output = receiver.send(order, order.within_s * _SHARE)
     except NotSent as error:
         result = replace(
             result, error=str(error), hint=error.hint, is_final=error.is_final, output=error.output

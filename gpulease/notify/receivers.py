@@ -199,7 +199,7 @@ class _Url:
         import apprise
 
         # It waits 4 seconds for an answer, and a slow service would get the message twice.
-        apprise.URLBase.socket_read_timeout = within_s - apprise.URLBase.socket_connect_timeout
+        apprise.URLBase.socket_read_timeout = within_s
         with _log_of_thread() as log:
             service = apprise.Apprise()
             if not service.add(self.url):

@@ -10,7 +10,6 @@ from sqlalchemy import (
     ColumnElement,
     Float,
     Integer,
-    Select,
     String,
     and_,
     cast,
@@ -134,34 +133,6 @@ _KEYS: dict[UsageBy, ColumnElement[Any]] = {
 """The functions are those of sqlite.org/lang_datefunc.html."""
 
 
-def _use_of_jobs(
-    key: ColumnElement[Any], user: str | None, since: datetime | None
-) -> Select[*tuple[Any, ...]]:
-    """Return the statement for the use of each ended job, summed over its GPUs."""
-    held_for = cast(LeaseRow.released_at - LeaseRow.granted_at, Float) / _MICROSECONDS
-    waited = cast(JobRow.granted_at - JobRow.submitted_at, Float) / _MICROSECONDS
-    unused = func.max(LeaseRow.memory - LeaseRow.used, 0)
-    wanted = (
-        select(
-            key.label("key"),
-            JobRow.out_of_memory,
-            # After a change of the clock.
-            func.max(waited, 0.0).label("waited"),
-            func.total(held_for).label("held"),
-            func.total(held_for * LeaseRow.memory).label("asked"),
-            func.total(held_for * LeaseRow.used).label("used"),
-            func.total(held_for * unused).label("unused"),
-        )
-        .join(LeaseRow, LeaseRow.job == JobRow.id)
-        .where(JobRow.state == State.ENDED, LeaseRow.used.is_not(None))
-        # An order that no index has, so that the index of ends is used.
-        .group_by(JobRow.id + 0)
-    )
-    if user is not None:
-        wanted = wanted.where(JobRow.user == user)
-    return wanted if since is None else wanted.where(JobRow.ended_at >= since)
-
-
 class UsageTotals:
     """Sums the memory that jobs leased and used."""
 
@@ -173,20 +144,33 @@ class UsageTotals:
 
         `since` is the earliest end; None for no bound.
         """
-        jobs = _use_of_jobs(_KEYS[by], user, since).subquery()
-        names = ("held", "asked", "used", "unused")
+        key = _KEYS[by]
+        held_for = cast(LeaseRow.released_at - LeaseRow.granted_at, Float) / _MICROSECONDS
+        waited = cast(JobRow.granted_at - JobRow.submitted_at, Float) / _MICROSECONDS
+        # After a change of the clock.
+        waited = func.max(waited, 0.0)
         wanted = (
             select(
-                jobs.c.key,
-                func.count(),
-                func.count().filter(jobs.c.out_of_memory),
-                *(func.total(jobs.c[name]) for name in names),
-                func.avg(jobs.c.waited),
-                func.max(jobs.c.waited),
+                key,
+                func.count(JobRow.id.distinct()),
+                func.count(JobRow.id.distinct()).filter(JobRow.out_of_memory),
+                func.total(held_for),
+                func.total(held_for * LeaseRow.memory),
+                func.total(held_for * LeaseRow.used),
+                func.total(held_for * func.max(LeaseRow.memory - LeaseRow.used, 0)),
+                # A job on several GPUs waited once.
+                func.avg(waited).filter(LeaseRow.place == 0),
+                func.max(waited),
             )
-            .group_by(jobs.c.key)
-            .order_by(jobs.c.key)
+            .join(LeaseRow, LeaseRow.job == JobRow.id)
+            .where(JobRow.state == State.ENDED, LeaseRow.used.is_not(None))
+            .group_by(key)
+            .order_by(key)
         )
+        if user is not None:
+            wanted = wanted.where(JobRow.user == user)
+        if since is not None:
+            wanted = wanted.where(JobRow.ended_at >= since)
         with translate_errors(self._store.path), Session(self._store.engine) as session:
             return [UsageTotal(str(key), *row) for key, *row in session.execute(wanted)]
 

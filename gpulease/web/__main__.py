@@ -6,13 +6,13 @@ from typing import NoReturn
 
 from gpulease.errors import BadConfiguration
 
-_NEEDED = ("jinja2", "prometheus_client", "starlette", "uvicorn")
+NEEDED = ("jinja2", "prometheus_client", "starlette", "uvicorn")
 """Names to import, of the distributions in the extra `web`."""
 
 
 def main() -> NoReturn:
     """Serve the web page, or exit with a hint if its packages are not installed."""
-    missing = [name for name in _NEEDED if find_spec(name) is None]
+    missing = [name for name in NEEDED if find_spec(name) is None]
     if missing:
         error = BadConfiguration(
             f"cannot start gpulease-web: its packages are not installed: {', '.join(missing)}",

@@ -22,6 +22,7 @@ def routes(daemon: DaemonReader, live: LiveStatus, *, metrics_by_job: bool) -> l
         Route("/", pages.now),
         Route("/events", live),
         Route("/queue", pages.queue),
+        Route("/past", pages.past),
         Route("/jobs/{job}", pages.job),
         Route("/gpus/{gpu}", pages.gpu),
         Route("/people", pages.people),

@@ -18,7 +18,7 @@ from gpulease.wire.history import SOME_POINTS, GpuHistoryView, JobMemoryView
 from gpulease.wire.usage import ReportView, SharesView, ShareView, UseView
 
 ROWS = 100
-"""Of the queue, on one page."""
+"""Of the queue or of past jobs, on one page."""
 _MOST_PAGES = 200
 _QUEUE_FRESH_FOR_S = 2.0
 _SLOW_FRESH_FOR_S = 30.0
@@ -72,6 +72,16 @@ class Pages:
         values["queued"] = values["queued"][rows - ROWS :]
         return _page(request, "queue.html", **values, number=number, first=rows - ROWS + 1)
 
+    async def past(self, request: Request) -> Response:
+        """Show ended jobs, the newest first: those with ids below `before`."""
+        before = _number(request.query_params.get("before", ""), _LARGEST_ID)
+        found = await self._daemon.ask(
+            ("past", before),
+            lambda client: client.history(before=before, limit=ROWS),
+            _QUEUE_FRESH_FOR_S,
+        )
+        return _page(request, "past.html", found=found, is_first=before is None)
+
     async def job(self, request: Request) -> Response:
         """Show one job: its claim, its leases, its memory over time, its events."""
         number = _number(request.path_params["job"], _LARGEST_ID)
@@ -95,6 +105,7 @@ class Pages:
     async def gpu(self, request: Request) -> Response:
         """Show the memory of one GPU over time, by owner."""
         name, span = request.path_params["gpu"], _span(request, _OF_GPU, "hour")
+        status = await self._live.status()
         seconds = _SPANS[span].total_seconds()
         history = await self._daemon.ask(
             ("gpu", name, span),
@@ -103,7 +114,7 @@ class Pages:
         )
         return _page(
             request, "gpu.html", history=history, charts=list(_gpu_charts(history)),
-            spans=_OF_GPU, span=span,
+            spans=_OF_GPU, span=span, gpus=status.gpus,
         )  # fmt: skip
 
     async def people(self, request: Request) -> Response:

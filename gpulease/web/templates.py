@@ -15,6 +15,7 @@ _FILTERS: tuple[Callable[..., Any], ...] = (
     text.between,
     text.claimed,
     text.clock,
+    text.end_of,
     text.figure,
     text.gib_hours,
     text.gpu_label,

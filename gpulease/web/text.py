@@ -9,6 +9,7 @@ from gpulease.units import format_size, format_span
 from gpulease.wire.jobs import ClaimView, JobView
 from gpulease.wire.machine import GpuView
 from gpulease.wire.text import spoken
+from gpulease.wire.usage import PastJobView
 
 UNKNOWN = "unknown"
 COLORS = 8
@@ -129,7 +130,14 @@ def state_of(job: JobView) -> str:
     return job.state if job.state != "ended" else spoken(job.outcome or "ended")
 
 
-def kind_of(job: JobView) -> str:
+def end_of(job: PastJobView) -> str:
+    """Write how a job ended: with its exit status, or why it was ended."""
+    if job.outcome == "exited":
+        return "done" if job.exit_status == 0 else f"exit status {job.exit_status}"
+    return spoken(job.outcome or "ended")
+
+
+def kind_of(job: JobView | PastJobView) -> str:
     """Write what sets a job apart from one that was run: a hold, or a job of Slurm."""
     if job.slurm_job is not None:
         return f"Slurm {job.slurm_job}"

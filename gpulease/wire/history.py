@@ -45,7 +45,8 @@ class GpuHistoryView:
     power: list[int | None]
     """Watts."""
     owners: list[OwnerSeriesView] = field(default_factory=list)
-    """Those who used the most come first."""
+    """The users with the most use first. Together they use at most `used`: jobs that followed each
+    other within a step are reduced in proportion."""
 
 
 @dataclass(slots=True)
@@ -58,7 +59,8 @@ class JobGpuSeriesView:
     """Bytes."""
     used: list[int | None]
     pool: list[int | None]
-    """What the memory pools of its frameworks had in use, as they reported."""
+    """The most that the memory pools of its frameworks had in use until then, as they reported;
+    null if they did not."""
     utilization: list[int | None]
 
 

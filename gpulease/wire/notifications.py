@@ -6,8 +6,6 @@ VARIABLE = "GPULEASE_NOTIFICATION"
 """Has a `NotificationOrder` as JSON, in the environment of the program."""
 MODULE = "gpulease.notify"
 """The program, which runs as the user."""
-SENDS_WITHIN_S = 25
-"""For all receivers together: a mail server may delay a sender on purpose, but not for longer."""
 
 
 @dataclass(slots=True)
@@ -17,6 +15,8 @@ class NotificationOrder:
     event: str
     title: str
     body: str
+    within_s: float
+    """For all receivers together, which get it at the same time."""
     job: int | None = None
     done: list[str] = field(default_factory=list)
     """The keys of the receivers that have it, from earlier attempts."""

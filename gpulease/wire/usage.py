@@ -80,8 +80,8 @@ class UsePartView:
     asked: float
     used: float
     unused: float
-    mean_wait: float
-    longest_wait: float
+    mean_wait: float | None
+    longest_wait: float | None
 
 
 @dataclass(slots=True)

@@ -16,6 +16,7 @@ import pytest
 
 from daemon_rig import daemons
 from gpulease.daemon_packages import NEEDED, missing
+from gpulease.web.__main__ import NEEDED as WEB_NEEDED
 
 _REPOSITORY = Path(__file__).parents[2]
 _LIGHT = """
@@ -137,3 +138,15 @@ def test_what_needs_the_daemon_says_how_to_install_it(
     assert done.returncode == code, done
     assert "pip install '.[daemon]'" in done.stderr, done
     assert "Traceback" not in done.stderr
+
+
+def test_the_web_server_says_how_to_install_its_packages(python: Path) -> None:
+    done = _run(python, "-m", "gpulease.web", "--version")
+    assert done.returncode == 78, done
+    assert "pip install '.[web]'" in done.stderr, done
+
+
+def test_the_extra_of_the_web_server_has_what_it_checks() -> None:
+    homes = packages_distributions()
+    extra = {_name(each) for each in _project()["optional-dependencies"]["web"]}
+    assert {homes[name][0].lower().replace("_", "-") for name in WEB_NEEDED} == extra

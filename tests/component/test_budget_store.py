@@ -116,6 +116,20 @@ def test_a_submission_is_five_statements_and_two_more_with_a_key(store: SqlStore
     assert len(sent) == 7
 
 
+def test_a_notification_is_one_statement_in_the_commit_of_what_it_is_about(store: SqlStore) -> None:
+    for events, number in ((), 0), (("start",), 0), (("end", "fail"), 1):
+        job = submission.submit(
+            store, replace(order(), notify=events), SEEN, POLICY, CLOCK, QueueState(store)
+        )
+        scheduler.reconcile(store, SEEN, POLICY, CLOCK)
+        start(store, job.id)
+        with statements(store) as sent:
+            end(store, job.id)
+        assert verbs(sent).count("INSERT INTO notifications") == number
+        assert verbs(sent).count("COMMIT") == 1
+        assert "notifications" not in "".join(sent) or number
+
+
 def test_the_lease_of_a_job_of_slurm_is_eight_statements_in_one_commit(store: SqlStore) -> None:
     named = replace(order().claim, named=(reading().uuid,))
     asked = replace(order(), claim=named, slurm=SlurmJob(17, "n1"))

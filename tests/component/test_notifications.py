@@ -47,15 +47,16 @@ def in_writer(call: Callable[[], T]) -> Awaitable[T]:
 
 @asynccontextmanager
 async def delivering(
-    store: SqlStore, home: Path, *lines: str, pauses: int = 2
+    store: SqlStore, home: Path, *lines: str, pauses: int = 2, within_s: float = 25
 ) -> AsyncIterator[NotificationDelivery]:
     folder = home / "gpulease"
     folder.mkdir(exist_ok=True)
     (folder / "config.toml").write_text("\n".join(["[notify]", *lines]))
     launcher = Launcher()
     sender = NotificationSender(
-        launcher, home / "notifications", {"XDG_CONFIG_HOME": str(home)}, as_other_users=False
-    )
+        launcher, home / "notifications", {"XDG_CONFIG_HOME": str(home)}, as_other_users=False,
+        within=timedelta(seconds=within_s),
+    )  # fmt: skip
     delivery = NotificationDelivery(
         Notifications(store), sender, SystemClock(), in_writer, [timedelta(seconds=0.05)] * pauses
     )
@@ -178,3 +179,20 @@ def test_old_notifications_are_deleted_and_pending_ones_stay(store: SqlStore) ->
     assert len(rows(store)) == 2
     records.delete_old(NOON + KEPT_FOR + timedelta(seconds=1))
     assert rows(store) == [(0, True, None)]
+
+
+def test_a_receiver_that_hangs_is_ended_and_others_get_the_message_meanwhile(
+    store: SqlStore, tmp_path: Path, receiver: Receiver
+) -> None:
+    pid = tmp_path / "pid"
+    command = f'command = ["sh", "-c", "echo $$ > {pid}; trap : TERM; sleep 600; sleep 600"]'
+
+    async def scenario() -> None:
+        urls = f'urls = ["{receiver.url}"]'
+        async with delivering(store, tmp_path, urls, command, pauses=0, within_s=3):
+            add(store, message("job 1 ended"))
+            assert await settled(store) == [(1, False, "command: no end within 3s")]
+
+    asyncio.run(scenario())
+    assert receiver.titles == ["job 1 ended"]
+    assert not Path(f"/proc/{pid.read_text().strip()}").exists()

@@ -269,6 +269,9 @@ def test_where_commands_are_hidden_others_see_that_a_job_runs_and_not_what(
             assert all("4711" in seen[user] for user in (alice, admin, "root")), target
             assert "(hidden)" in seen[bob]
             assert f'"user":"{alice}"' in seen[bob]
+        for target in ("/gpus/0/history", "/gpus/1/history", f"/jobs/{job}/memory"):
+            status, content = call(hiding, bob, "GET", f"/v1{target}")
+            assert (status, "4711" in content, "sleep" in content) == (200, False, False)
     finally:
         hiding.end_all()
 

@@ -68,6 +68,25 @@ def test_a_job_that_never_held_memory_is_shown_and_not_exported(daemon: Daemon) 
     assert str(waiter) not in [line.split(",")[0] for line in exported.splitlines()]
 
 
+def test_the_history_is_filtered_by_name_state_and_time(daemon: Daemon) -> None:
+    good = daemon.submit("--mem", "1G", "--name", "filter-good", "true")
+    bad = daemon.submit("--mem", "1G", "--name", "filter-bad", "false")
+    for job in (good, bad):
+        daemon.wait_until(job, "ended")
+
+    def found(*options: str) -> list[int]:
+        shown = daemon.run("history", "--json", "--name", "filter-*", *options).stdout
+        return [job["id"] for job in json.loads(shown)["jobs"]]
+
+    assert found() == [bad, good]
+    assert found("--state", "failed") == [bad]
+    assert found("--state", "exited", "--since", "1h", "--limit", "1") == [bad]
+    assert found("--state", "lost") == []
+    assert [job.id for job in daemon.client.history(name="filter-g*").jobs] == [good]
+    rows = daemon.run("history", "--csv", "--name", "filter-bad").stdout.splitlines()
+    assert [row.partition(",")[0] for row in rows] == ["job", str(bad)]
+
+
 def test_what_cannot_be_listed_is_refused(daemon: Daemon) -> None:
     both = daemon.run("history", "--csv", "--json", check=False)
     nobody = daemon.run("history", "--user", "nobody-of-this-name", check=False)

@@ -65,28 +65,28 @@ def test_gpus_take_at_most_half_of_the_screen(
 
 def test_a_bar_shows_used_leased_unmanaged_and_free_memory_by_owner() -> None:
     jobs = (holder(1, "ana", 8, 4), holder(2, "bob", 6, 2))
-    assert drawn(gpu(unmanaged=2), *jobs) == "ana#====bob===!!........"
-    assert drawn(gpu(unmanaged=2), *jobs, marks=BLOCKS) == "ana█▒▒▒▒bob▒▒▒▚▚░░░░░░░░"
+    assert drawn(gpu(unmanaged=2), *jobs) == "####ana=##bob=!!........"
+    assert drawn(gpu(unmanaged=2), *jobs, marks=BLOCKS) == "████ana▒██bob▒▚▚░░░░░░░░"
 
 
 def test_the_jobs_of_one_user_share_a_piece() -> None:
     assert (
-        drawn(gpu(), holder(1, "ana", 4, 4), holder(2, "ana", 8, 0)) == "ana#========............"
+        drawn(gpu(), holder(1, "ana", 4, 4), holder(2, "ana", 8, 0)) == "####ana=====............"
     )
 
 
 def test_a_name_leaves_room_for_what_its_owner_has() -> None:
     jobs = (holder(1, "alexander", 2, 1), holder(2, "b", 1, 1))
-    assert drawn(gpu(), *jobs) == "a=#....................."
+    assert drawn(gpu(), *jobs) == "#=#....................."
 
 
 def test_use_over_the_lease_is_drawn_as_used() -> None:
-    assert drawn(gpu(), holder(1, "ana", 4, 8)) == "ana#####................"
+    assert drawn(gpu(), holder(1, "ana", 4, 8)) == "#ana####................"
 
 
 def test_a_gpu_that_one_job_has_alone_shows_no_free_memory() -> None:
     job = holder(1, "ana", 4, 4, claim=views.claim(exclusive=True))
-    assert drawn(gpu(), job) == "ana#xxxxxxxxxxxxxxxxxxxx"
+    assert drawn(gpu(), job) == "#an#xxxxxxxxxxxxxxxxxxxx"
 
 
 def test_unknown_memory_is_not_free_memory() -> None:

@@ -21,7 +21,7 @@ AXE = "4.11.0"
 LIVE_WITHIN_MS = 3000
 PAGES = (
     "/", "/queue", "/queue?page=20", "/jobs/1", "/jobs/100", "/gpus/0", "/gpus/0?span=year",
-    "/people", "/health", "/jobs/99999",
+    "/people", "/health", "/past", "/jobs/99999",
 )  # fmt: skip
 
 Open = Callable[..., Page]

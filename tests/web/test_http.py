@@ -21,7 +21,7 @@ from daemon_rig import PATIENCE_S, Daemon, wait_for
 from e2e.users import OTHER, STRANGER, call, daemon_for_all, job, needs_root
 from web.rig import Web, open_folder, web
 
-PAGES = ("/", "/queue", "/jobs/1", "/gpus/0", "/people", "/health")
+PAGES = ("/", "/queue", "/past", "/jobs/1", "/gpus/0", "/people", "/health")
 
 
 def crawled(served: Web, start: str = "/") -> dict[str, str]:
@@ -153,9 +153,7 @@ def test_what_is_missing_is_said_to_be_missing(served: Web) -> None:
         assert served.get(path).status == 200, path
 
 
-def test_a_daemon_that_is_away_or_stopped_gives_a_page_that_recovers(
-    daemon: Daemon, served: Web
-) -> None:
+def test_a_daemon_that_is_away_gives_a_page_that_recovers(daemon: Daemon, served: Web) -> None:
     daemon.kill(signal.SIGTERM)
     gone = wait_for(
         "it is away",
@@ -165,6 +163,21 @@ def test_a_daemon_that_is_away_or_stopped_gives_a_page_that_recovers(
     assert gone.headers["refresh"] == "5"
     daemon.start()
     wait_for("it is back", lambda: all(served.get(path).status in (200, 404) for path in PAGES))
+
+
+def test_a_daemon_that_does_not_answer_gives_a_page_that_says_so(
+    daemon: Daemon, served: Web
+) -> None:
+    assert daemon.process is not None
+    daemon.process.send_signal(signal.SIGSTOP)
+    try:
+        reply = served.get("/people")
+        assert (reply.status, reply.headers["refresh"]) == (503, "5")
+        assert "does not answer" in reply.text
+        assert served.get("/static/style.css").status == 200
+    finally:
+        daemon.process.send_signal(signal.SIGCONT)
+    wait_for("it answers", lambda: served.get("/people").status == 200)
 
 
 def test_it_starts_before_the_daemon() -> None:
@@ -259,11 +272,12 @@ def test_what_an_admin_hides_is_in_no_answer() -> None:
         ):
             assert call(daemon, OTHER, "POST", "/v1/jobs", order)[0] == 201
         daemon.wait_until(1, "active")
+        daemon.wait_until(4, "ended")
         with web(daemon.socket, uid=STRANGER) as served:
             texts = crawled(served)
-            texts |= {path: served.get(path).text for path in ("/jobs/2", "/jobs/3", "/jobs/4")}
+            assert {"/past", "/jobs/1", "/jobs/2", "/jobs/3", "/jobs/4"} <= set(texts)
             texts["/events"] = event(served)
-            texts["/metrics"] = served.get("/metrics").text
+            texts["/metrics"] = served.get("/metrics?jobs=1").text
             assert "(hidden)" in texts["/"]
             assert str(OTHER) in texts["/"]
             assert [path for path, text in texts.items() if secret in text] == []

@@ -35,7 +35,7 @@ def top(
     if find_spec("textual") is None:
         raise GpuleaseError(
             "cannot show the live view: the package textual is not installed",
-            "pip install 'gpulease[top]'; until then: gpulease status --watch",
+            "in a clone of gpulease: pip install '.[top]'; without it: gpulease status --watch",
         )
     seconds = parse_span(every).total_seconds()
     if seconds < _LEAST_S:

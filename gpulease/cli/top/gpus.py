@@ -1,7 +1,7 @@
 """The part of the screen for the GPUs: a panel of three lines for each, or a row. Pure.
 
-A memory bar has one piece for each owner: what is used, what is leased and not used, and the name
-of the owner where it fits. The pieces differ in their characters, and in colour where there is one.
+A memory bar has one piece for each owner: what is used, what is leased and not used, and in the
+larger of both the name. The pieces differ in their characters, and in colour where there is one.
 """
 
 from collections.abc import Mapping, Sequence
@@ -191,15 +191,18 @@ def _all(owner: Owner) -> int:
 def _piece(
     owner: Owner, used: int, leased: int, styles: Mapping[str, str], marks: Marks
 ) -> list[Span]:
-    """Draw what one owner has, with the name at its beginning."""
+    """Draw what one owner has, with the name in the larger part, which stays recognizable."""
     style = styles.get(owner.user, "used")
-    name = truncate(owner.user, max(0, used + leased - 1))
-    after = width_of(((name, ""),))
-    return [
-        (name, f"{style}-name"),
-        (marks.used * (used - after), style),
-        (marks.leased * (leased - max(0, after - used)), style),
-    ]
+    if leased >= used:
+        return [(marks.used * used, style), *_with_name(owner.user, leased, marks.leased, style)]
+    named = _with_name(owner.user, used - 1, marks.used, style)
+    return [(marks.used, style), *named, (marks.leased * leased, style)]
+
+
+def _with_name(user: str, cells: int, mark: str, style: str) -> list[Span]:
+    """Draw cells that begin with a name, and end with a mark."""
+    name = truncate(user, max(0, cells - 1))
+    return [(name, f"{style}-name"), (mark * (cells - width_of(((name, ""),))), style)]
 
 
 def _row(

@@ -90,7 +90,7 @@ class JobScreen(TopScreen):
     """Shows one job until it is left."""
 
     DEFAULT_CSS = "JobScreen #right { width: 1fr; } JobScreen #memory { height: auto; }"
-    KEYS = "Esc back  Tab next pane  c cancel  e extend  k keep  a attach  arrows scroll  ? help"
+    KEYS = "Esc back  Tab next pane  c cancel  e extend  k keep  a attach  ? help"
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape,q,left,backspace", "back", show=False),
         Binding("tab", "pane(1)", show=False, priority=True),
