@@ -13,7 +13,7 @@ from daemon_stand_in.terminal import REPOSITORY
 
 ALWAYS = {
     "cli", "cli.app", "cli.cluster", "cli.everyday", "cli.format", "cli.light_connection",
-    "cli.quick_options", "cli.quick_parser", "cli.render", "cli.signals", "cli.tables", "client",
+    "cli.quick_options", "cli.quick_parser", "cli.render", "cli.tables", "client",
     "client.http", "client.known_sockets", "client.light_client", "client.transport",
     "client.unix_socket", "build", "cluster_choice", "errors", "light_json", "locations",
     "peer_credentials", "record", "units", "wire", "wire.text",
