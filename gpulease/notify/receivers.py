@@ -208,8 +208,9 @@ class _Url:
                     "Apprise cannot use the URL", services, is_final=True, output=log.text
                 )
             if not service.notify(title=title_of(order), body=order.body):
-                hint = None if order.verbose else "gpulease notify --test shows what Apprise says"
-                raise NotSent("Apprise could not send it", hint, output=log.text)
+                why = "Apprise could not send it"
+                where = None if order.verbose else "gpulease notify --test shows what Apprise says"
+                raise NotSent(why, where, output=log.text)
             return log.text
 
 
