@@ -51,6 +51,7 @@ PICTURES = (
     Picture("now-dark", "/", scheme="dark"),
     Picture("now-phone", "/", PHONE),
     Picture("queue", "/queue"),
+    Picture("past", "/past"),
     Picture("job", "/jobs/41"),
     Picture("gpu", "/gpus/0?span=day"),
     Picture("people", "/people"),
@@ -224,6 +225,22 @@ def report() -> usage.ReportView:
     return usage.ReportView(None, uses)
 
 
+def past() -> usage.HistoryView:
+    names = ("llm-7b lora", "sweep b=16", "eval", "bert-large")
+    found = [
+        usage.PastJobView(
+            37 - place, str(37 - place), f"{names[place % 4]} s={place}",
+            ("bob", "chen", "dora", "ana")[place % 4], "run",
+            "time_limit" if place == 5 else "exited", 1 if place % 7 == 2 else 0,
+            at(hours=3 + place), at(hours=2.5 + place), at(hours=0.3 + place), 1,
+            (20, 24, 6, 32)[place % 4] * G, int((13.2, 21.7, 1.4, 28.9)[place % 4] * G), 80,
+            None, None,
+        )
+        for place in range(30)
+    ]  # fmt: skip
+    return usage.HistoryView(found)
+
+
 def doctor() -> machine.DoctorView:
     checks = [
         machine.CheckView("driver", "ok", "575.57.08, NVML 12.575"),
@@ -245,6 +262,7 @@ def answer(target: str) -> object:
         return gpu_history(float(parse_qs(parts.query)["since"][0]))
     views = {
         "status": status, "doctor": doctor, "shares": shares, "report": report,
+        "history": past,
         "jobs/41/memory": job_memory,
         "jobs/41": lambda: next(each for each in running() if each.id == 41),
     }  # fmt: skip
