@@ -23,18 +23,15 @@ from gpulease.cli.format import (
     size,
     until,
 )
+from gpulease.cli.gpu_rows import GpuRow, Note, amount, gpu_table
 from gpulease.cli.light_connection import light_client
 from gpulease.cli.render import local_time, own_name, print_stdout, screen_of, show_page
 from gpulease.cli.status_tables import (
-    GpuRow,
     JobRow,
-    Note,
     Rows,
     WaitingRow,
-    amount,
     counts,
     fitted,
-    gpu_table,
     heading,
     jobs_part,
     model,

@@ -20,7 +20,7 @@ ALWAYS = {
 }  # fmt: skip
 JOBS = {"cli.job_gpus", "cli.job_page", "cli.job_report", "cli.job_selection", "cli.script"}
 OURS = {
-    "status": ALWAYS | {"cli.status_page", "cli.status_tables", "pwd"},
+    "status": ALWAYS | {"cli.status_page", "cli.status_tables", "cli.gpu_rows", "pwd"},
     "list": ALWAYS | {"cli.list_page"},
     "show": ALWAYS | JOBS | {"cli.show_jobs"},
     "cancel": ALWAYS | {"cli.cancel_jobs", "cli.job_selection"},
