@@ -378,7 +378,7 @@ def users(folder: Path, *names: str) -> Iterator[list[int]]:
         yield uids
     finally:
         for name in names:
-            subprocess.run(["userdel", name], check=False, capture_output=True)
+            subprocess.run(["userdel", "--force", name], check=False, capture_output=True)
 
 
 def configure_as(uid: int, home: Path, *lines: str) -> None:
