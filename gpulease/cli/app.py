@@ -63,7 +63,6 @@ def _print_version() -> int:
 def call(arguments: Sequence[str]) -> int:
     """Run one command line, print what goes wrong, and return the exit code."""
     from gpulease.cli.render import OutputClosed, print_error, replace_unencodable
-    from gpulease.cli.signals import EndedByInterrupt, Killed
     from gpulease.errors import GpuleaseError
 
     replace_unencodable()
@@ -73,9 +72,9 @@ def call(arguments: Sequence[str]) -> int:
         print_error(error)
         return error.exit_code
     except KeyboardInterrupt:
+        from gpulease.cli.signals import EndedByInterrupt
+
         return _end_by(EndedByInterrupt(ctrl_c_typed=False))
-    except Killed as killed:
-        return _end_by(killed)
     except OutputClosed:
         # The interpreter would print_error once more as it flushes on its way out.
         _discard_stdout()
@@ -84,6 +83,12 @@ def call(arguments: Sequence[str]) -> int:
         if error.errno not in _CANNOT_WRITE:
             raise
         return _output_lost(error)
+    except Exception as error:
+        from gpulease.cli.signals import Killed
+
+        if isinstance(error, Killed):
+            return _end_by(error)
+        raise
 
 
 def _end_by(killed: Killed) -> int:

@@ -22,8 +22,16 @@ from gpulease.cli.tables import Block, Hanging, Page, Span, Style
 from gpulease.client import encode, has_daemon
 from gpulease.cluster_choice import SLURM, cluster
 from gpulease.config import candidate_sockets
-from gpulease.errors import CommandNotExecutable, GpuleaseError, NoDaemon, NotTrusted
+from gpulease.errors import (
+    BadConfiguration,
+    CommandNotExecutable,
+    GpuleaseError,
+    NoDaemon,
+    NotTrusted,
+)
 from gpulease.light_json import indent
+from gpulease.notify.receivers import receivers_of
+from gpulease.notify.settings import read_notify_settings
 from gpulease.wire.machine import CheckState, CheckView, DoctorView, OveruseView
 
 _HOOKS = Path(gpulease.__file__).parent / "worker" / "hooks"
@@ -57,7 +65,7 @@ def doctor(
     """
     python = Python.of_the_caller()
     view = _checks_of_the_daemon(ctx, socket)
-    view.checks += [_access_check(), *python.checks]
+    view.checks += [_access_check(), *_notification_checks(), *python.checks]
     if prove:
         view.checks += _proofs(ctx, socket, python, view.overuse)
     if json:
@@ -120,6 +128,22 @@ def _access_check() -> CheckView:
         f"you cannot read {_HOOKS}, so gpulease cannot limit frameworks in your jobs",
         "install gpulease where all users can read it",
     )
+
+
+def _notification_checks() -> Iterator[CheckView]:
+    """Yield a check of [notify] in the user's file, if there is something in it."""
+    try:
+        settings = read_notify_settings(environment())
+    except BadConfiguration as error:
+        yield CheckView("notifications", "warning", error.message, error.hint)
+        return
+    names = ", ".join(each.name for each in receivers_of(settings))
+    if names:
+        yield CheckView("notifications", "ok", f"{names}; gpulease notify --test tests them")
+    elif settings.events:
+        why = "events are set, and no receiver"
+        hint = 'add one to [notify], such as mail = "me@example.org"'
+        yield CheckView("notifications", "warning", why, hint)
 
 
 def _proofs(

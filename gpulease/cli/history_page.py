@@ -8,8 +8,8 @@ from itertools import chain
 from gpulease.cli.format import UNKNOWN, clean, clock, instant, named, size
 from gpulease.cli.light_connection import light_client
 from gpulease.cli.pager import print_paged
-from gpulease.cli.render import local_time, print_stdout, screen_of, write_stdout
-from gpulease.cli.tables import Column, Table, draw, draw_in_pages, line
+from gpulease.cli.render import drawn, local_time, print_stdout, screen_of, shown, write_stdout
+from gpulease.cli.tables import Column, Table, draw_in_pages, line
 from gpulease.client.light_client import read
 from gpulease.errors import BadValue
 from gpulease.light_json import encode, indent
@@ -83,7 +83,7 @@ def print_history(
     if user is not None and not first:
         refuse_stranger(user)
     screen = screen_of(sys.stdout, environment())
-    print_paged(drawn(chain([first], pages), local_time(), screen, _FEW if is_cut else None))
+    print_paged(table_text(chain([first], pages), local_time(), screen, _FEW if is_cut else None))
 
 
 def refuse_stranger(user: str) -> None:
@@ -153,19 +153,22 @@ def _traced(job: PastJobView) -> tuple[Any, ...]:
     )
 
 
-def drawn(pages: Jobs, now: datetime, screen: Screen, most: int | None = None) -> Iterator[str]:
+def table_text(
+    pages: Jobs, now: datetime, screen: Screen, most: int | None = None
+) -> Iterator[str]:
     """Yield the text of a table of past jobs, page by page.
 
     With `most`, only so many, and a line that says how to see older ones if there are any.
     """
     first = next(pages)
     if not first:
-        yield draw([NONE], screen.width, colour=screen.colour)
+        yield drawn([NONE], screen)
         return
     tables = (table(jobs[:most], now) for jobs in chain([first], pages))
-    yield from draw_in_pages(tables, screen.width, colour=screen.colour)
+    for piece in draw_in_pages(tables, screen.width, colour=screen.colour):
+        yield shown(piece, screen)
     if most is not None and len(first) > most:
-        yield draw([older(most)], screen.width, colour=screen.colour)
+        yield drawn([older(most)], screen)
 
 
 NONE = line("no job has ended", "dim")

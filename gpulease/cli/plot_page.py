@@ -32,8 +32,8 @@ _WIDTH = 80
 """Of a chart in a pipe or a file."""
 _HEIGHT = 16
 _LEAST_HEIGHT = 6
-_BESIDE = 6
-"""Lines of the terminal beside those of the charts: heads, legends, the prompt."""
+_BESIDE = 4
+"""Lines of a chart besides: its head, its legend, what is below, an empty one."""
 _MOST_OWNERS = 5
 
 
@@ -160,7 +160,7 @@ def _show(charts: Sequence[Chart], out: Path | None, screen: Screen) -> None:
 
 def text_of(chart: Chart, screen: Screen, count: int = 1) -> str:
     """Return a chart, one of `count`, as text for a screen."""
-    room = _HEIGHT if screen.height is None else (screen.height - _BESIDE) // count
+    room = _HEIGHT if screen.height is None else (screen.height - 1) // count - _BESIDE
     text = memory_chart(
         chart.layers,
         chart.limit,

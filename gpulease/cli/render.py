@@ -179,7 +179,11 @@ def drawn(page: Page, screen: Screen) -> str:
     """Return a page as text for a screen."""
     from gpulease.cli.tables import draw
 
-    text = draw(page, screen.width, colour=screen.colour)
+    return shown(draw(page, screen.width, colour=screen.colour), screen)
+
+
+def shown(text: str, screen: Screen) -> str:
+    """Return text with the characters that a screen has."""
     return text.translate(_IN_ASCII) if screen.ascii else text
 
 

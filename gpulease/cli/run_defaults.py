@@ -29,7 +29,6 @@ from gpulease.cli.quick_defaults import (
 )
 from gpulease.cli.typer_extensions import CommandWithDefaults
 from gpulease.errors import BadConfiguration, BadUsage, GpuleaseError
-from gpulease.record import replace
 from gpulease.setting_parsers import read_toml
 
 _WITHOUT = "gpulease run --no-defaults ignores it"
@@ -146,14 +145,19 @@ def _from_file(command: CommandWithUsersDefaults, ctx: Any) -> dict[str, Default
         )
     notify = content.get(NOTIFY_TABLE)
     events = notify.get("events") if isinstance(notify, dict) else None
-    found = {} if events is None else dict([_entry(command, ctx, path, "notify", events)])
-    if found:
-        found["notify"] = replace(found["notify"], source=f"[{NOTIFY_TABLE}] in {path}")
+    found = {}
+    if events:
+        found = dict([_entry(command, ctx, path, "notify", events, NOTIFY_TABLE)])
     return found | dict(_entry(command, ctx, path, key, value) for key, value in table.items())
 
 
 def _entry(
-    command: CommandWithUsersDefaults, ctx: Any, path: Path, key: str, value: object
+    command: CommandWithUsersDefaults,
+    ctx: Any,
+    path: Path,
+    key: str,
+    value: object,
+    table: str = RUN_TABLE,
 ) -> tuple[str, Default]:
     """Return the parameter that a key of the file names, and its value."""
     option = "--" + key.replace("_", "-")
@@ -166,8 +170,8 @@ def _entry(
         read = command.read(ctx, words)
     except (ValueError, typer.TyperException) as error:
         why = f"{key} = {_shown(value)}: {_reason(error)}"
-        raise _bad_entry(path, why, _WITHOUT) from None
-    return name, Default(read[name], option, f"[{RUN_TABLE}] in {path}")
+        raise _bad_entry(path, why, _WITHOUT, table) from None
+    return name, Default(read[name], option, f"[{table}] in {path}")
 
 
 def _words(option: str, value: object, *, is_flag: bool) -> Sequence[str]:
@@ -202,5 +206,5 @@ def _similar(key: str, flags: Mapping[str, Any]) -> str:
     return f"{hint}; {_WITHOUT}"
 
 
-def _bad_entry(path: Path, why: str, hint: str) -> BadUsage:
-    return BadUsage(f"cannot use [{RUN_TABLE}] in {path}: {why}", hint)
+def _bad_entry(path: Path, why: str, hint: str, table: str = RUN_TABLE) -> BadUsage:
+    return BadUsage(f"cannot use [{table}] in {path}: {why}", hint)

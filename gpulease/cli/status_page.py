@@ -23,18 +23,15 @@ from gpulease.cli.format import (
     size,
     until,
 )
+from gpulease.cli.gpu_rows import GpuRow, Note, amount, gpu_table
 from gpulease.cli.light_connection import light_client
 from gpulease.cli.render import local_time, own_name, print_stdout, screen_of, show_page
 from gpulease.cli.status_tables import (
-    GpuRow,
     JobRow,
-    Note,
     Rows,
     WaitingRow,
-    amount,
     counts,
     fitted,
-    gpu_table,
     heading,
     jobs_part,
     model,
@@ -115,7 +112,8 @@ def page(
     For a terminal of a known height, what is alike shares rows, and rows that do not fit are
     counted.
     """
-    about = _About(view, now, user, is_short=height is not None)
+    jobs = [job for job in view.jobs if job.state not in ("queued", "ended")]
+    about = _About(view, now, user, is_short=height is not None, holding=jobs)
     holding, waiting = _job_rows(about), _waiting(view)
     return fitted(
         [
@@ -141,6 +139,8 @@ class _About:
     user: str
     is_short: bool
     """What is alike shares rows."""
+    holding: Sequence[JobView]
+    """The jobs that hold memory."""
 
 
 def _head(about: _About, width: int | None) -> Iterator[Block]:
@@ -152,10 +152,9 @@ def _head(about: _About, width: int | None) -> Iterator[Block]:
         parts.append("simulated GPUs")
     driver = f"driver {clean(view.driver)}" if view.driver else None
     parts += [*([driver] if driver else ()), clock(view.at, about.now)]
-    holding = [job for job in view.jobs if job.state != "queued"]
-    own = sum(job.user == about.user for job in holding)
+    own = sum(job.user == about.user for job in about.holding)
     own_waiting = sum(each.jobs for each in view.waiting_by_user if each.user == about.user)
-    text = counts(len(holding), _waiting(view), own, own_waiting)
+    text = counts(len(about.holding), _waiting(view), own, own_waiting)
     return heading(parts, text, width, least=driver)
 
 
@@ -174,7 +173,7 @@ def _gpus(about: _About, width: int | None) -> Iterator[Block]:
 
 
 def _gpu_row(gpu: GpuView, about: _About) -> GpuRow:
-    alone = _exclusive_job(gpu, about.view)
+    alone = _exclusive_job(gpu, about)
     # Of a GPU that grants nothing, nothing can be leased.
     free = gpu.memory.headroom if gpu.state == "available" else 0
     is_unknown = gpu.state in ("unreadable", "lost")
@@ -189,13 +188,9 @@ def _gpu_row(gpu: GpuView, about: _About) -> GpuRow:
     )
 
 
-def _exclusive_job(gpu: GpuView, view: StatusView) -> int | None:
-    holding = (job for job in view.jobs if job.claim.exclusive and job.state != "queued")
-    return next((job.id for job in holding if any(_is_on(gpu, each) for each in job.leases)), None)
-
-
-def _is_on(gpu: GpuView, lease: LeaseView) -> bool:
-    return lease.gpu == gpu.uuid
+def _exclusive_job(gpu: GpuView, about: _About) -> int | None:
+    alone = (job for job in about.holding if job.claim.exclusive)
+    return next((job.id for job in alone for lease in job.leases if lease.gpu == gpu.uuid), None)
 
 
 def _notes(gpu: GpuView, alone: int | None, about: _About) -> Iterator[Note]:
@@ -219,8 +214,8 @@ def _notes_on_state(gpu: GpuView, about: _About) -> Iterator[Note]:
         detail = f"{gpu.state}: {detail}" if detail else gpu.state
     if detail:
         yield Note(detail, style="dim" if gpu.state == "divided" else style)
-    strangers = any(without_lease(gpu, about.view))
-    if gpu.memory.unmanaged and gpu.state != "divided" and not strangers:
+    is_seen = gpu.state == "divided" or any(without_lease(gpu, about.view))
+    if gpu.memory.unmanaged and not is_seen:
         yield Note(f"{size(gpu.memory.unmanaged)} used without a lease", style="bad")
 
 
@@ -246,9 +241,9 @@ def _recent_events(gpu: GpuView) -> list[GpuEventView]:
 
 def _job_rows(about: _About) -> list[JobRow]:
     """Return the jobs that hold memory, the caller's first."""
-    holding = [job for job in about.view.jobs if job.state not in ("queued", "ended")]
+    holding = about.holding
     if about.is_short:
-        holding.sort(key=lambda job: job.user != about.user)
+        holding = sorted(holding, key=lambda job: job.user != about.user)
     indexes = {gpu.uuid: index_of(gpu) for gpu in about.view.gpus}
     return [row for job in holding for row in _rows_of(job, indexes, about)]
 
@@ -302,7 +297,7 @@ def _without_lease(about: _About) -> Iterator[Block]:
         (gpu, process) for gpu in about.view.gpus for process in without_lease(gpu, about.view)
     ]
     most = _MOST_PROCESSES if about.is_short else len(found)
-    if found and not any(job.leases for job in about.view.jobs):
+    if found and not about.holding:
         yield line("")
     for gpu, process in found[:most]:
         yield Hanging(line(_process(gpu, process, about.now), "bad"), 2)
@@ -312,6 +307,8 @@ def _without_lease(about: _About) -> Iterator[Block]:
 
 def without_lease(gpu: GpuView, view: StatusView) -> Iterator[ProcessView]:
     """Yield the processes on a GPU that have no lease on it."""
+    if not gpu.processes:
+        return
     # A GPU that MIG divides lists the processes of its MIG devices.
     of_gpu = {gpu.uuid, *(each.uuid for each in view.gpus if each.parent == gpu.uuid)}
     leased = {job.id for job in view.jobs for lease in job.leases if lease.gpu in of_gpu}

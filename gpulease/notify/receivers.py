@@ -203,11 +203,14 @@ class _Url:
         with _log_of_thread() as log:
             service = apprise.Apprise()
             if not service.add(self.url):
-                hint = "see https://appriseit.com/services for the URL of your service"
-                raise NotSent("Apprise cannot use the URL", hint, is_final=True, output=log.text)
+                services = "see https://appriseit.com/services for the URL of your service"
+                raise NotSent(
+                    "Apprise cannot use the URL", services, is_final=True, output=log.text
+                )
             if not service.notify(title=title_of(order), body=order.body):
-                hint = "gpulease notify --test shows what Apprise says"
-                raise NotSent("Apprise could not send it", hint, output=log.text)
+                why = "Apprise could not send it"
+                where = None if order.verbose else "gpulease notify --test shows what Apprise says"
+                raise NotSent(why, where, output=log.text)
             return log.text
 
 

@@ -13,14 +13,14 @@ from daemon_stand_in.terminal import REPOSITORY
 
 ALWAYS = {
     "cli", "cli.app", "cli.cluster", "cli.everyday", "cli.format", "cli.light_connection",
-    "cli.quick_options", "cli.quick_parser", "cli.render", "cli.signals", "cli.tables", "client",
+    "cli.quick_options", "cli.quick_parser", "cli.render", "cli.tables", "client",
     "client.http", "client.known_sockets", "client.light_client", "client.transport",
     "client.unix_socket", "build", "cluster_choice", "errors", "light_json", "locations",
     "peer_credentials", "record", "units", "wire", "wire.text",
 }  # fmt: skip
 JOBS = {"cli.job_gpus", "cli.job_page", "cli.job_report", "cli.job_selection", "cli.script"}
 OURS = {
-    "status": ALWAYS | {"cli.status_page", "cli.status_tables", "pwd"},
+    "status": ALWAYS | {"cli.status_page", "cli.status_tables", "cli.gpu_rows", "pwd"},
     "list": ALWAYS | {"cli.list_page"},
     "show": ALWAYS | JOBS | {"cli.show_jobs"},
     "cancel": ALWAYS | {"cli.cancel_jobs", "cli.job_selection"},

@@ -17,6 +17,7 @@ import pytest
 from receiver import Receiver, receiving
 
 from daemon_rig import Daemon, alive, wait_for
+from e2e.test_failing_passes import FailingDaemon
 from e2e.test_out_of_memory import SAYS_SO
 from e2e.test_overuse import HUNGRY, WATCHED, Appetite
 from e2e.users import call, job, needs_root
@@ -289,6 +290,26 @@ def test_admins_hear_of_drained_gpus_and_of_a_daemon_that_was_killed(
     assert "no user named 'nobody-here'" in daemon.log
 
 
+@needs_root
+def test_admins_hear_of_passes_that_fail_once(tmp_path: Path, receiver: Receiver) -> None:
+    home, fail = configure(tmp_path, f'urls = ["{receiver.url}"]'), tmp_path / "fail"
+    environment = {"PASSES_FAIL": str(fail), "XDG_CONFIG_HOME": str(home / ".config")}
+    daemon = FailingDaemon(
+        tmp_path, settings={"grace": "2s"}, tables='[notify]\nadmins = ["root"]\n',
+        environment=environment,
+    )  # fmt: skip
+    try:
+        daemon.start()
+        fail.touch()
+        daemon.submit("--mem", "1G", "--", "true")
+        wait_for("it is announced", lambda: receiver.titles)
+        time.sleep(2.5)
+        assert receiver.titles == ["cannot grant leases now; trying again"]
+    finally:
+        fail.unlink(missing_ok=True)
+        daemon.end_all()
+
+
 # With other users. The Python of a test run may be where only root can read, so the daemon runs in
 # a mount namespace in which all users can.
 
@@ -357,7 +378,7 @@ def users(folder: Path, *names: str) -> Iterator[list[int]]:
         yield uids
     finally:
         for name in names:
-            subprocess.run(["userdel", name], check=False, capture_output=True)
+            subprocess.run(["userdel", "--force", name], check=False, capture_output=True)
 
 
 def configure_as(uid: int, home: Path, *lines: str) -> None:

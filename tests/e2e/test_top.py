@@ -89,7 +89,7 @@ def test_jobs_and_the_queue_appear_as_they_come(daemon: Daemon) -> None:
         job = daemon.submit("--mem", "6G", "--name", "bert", "sleep", "600")
         await user.until("RUNNING 1", "bert", "active")
         daemon.submit("--mem", "8G", "--gpus", "2", "--name", "llm", "true")
-        await user.until("WAITING 1", "llm", "no room", "1 running, 1 waiting (1 yours)")
+        await user.until("WAITING 1", "llm", "no room", "1 running (1 yours), 1 waiting (1 yours)")
         daemon.cancel(job)
         await user.until("RUNNING 0", gone="bert")
 
@@ -199,7 +199,7 @@ def test_an_open_job_shows_its_details_its_memory_and_its_output(daemon: Daemon)
         await user.press("enter")
         await user.until(f"job {job}  bert", "DETAILS", "requested", "MEMORY", "OUTPUT", "line 5")
         shown = user.screen
-        await user.until("leased, 2G", "started")
+        await user.until("─ lease", "started")
         await user.press("tab", "tab", "home")
         await user.until("OUTPUT", "more below")
         assert shown != user.screen

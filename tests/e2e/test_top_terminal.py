@@ -72,7 +72,7 @@ def test_a_usual_terminal_shows_gpus_jobs_and_keys(busy: Daemon, sit: Sit) -> No
     there.run(busy.gpulease("top"))
     lines = there.until("RUNNING 16", "bert-0", KEYS).splitlines()
     assert "8 x Simulated 24G" in lines[0]
-    assert "16 running, 3 waiting" in lines[0]
+    assert "16 running (16 yours), 3 waiting (3 yours)" in lines[0]
     assert [line.split()[0] for line in lines[1:9]] == [str(index) for index in range(8)]
     assert all("░" in line and "free" in line for line in lines[1:9])
     assert len(lines) == 24
@@ -140,9 +140,11 @@ def test_its_exit_code_says_how_it_ended(
     there.until(f"status={status}")
 
 
-def test_closing_the_terminal_ends_it(daemon: Daemon, sit: Sit) -> None:
+@pytest.mark.parametrize("before", ["", "trap '' HUP; "], ids=["", "nohup"])
+def test_closing_the_terminal_ends_it(daemon: Daemon, sit: Sit, before: str) -> None:
     there = sit()
-    there.run(daemon.gpulease("top"))
+    there.type(before + " ".join(daemon.gpulease("top")))
+    there.press("Enter")
     there.until("RUNNING 0", KEYS)
     pid = process_in(there)
     there.close()

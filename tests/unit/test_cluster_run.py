@@ -149,6 +149,15 @@ def test_a_time_limit_is_rounded_up_to_minutes() -> None:
     assert [minutes(each) for each in ("1s", "60s", "61s", "4h")] == [1, 1, 2, 240]
 
 
+def test_notifications_are_mails_of_slurm() -> None:
+    assert "--mail-type=END,FAIL" in order(notify=("end,fail", "oom,over-lease")).words()
+    assert "--mail-type=BEGIN,END,FAIL,TIME_LIMIT_90" in order(notify=("all",)).words()
+    for none in (), ("none",), ("over-lease",):
+        assert not any("mail" in word for word in order(notify=none).words())
+    with pytest.raises(BadValue, match="no event named 'ends'"):
+        order(notify=("ends",)).words()
+
+
 WITHOUT_COUNTERPART = [
     {"gpu": ("1",)}, {"gpu_model": "A100"}, {"min_vram": "40G"}, {"same_model": True},
     {"preemptible": True}, {"priority": "high"}, {"retry_oom": "1.5x"}, {"grace": "5s"},

@@ -240,3 +240,38 @@ def test_an_empty_list_is_refused(user: User) -> None:
     user.writes("[run]\ngpu = []\n")
     with pytest.raises(BadUsage):
         user.types("true")
+
+
+@pytest.mark.parametrize(
+    ("text", "events"),
+    [
+        ('[notify]\nevents = ["end", "oom"]', ["end", "oom"]),
+        ('[notify]\nevents = "end"\nurls = ["slack://a/#b", "x://c\'d"]', ["end"]),
+        ('[notify]\nevents = ["end"]\n[run]\nmem = "1G"\nnotify = "fail"', ["fail"]),
+        ('[run]\nnotify = ["fail"]\n[notify]\nevents = ["end"]', ["fail"]),
+        ('[notify]\nurls = [\n  "x://a",\n]\nevents = [ "end",  "oom" ] # all', ["end", "oom"]),
+        ('[notify]\ncommand = """\nevents = ["end"]\n"""', ()),
+        ('[notify]\nmail = "me@example.org"\n[other]\nevents = ["end"]', ()),
+    ],
+)
+def test_the_events_of_the_table_notify_are_a_default(
+    user: User, text: str, events: object
+) -> None:
+    user.writes(text)
+    assert user.types("x")["notify"] == events
+    assert user.types("--notify", "none", "x")["notify"] == ["none"]
+
+
+def test_plain_events_are_read_without_typer(user: User) -> None:
+    user.writes('[notify]\nurls = ["slack://a/#b"]\nevents = ["end", "oom"]')
+    assert quick_defaults({}, os.environ)["notify"].value == ["end", "oom"]
+
+
+def test_a_mistake_in_the_events_names_their_table(user: User) -> None:
+    user.writes("[notify]\nevents = 3.5\n")
+    assert user.types("x")["notify"] == ["3.5"], "the daemon refuses it"
+    user.writes("[notify]\nevents = []\n")
+    assert user.types("x")["notify"] == ()
+    user.writes("[notify]\nevents = true\n")
+    with pytest.raises(BadUsage, match=r"\[notify\] in "):
+        user.types("x")

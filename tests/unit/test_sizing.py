@@ -1,10 +1,25 @@
 """How much memory is asked for, by what was used before."""
 
+from dataclasses import replace
+from datetime import timedelta
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpulease.domain.memory_estimate import PastRun, advised_size, advised_size_after_oom, size_for
+from fakes import ALICE, NOON, reading
+from gpulease.domain.gpu import JobId
+from gpulease.domain.job import Exit, Job, JobUsage, Outcome, grant, worker_gone, worker_started
+from gpulease.domain.lease import Claim, Trigger
+from gpulease.domain.memory_estimate import (
+    LONG_ENOUGH,
+    PastRun,
+    advised_size,
+    advised_size_after_oom,
+    size_for,
+    size_next_time,
+)
+from gpulease.domain.placement import Placement
 from gpulease.units import GIB, MIB
 
 sizes = st.integers(64 * MIB, 80 * GIB)
@@ -99,3 +114,44 @@ def test_a_job_over_its_lease_gets_the_same_advice_or_more_when_it_runs_out_of_m
     assert at_the_end >= advised_size(peak) > peak
     assert size_for([PastRun(leased, peak, out_of_memory=True)]) >= advised_size(peak)
     assert size_for([PastRun(leased, peak, over_lease=True)]) >= advised_size(peak)
+
+
+def ended(
+    used: int | None,
+    outcome: Outcome = Outcome.EXITED,
+    code: int = 0,
+    ran_for: timedelta = timedelta(hours=1),
+) -> Job:
+    """Return a job that leased 8G."""
+    job = Job(JobId(1), ALICE, "a", "a", Claim(8 * GIB), NOON)
+    running = worker_started(grant(job, Placement(((reading().uuid, 8 * GIB),)), NOON), 1, 1, NOON)
+    assert running is not None
+    measured = replace(running, leases=tuple(replace(each, used=used) for each in running.leases))
+    done = worker_gone(measured, Trigger.WORKER_EXITED, outcome, None, Exit(code), NOON + ran_for)
+    assert done is not None
+    return done
+
+
+def test_a_job_with_more_than_it_needed_is_advised_what_others_are_told() -> None:
+    used = 31 * GIB // 10
+    assert size_next_time(ended(used)) == advised_size(used) == 4 * GIB
+    for outcome in (Outcome.CANCELLED, Outcome.TIME_LIMIT, Outcome.RELEASED):
+        assert size_next_time(ended(used, outcome)) == 4 * GIB
+
+
+@pytest.mark.parametrize(
+    "job",
+    [
+        ended(None),
+        ended(0),
+        ended(7 * GIB),
+        ended(GIB, code=1),
+        ended(GIB, Outcome.SIGNALED),
+        ended(9 * GIB, Outcome.OVER_LEASE),
+        ended(GIB, ran_for=LONG_ENOUGH - timedelta(seconds=1)),
+        replace(ended(GIB, code=0), usage=JobUsage(out_of_memory=True)),
+        replace(ended(GIB), usage=JobUsage(size_reason="4G, since it used 3G")),
+    ],
+)
+def test_nothing_is_advised_where_the_size_was_right_or_little_is_known(job: Job) -> None:
+    assert size_next_time(job) is None

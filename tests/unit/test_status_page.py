@@ -9,7 +9,8 @@ import pytest
 from daemon_stand_in import views
 from gpulease.cli import list_page, render, status_page
 from gpulease.cli.format import display_width, shorten_middle, shown_command
-from gpulease.cli.status_tables import amount, bar, model, models
+from gpulease.cli.gpu_rows import amount, bar
+from gpulease.cli.status_tables import model, models
 from gpulease.cli.tables import draw
 from gpulease.units import GIB, KIB
 from gpulease.wire.jobs import ArrayWaitingView, JobList, JobView, LeaseView, QueueView

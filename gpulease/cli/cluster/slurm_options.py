@@ -90,10 +90,24 @@ _MAIL_TYPES = {
 }
 
 
+_NO_MAIL = "over-lease"
+"""Slurm does not know of leases; a default for all jobs may have it."""
+
+
 def _mail_types(events: Sequence[str]) -> list[str]:
-    """Return the option for the mails of Slurm; it does not know of leases."""
-    asked = _MAIL_TYPES if "all" in events else [each.partition("=")[0] for each in events]
-    types = {_MAIL_TYPES[each]: None for each in asked if each in _MAIL_TYPES}
+    """Return the option for the mails of Slurm.
+
+    Raises:
+        BadValue: there is no such event.
+    """
+    asked = list(_MAIL_TYPES) if "all" in events else [each.partition("=")[0] for each in events]
+    for each in asked:
+        if each not in _MAIL_TYPES and each != _NO_MAIL:
+            raise BadValue(
+                f"cannot submit: no event named {each!r}",
+                f"use some of {', '.join(_MAIL_TYPES)}, all, or none",
+            )
+    types = {_MAIL_TYPES[each]: None for each in asked if each != _NO_MAIL}
     return [f"--mail-type={','.join(types)}"] if types else []
 
 

@@ -17,6 +17,7 @@ from gpulease.cli.cluster.jobs import elements, read_queue, state_of, uses_gpus,
 from gpulease.cli.cluster.nodes import read_nodes, shard_size
 from gpulease.cli.cluster.views import GpuView, JobView, MemoryView, NodeView, StatusView
 from gpulease.cli.format import UNKNOWN, clean, clock, instant, since, size, until
+from gpulease.cli.gpu_rows import GpuRow, Note, gpu_table
 from gpulease.cli.render import (
     Screen,
     local_time,
@@ -26,14 +27,11 @@ from gpulease.cli.render import (
     show_page,
 )
 from gpulease.cli.status_tables import (
-    GpuRow,
     JobRow,
-    Note,
     Rows,
     WaitingRow,
     counts,
     fitted,
-    gpu_table,
     heading,
     jobs_part,
     model,

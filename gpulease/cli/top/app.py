@@ -5,6 +5,7 @@ import gc
 import os
 import signal
 import sys
+import termios
 from collections.abc import Callable
 from datetime import datetime, timedelta
 from typing import ClassVar
@@ -139,6 +140,8 @@ class TopApp(App[None]):
 
     def on_top_app_looked(self, message: Looked) -> None:
         """Show what the daemon said."""
+        if not (self.is_headless or _has_terminal()):
+            Killed(signal.SIGHUP).take_effect()  # nothing is left to restore
         look = message.look
         screen = self._job or self._machine
         screen.trouble(look.error)
@@ -285,6 +288,15 @@ class TopApp(App[None]):
     def _end_by(self, number: int) -> None:
         self.killed = number
         self.exit()
+
+
+def _has_terminal() -> bool:
+    """Tell whether the terminal is there; SIGHUP does not reach each process that loses it."""
+    try:
+        termios.tcgetattr(0)
+    except termios.error:
+        return False
+    return True
 
 
 def _named(job: JobView) -> str:

@@ -1,0 +1,235 @@
+"""GPUs as `status` shows them, of a machine or a cluster: a bar of their memory, figures, notes."""
+
+from __future__ import annotations
+
+from gpulease.cli.format import UNKNOWN, display_width, size
+from gpulease.cli.tables import Column, Line, Span, Style, Table, line, widths
+from gpulease.record import record, replace
+from gpulease.wire.text import ranges
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+    from gpulease.cli.cluster.views import MemoryView as ClusterMemoryView
+    from gpulease.cli.tables import Block
+    from gpulease.wire.machine import MemoryView
+
+    Memory = MemoryView | ClusterMemoryView
+
+_MANY_DIGITS = 3
+_WIDEST_BAR, _NARROWEST_BAR = 32, 10
+_GAP = 2
+_NOTES = 20
+"""Columns of a terminal that notes on GPUs keep beside a bar."""
+_MOST_GPU_ROWS = 8
+"""Of more GPUs, those in the same state share a row on a terminal."""
+_LABELS = 12
+"""The columns that the labels of GPUs in one row keep."""
+_GLYPHS: dict[Style, tuple[str, str]] = {
+    "used": ("█", "used"),
+    "leased": ("▒", "leased"),
+    "unmanaged": ("▚", "no lease"),
+    "free": ("░", "free"),
+    "exclusive": ("▓", "exclusive"),
+}
+"""The parts of a bar, which differ without colour; `render` has their letters in ASCII."""
+
+
+def labels_in_ranges(places: Sequence[int], labels: Sequence[str]) -> str:
+    """Write the labels of GPUs in ranges: 0-3, 7."""
+    runs: list[list[int]] = []
+    for place in places:
+        if runs and place == runs[-1][-1] + 1:
+            runs[-1].append(place)
+        else:
+            runs.append([place])
+    return ", ".join(
+        labels[run[0]] if len(run) == 1 else f"{labels[run[0]]}-{labels[run[-1]]}" for run in runs
+    )
+
+
+def bar(memory: Memory, cells: int, *, is_exclusive: bool = False) -> Line:
+    """Draw the memory of a GPU: used under leases, leased and not used, without a lease, free.
+
+    Parts are rounded to cells. A part below half a cell has none: figures tell of it.
+    """
+    if not memory.total or memory.used is None:
+        return line(UNKNOWN, "dim")
+    committed, unmanaged = memory.committed or 0, memory.unmanaged or 0
+    used = max(0, min(memory.used - unmanaged, committed))
+    parts: tuple[tuple[int, Style], ...] = (
+        (used, "used"),
+        (committed - used, "exclusive" if is_exclusive else "leased"),
+        (unmanaged, "unmanaged"),
+        (memory.total, "exclusive" if is_exclusive else "free"),
+    )
+    spans, begin, taken = [], 0, 0
+    for part, style in parts:
+        taken = min(memory.total, taken + part)
+        end = (2 * cells * taken + memory.total) // (2 * memory.total)
+        if end > begin:
+            spans.append(Span(_GLYPHS[style][0] * (end - begin), style))
+        begin = end
+    return tuple(spans)
+
+
+def _legend(bars: Iterable[Line], indent: int) -> Line:
+    """Name the parts that occur in bars."""
+    drawn = {style for each in bars for _, style in each}
+    spans = [Span(" " * indent)]
+    for style, (glyph, name) in _GLYPHS.items():
+        if style in drawn:
+            spans += [Span(glyph, style), Span(f" {name}  ", "dim")]
+    return tuple(spans)
+
+
+@record(frozen=True)
+class Note:
+    """Why a GPU is not simply available: "kept for job" 5."""
+
+    text: str
+    job: int | None = None
+    style: Style = "warn"
+
+
+@record(frozen=True)
+class GpuRow:
+    """A GPU, or several in the same state."""
+
+    label: str
+    memory: Memory
+    free: int | None
+    notes: tuple[Note, ...] = ()
+    is_exclusive: bool = False
+    utilization: int | None = None
+    temperature: int | None = None
+    node: str = ""
+    model: str = ""
+    age: str = ""
+
+
+def gpu_table(rows: Sequence[GpuRow], width: int | None, *, folds: bool) -> Iterator[Block]:
+    """Lay out GPUs, with bars and a legend; with `folds`, many in the same state share rows."""
+    groups = [[row] for row in rows]
+    if folds and len(rows) > _MOST_GPU_ROWS:
+        groups = _in_same_state(rows)
+    columns, write = zip(*_gpu_columns(rows), strict=True)
+    cells = [[cell(group) for cell in write] for group in groups]
+    beside = sum(map(_width_beside, columns, zip(*cells, strict=True)))
+    bars = [_bar_of(group[0], _bar_width(width, beside)) for group in groups]
+    place = [column.title for column in columns].index("used")
+    columns = (*columns[:place], Column("memory", leaves=5), *columns[place:])
+    pairs = zip(cells, bars, strict=True)
+    table = Table(columns, tuple((*row[:place], drawn, *row[place:]) for row, drawn in pairs))
+    yield table
+    if place in widths(table, width):
+        yield _legend(bars, 5)
+
+
+def _width_beside(column: Column, cells: Iterable[Line]) -> int:
+    """Return the width that a column keeps beside bars, with its gap."""
+    texts = ("".join(text for text, _ in cell) for cell in cells)
+    natural = max(display_width(column.title), *map(display_width, texts))
+    most = column.least if column.narrows_first else _NOTES
+    return _GAP + (min(natural, most) if column.wraps else natural)
+
+
+def _bar_width(width: int | None, beside: int) -> int:
+    room = _WIDEST_BAR if width is None else width - beside
+    return max(_NARROWEST_BAR, min(_WIDEST_BAR, room))
+
+
+def _in_same_state(rows: Sequence[GpuRow]) -> list[list[GpuRow]]:
+    """Return GPUs in groups that share a row, the first of each with the labels of all."""
+    groups: dict[object, list[int]] = {}
+    for place, row in enumerate(rows):
+        notes = tuple((note.text, note.job is None) for note in row.notes)
+        key = row.node, row.model, row.age, _bar_of(row, _WIDEST_BAR), amount(row.free), notes
+        groups.setdefault(key, []).append(place)
+    labels = [row.label for row in rows]
+    return [
+        [
+            replace(rows[first], label=labels_in_ranges([first, *others], labels)),
+            *(rows[n] for n in others),
+        ]
+        for first, *others in groups.values()
+    ]
+
+
+def _gpu_columns(
+    rows: Sequence[GpuRow],
+) -> list[tuple[Column, Callable[[Sequence[GpuRow]], Line]]]:
+    """Return the columns without the bars, each with what writes its cells.
+
+    What is known of no GPU has no column.
+    A cell is that of a row, which may show several GPUs.
+    """
+    found: list[tuple[Column, Callable[[Sequence[GpuRow]], Line]]] = [
+        (
+            Column("GPU", right=True, wraps=True, least=_LABELS, narrows_first=True),
+            lambda group: line(group[0].label),
+        ),
+        (Column("used", right=True), lambda group: _spread(amount, group, "used")),
+        (Column("free", right=True), lambda group: _free(group[0])),
+        (Column("", leaves=1, wraps=True, least=14, below=""), _notes),
+    ]
+    if any(row.node for row in rows):
+        found.insert(0, (Column("NODE"), lambda group: line(group[0].node)))
+    if any(row.model for row in rows):
+        model = Column("model", leaves=4, shrinks=True, below="")
+        found.insert(-3, (model, lambda group: line(group[0].model)))
+    if any(row.utilization is not None for row in rows):
+        util = Column("util", right=True, leaves=3)
+        found.insert(-1, (util, lambda group: _spread(_percent, group, "utilization")))
+    if any(row.temperature is not None for row in rows):
+        temp = Column("temp", right=True, leaves=6)
+        found.insert(-1, (temp, lambda group: _spread(_degrees, group, "temperature")))
+    if any(row.age for row in rows):
+        age = Column("age", right=True, leaves=7, below="age ")
+        found.insert(-1, (age, lambda group: line(group[0].age)))
+    return found
+
+
+def _bar_of(row: GpuRow, cells: int) -> Line:
+    return bar(row.memory, cells, is_exclusive=row.is_exclusive)
+
+
+def amount(memory: int | None) -> str:
+    """Write memory in at most four digits: 0, 9.5G, 307M."""
+    text = "0" if memory == 0 else size(memory)
+    whole, _, tenth = text.partition(".")
+    return f"{whole}{tenth[1:]}" if len(whole) >= _MANY_DIGITS else text
+
+
+def _percent(value: int | None) -> str:
+    return UNKNOWN if value is None else f"{value}%"
+
+
+def _degrees(value: int | None) -> str:
+    return UNKNOWN if value is None else f"{value}C"
+
+
+def _spread(write: Callable[[int | None], str], group: Sequence[GpuRow], name: str) -> Line:
+    """Write the smallest and the largest value of GPUs in one row."""
+    values = [row.memory.used if name == "used" else getattr(row, name) for row in group]
+    known = sorted(value for value in values if value is not None)
+    if len(known) < len(values):
+        return line(UNKNOWN)
+    least, most = write(known[0]), write(known[-1])
+    return line(most if least == most else f"{least.rstrip('%C')}-{most}")
+
+
+def _free(row: GpuRow) -> Line:
+    """Write what can be leased: in green only if anyone can have it."""
+    style: Style = "good" if row.free and not row.notes else "warn" if row.free else "dim"
+    return line(amount(row.free), style)
+
+
+def _notes(group: Sequence[GpuRow]) -> Line:
+    spans: list[Span] = []
+    for number, note in enumerate(group[0].notes):
+        jobs = sorted({row.notes[number].job or 0 for row in group} if note.job else ())
+        text = f"{note.text}{'s' * (len(jobs) > 1)} {ranges(jobs)}" if jobs else note.text
+        spans += [Span("; ", "dim")] * bool(spans) + [Span(text, note.style)]
+    return tuple(spans) or line("")
