@@ -101,6 +101,16 @@ def size(amount: int | None) -> str:
     return UNKNOWN if amount is None else format_size(amount)
 
 
+def percent(value: int | None) -> str:
+    """Write a utilization; None is unknown."""
+    return UNKNOWN if value is None else f"{value}%"
+
+
+def degrees(value: int | None) -> str:
+    """Write a temperature in degrees Celsius; None is unknown."""
+    return UNKNOWN if value is None else f"{value}C"
+
+
 def instant(written: str) -> datetime:
     """Read an instant of the API."""
     return datetime.fromisoformat(written)
@@ -245,6 +255,11 @@ def label(job: JobView) -> str:
     if job.suspended:
         return SUSPENDED
     return job.state if job.state != "ended" else spoken(job.outcome or "ended")
+
+
+def lacks_limit(job: JobView) -> bool:
+    """Return whether a framework in a process of the job is not limited to the lease."""
+    return job.hook in ("failed", "absent")
 
 
 def is_above(job: JobView, lease: LeaseView) -> bool:

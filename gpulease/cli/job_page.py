@@ -11,6 +11,7 @@ from gpulease.cli.format import (
     instant,
     is_above,
     label,
+    lacks_limit,
     named,
     ordinal,
     requested,
@@ -145,7 +146,7 @@ def fields(
 
 
 def _frameworks(job: JobView) -> str | None:
-    if job.hook not in {"failed", "absent"} and is_simulated(job):
+    if not lacks_limit(job) and is_simulated(job):
         return "not limited: simulated GPU" + ("s" if len(job.devices) > 1 else "")
     return _FRAMEWORKS.get(job.hook or "")
 

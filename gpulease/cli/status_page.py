@@ -16,6 +16,7 @@ from gpulease.cli.format import (
     index_of,
     is_above,
     label,
+    lacks_limit,
     named,
     reason_of,
     requested,
@@ -63,7 +64,6 @@ _MOST_PROCESSES = 5
 """Processes without a lease that a terminal shows."""
 _SHOWN_AS_STATE = frozenset({"drained", "resumed", "faulty"})
 _NEEDS_AN_ADMIN = frozenset({"unreadable", "lost", "prohibited"})
-_UNLIMITED = frozenset({"failed", "absent"})
 
 
 def print_status(
@@ -288,7 +288,7 @@ def _state(job: JobView, lease: LeaseView, now: datetime) -> Line:
         return line(label(job), "warn")
     if job.idle_ends_at is not None:
         return line(f"idle, ends in {until(job.idle_ends_at, now)}", "warn")
-    return line("no framework limit", "warn") if job.hook in _UNLIMITED else line("")
+    return line("no framework limit", "warn") if lacks_limit(job) else line("")
 
 
 def _without_lease(about: _About) -> Iterator[Block]:
