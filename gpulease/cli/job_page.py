@@ -13,7 +13,6 @@ from gpulease.cli.format import (
     label,
     lacks_limit,
     named,
-    ordinal,
     requested,
     sentence,
     since,
@@ -32,7 +31,7 @@ from gpulease.cli.job_report import first_use, is_simulated, steps, utilization
 from gpulease.cli.script import script_change
 from gpulease.cli.tables import Block, Column, Hanging, Page, Span, Table, line
 from gpulease.units import format_span
-from gpulease.wire.text import spoken
+from gpulease.wire.text import ordinal, spoken
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

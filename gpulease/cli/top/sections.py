@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from gpulease.cli.format import UNKNOWN, clean, id_of, index_of, label, named, shown_command
-from gpulease.cli.status_page import without_lease
 from gpulease.errors import BadUsage
 from gpulease.wire.jobs import JobView
 from gpulease.wire.machine import GpuView, ProcessView, StatusView
+from gpulease.wire.unmanaged import unmanaged_processes
 
 Kind = Literal["jobs", "strangers", "queue"]
 SortColumn = Literal["usual", "job", "user", "name", "gpu", "memory", "time"]
@@ -107,7 +107,7 @@ def sections(view: StatusView, wanted: Filter, order: Sort) -> list[Section]:
     labels = labels_of(view)
     running = [job for job in view.jobs if job.state != "queued"]
     waiting = [job for job in view.jobs if job.state == "queued"]
-    outside = [Stranger(gpu, it) for gpu in view.gpus for it in without_lease(gpu, view)]
+    outside = [Stranger(gpu, it) for gpu in view.gpus for it in unmanaged_processes(gpu, view)]
     more = max(0, (view.waiting or 0) - sum(map(stands_for, waiting)))
     found: list[Section] = []
     every: tuple[tuple[Kind, Sequence[Item], int], ...] = (
