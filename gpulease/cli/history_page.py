@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from itertools import chain
 
-from gpulease.cli.format import UNKNOWN, clean, clock, instant, named, size
+from gpulease.cli.format import clean, clock, instant, named, percent, size
 from gpulease.cli.light_connection import light_client
 from gpulease.cli.pager import print_paged
 from gpulease.cli.render import drawn, local_time, print_stdout, screen_of, shown, write_stdout
@@ -208,7 +208,7 @@ def _row(job: PastJobView, now: datetime) -> tuple[Line, ...]:
         line("(hold)" if job.kind == "hold" else named(job)),
         line(f"{job.gpus} x {amount}" if job.gpus > 1 else amount),
         line(size(job.used)),
-        line(UNKNOWN if job.utilization is None else f"{job.utilization}%"),
+        line(percent(job.utilization)),
         line(clock(job.submitted_at, now)),
         line(format_span((granted or ended) - instant(job.submitted_at))),
         line("" if granted is None else format_span(ended - granted)),
