@@ -81,20 +81,12 @@ def print_history(
     pages = _pages(client, asked, _FEW + 1 if is_cut else limit)
     first = next(pages)
     if user is not None and not first:
-        refuse_stranger(user)
+        from gpulease.cli.caller import refuse_unknown_user
+
+        hint = "gpulease history shows the jobs of all users"
+        refuse_unknown_user(user, "list jobs of", hint)
     screen = screen_of(sys.stdout, environment())
     print_paged(table_text(chain([first], pages), local_time(), screen, _FEW if is_cut else None))
-
-
-def refuse_stranger(user: str) -> None:
-    """Raises: BadValue, if this machine has no such user."""
-    from gpulease.cli.caller import is_user
-
-    if not is_user(user):
-        raise BadValue(
-            f"cannot list jobs of {user[:80]!r}: no such user",
-            "gpulease history shows the jobs of all users",
-        )
 
 
 def _pages(client: LightClient, asked: dict[str, str | None], limit: int | None) -> Jobs:
