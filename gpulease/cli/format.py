@@ -17,7 +17,7 @@ else:
     from _datetime import datetime, timedelta  # the module around it takes ten times as long
 
 UNKNOWN = "?"
-"""What is not known; what there is none of is empty."""
+"""What is not known. An empty text means none."""
 _NEAR = timedelta(days=6)
 """Times that are this near have the day of the week."""
 

@@ -72,7 +72,7 @@ def print_status(
 ) -> int:
     """Print the state of the machine, with the first jobs of the queue: a number, or "all".
 
-    With `watch`, a span such as 2s, it is printed again and again.
+    With `watch`, a span such as 2s, it is printed again after each span.
     """
     if acts_on_slurm(socket):
         from gpulease.cli.cluster import status_page

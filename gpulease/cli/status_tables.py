@@ -301,7 +301,7 @@ def fitted(parts: Sequence[Page | Rows], width: int | None, height: int | None) 
 
 
 def _fitting(part: Rows, room: int, width: int | None) -> tuple[int, int]:
-    """Return how many rows of a part fit into so many lines, and the lines that they take."""
+    """Return how many rows of a part fit into `room` lines, and the lines that they take."""
     count = min(len(part.rows), max(0, room))
     while True:
         taken = _lines(part.lay_out(part.rows[:count]), width)

@@ -1,7 +1,7 @@
 """Notifications of the daemon: the parts that send them, and what admins are notified of.
 
-Admins hear of GPUs that are drained and resumed, of the errors that the daemon logs, of a database
-that cannot be written, and of an end of the daemon that was no stop.
+Admins are notified when a GPU is drained or resumed, when the daemon logs an error or cannot write
+its database, and when it starts after a crash.
 """
 
 import asyncio
@@ -60,7 +60,7 @@ class AdminNotices:
                 tx.add_message(message, self._base.clock.now())
 
     def of_trouble(self, what: str) -> None:
-        """Have messages stored as soon as the database can be written."""
+        """Store messages as soon as the database can be written."""
         if self._uids:
             self._troubles.append(what)
             self._has_troubles.set()

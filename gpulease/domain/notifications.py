@@ -63,7 +63,7 @@ class Message:
     """A notification before it is stored."""
 
     uid: int
-    """Of whom it is for."""
+    """The recipient."""
     event: NotifyEvent
     title: str
     body: str
@@ -182,7 +182,7 @@ def time_left_span(events: Iterable[str]) -> timedelta | None:
 def time_is_short(job: Job, at: datetime) -> bool:
     """Return whether the time of a running job is so short that its owner asked to be notified.
 
-    Not if the whole limit is: the owner has just set it.
+    Not if the whole limit is no longer than that: the owner has just set it.
     """
     span, limit, expires_at = time_left_span(job.notify), job.claim.time_limit, job.expires_at
     if job.state is not State.ACTIVE or span is None or limit is None or expires_at is None:

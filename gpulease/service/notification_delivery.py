@@ -28,7 +28,7 @@ PAUSES = (
     timedelta(hours=1),
 )
 """The times between attempts: a restart of the receiver, its maintenance, and an outage. After the
-last one the message is given up: later it would be no news."""
+last one the message is given up: it is too old."""
 AT_ONCE = 8
 """Users to whom messages are sent at the same time: each takes a process of some 50 MiB."""
 _HELD_FOR_S = 40.0

@@ -1,4 +1,4 @@
-"""Notifications on real daemons: each reaches its receiver once, whoever is killed meanwhile."""
+"""Notifications on real daemons: each reaches its receiver once, also if the daemon is killed."""
 
 import os
 import shutil

@@ -91,7 +91,7 @@ class Layout:
     has_panels: bool
 
     def height(self, count: int) -> int:
-        """Return the lines that so many GPUs take."""
+        """Return the lines that `count` GPUs take."""
         lines = -(-count // self.columns)
         return lines * PANEL if self.has_panels else lines
 

@@ -106,7 +106,7 @@ class MachineScreen(TopScreen):
         return not is_usual or listing.is_near_end
 
     def see(self, status: StatusView, at: float) -> None:
-        """Show the machine as it is now."""
+        """Show the present state of the machine."""
         self._status, self._now = status, at
         for gpu in status.gpus:
             self._trends.setdefault(gpu.uuid, Trends()).see(gpu, at)
