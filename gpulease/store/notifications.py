@@ -44,7 +44,7 @@ class Notifications:
         first = of_user.where(*is_due).order_by(NotificationRow.id).limit(1)
         with self._store.write_connection() as connection:
             row = connection.execute(first).first()
-        return None if row is None else _notification_of(row)
+        return None if row is None else notification_of(row)
 
     def new_of(self, uid: int, most: int) -> tuple[Sequence[str], int]:
         """Return the titles of the first new notifications of a user, and how many there are."""
@@ -86,7 +86,8 @@ class Notifications:
             connection.execute(delete(NotificationRow).where(*old))
 
 
-def _notification_of(row: Row[Any]) -> Notification:
+def notification_of(row: Row[Any]) -> Notification:
+    """Return the notification that a row describes."""
     job = None if row.job is None else JobId(row.job)
     message = Message(row.uid, NotifyEvent(row.event), row.title, row.body, job)
     return Notification(row.id, message, row.attempts)
