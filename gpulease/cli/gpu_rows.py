@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpulease.cli.format import UNKNOWN, display_width, size
+from gpulease.cli.format import UNKNOWN, degrees, display_width, percent, size
 from gpulease.cli.tables import Column, Line, Span, Style, Table, line, widths
 from gpulease.record import record, replace
 from gpulease.wire.text import ranges
@@ -52,7 +52,7 @@ def labels_in_ranges(places: Sequence[int], labels: Sequence[str]) -> str:
 def bar(memory: Memory, cells: int, *, is_exclusive: bool = False) -> Line:
     """Draw the memory of a GPU: used under leases, leased and not used, without a lease, free.
 
-    Parts are rounded to cells. A part below half a cell has none: figures tell of it.
+    Parts are rounded to cells. A part below half a cell is not drawn; the figures show it.
     """
     if not memory.total or memory.used is None:
         return line(UNKNOWN, "dim")
@@ -181,10 +181,10 @@ def _gpu_columns(
         found.insert(-3, (model, lambda group: line(group[0].model)))
     if any(row.utilization is not None for row in rows):
         util = Column("util", right=True, leaves=3)
-        found.insert(-1, (util, lambda group: _spread(_percent, group, "utilization")))
+        found.insert(-1, (util, lambda group: _spread(percent, group, "utilization")))
     if any(row.temperature is not None for row in rows):
         temp = Column("temp", right=True, leaves=6)
-        found.insert(-1, (temp, lambda group: _spread(_degrees, group, "temperature")))
+        found.insert(-1, (temp, lambda group: _spread(degrees, group, "temperature")))
     if any(row.age for row in rows):
         age = Column("age", right=True, leaves=7, below="age ")
         found.insert(-1, (age, lambda group: line(group[0].age)))
@@ -200,14 +200,6 @@ def amount(memory: int | None) -> str:
     text = "0" if memory == 0 else size(memory)
     whole, _, tenth = text.partition(".")
     return f"{whole}{tenth[1:]}" if len(whole) >= _MANY_DIGITS else text
-
-
-def _percent(value: int | None) -> str:
-    return UNKNOWN if value is None else f"{value}%"
-
-
-def _degrees(value: int | None) -> str:
-    return UNKNOWN if value is None else f"{value}C"
 
 
 def _spread(write: Callable[[int | None], str], group: Sequence[GpuRow], name: str) -> Line:

@@ -16,6 +16,7 @@ from gpulease.cli.format import (
     index_of,
     is_above,
     label,
+    lacks_limit,
     named,
     reason_of,
     requested,
@@ -45,6 +46,7 @@ from gpulease.light_json import indent
 from gpulease.locations import environment
 from gpulease.record import record
 from gpulease.wire.text import ranges
+from gpulease.wire.unmanaged import unmanaged_processes
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -63,7 +65,6 @@ _MOST_PROCESSES = 5
 """Processes without a lease that a terminal shows."""
 _SHOWN_AS_STATE = frozenset({"drained", "resumed", "faulty"})
 _NEEDS_AN_ADMIN = frozenset({"unreadable", "lost", "prohibited"})
-_UNLIMITED = frozenset({"failed", "absent"})
 
 
 def print_status(
@@ -214,7 +215,7 @@ def _notes_on_state(gpu: GpuView, about: _About) -> Iterator[Note]:
         detail = f"{gpu.state}: {detail}" if detail else gpu.state
     if detail:
         yield Note(detail, style="dim" if gpu.state == "divided" else style)
-    is_seen = gpu.state == "divided" or any(without_lease(gpu, about.view))
+    is_seen = gpu.state == "divided" or any(unmanaged_processes(gpu, about.view))
     if gpu.memory.unmanaged and not is_seen:
         yield Note(f"{size(gpu.memory.unmanaged)} used without a lease", style="bad")
 
@@ -288,14 +289,13 @@ def _state(job: JobView, lease: LeaseView, now: datetime) -> Line:
         return line(label(job), "warn")
     if job.idle_ends_at is not None:
         return line(f"idle, ends in {until(job.idle_ends_at, now)}", "warn")
-    return line("no framework limit", "warn") if job.hook in _UNLIMITED else line("")
+    return line("no framework limit", "warn") if lacks_limit(job) else line("")
 
 
 def _without_lease(about: _About) -> Iterator[Block]:
     """Yield the processes that use a GPU without a lease on it."""
-    found = [
-        (gpu, process) for gpu in about.view.gpus for process in without_lease(gpu, about.view)
-    ]
+    view = about.view
+    found = [(gpu, each) for gpu in view.gpus for each in unmanaged_processes(gpu, view)]
     most = _MOST_PROCESSES if about.is_short else len(found)
     if found and not about.holding:
         yield line("")
@@ -303,18 +303,6 @@ def _without_lease(about: _About) -> Iterator[Block]:
         yield Hanging(line(_process(gpu, process, about.now), "bad"), 2)
     if len(found) > most:
         yield line(f"! and {len(found) - most} more processes without a lease", "bad")
-
-
-def without_lease(gpu: GpuView, view: StatusView) -> Iterator[ProcessView]:
-    """Yield the processes on a GPU that have no lease on it."""
-    if not gpu.processes:
-        return
-    # A GPU that MIG divides lists the processes of its MIG devices.
-    of_gpu = {gpu.uuid, *(each.uuid for each in view.gpus if each.parent == gpu.uuid)}
-    leased = {job.id for job in view.jobs for lease in job.leases if lease.gpu in of_gpu}
-    for process in gpu.processes:
-        if process.job not in leased and not (process.serves and gpu.memory.leased):
-            yield process
 
 
 def _process(gpu: GpuView, process: ProcessView, now: datetime) -> str:
