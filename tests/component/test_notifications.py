@@ -83,6 +83,13 @@ def rows(store: SqlStore) -> list[tuple[int, bool, str | None]]:
         return [(attempts, bool(pending), error) for attempts, pending, error in found]
 
 
+async def is_soon(is_so: Callable[[], bool]) -> None:
+    """Wait: a result is on record before it is counted."""
+    async with asyncio.timeout(60):
+        while not is_so():
+            await asyncio.sleep(0.01)
+
+
 async def settled(store: SqlStore) -> list[tuple[int, bool, str | None]]:
     until = time.monotonic() + 60
     while any(pending for _, pending, _ in rows(store)) or not rows(store):
@@ -104,9 +111,12 @@ def test_only_the_receivers_that_failed_get_it_again(
     command = f'command = ["sh", "-c", "echo sent >> {tmp_path}/sent"]'
 
     async def scenario() -> None:
-        async with delivering(store, tmp_path, f'urls = ["{receiver.url}"]', command):
+        async with delivering(store, tmp_path, f'urls = ["{receiver.url}"]', command) as delivery:
             add(store, message("job 1 ended"))
+            assert Notifications(store).waiting() == 1
             assert await settled(store) == [(2, False, None)]
+            await is_soon(lambda: delivery.sent == 1)
+            assert (delivery.given_up, Notifications(store).waiting()) == (0, 0)
             while list((tmp_path / "notifications").iterdir()):
                 await asyncio.sleep(0.02)
 
@@ -124,10 +134,12 @@ def test_a_message_is_given_up_after_the_last_attempt_and_the_job_says_why(
         job = tx.add(mine, NOON)
 
     async def scenario() -> None:
-        async with delivering(store, tmp_path, f'urls = ["{receiver.url}"]'):
+        async with delivering(store, tmp_path, f'urls = ["{receiver.url}"]') as delivery:
             add(store, message("job 1 ended", job.id), message("job 1 ended", job.id))
             why = "url 1 (json): Apprise could not send it"
             assert await settled(store) == [(3, False, why)] * 2
+            await is_soon(lambda: delivery.given_up == 2)
+            assert delivery.sent == 0
 
     asyncio.run(scenario())
     assert receiver.refuses == 94
