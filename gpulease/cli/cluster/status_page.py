@@ -34,7 +34,6 @@ from gpulease.cli.status_tables import (
     fitted,
     heading,
     jobs_part,
-    model,
     models,
     queue_part,
     rows_asked_for,

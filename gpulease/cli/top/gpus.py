@@ -8,11 +8,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from gpulease.cli.format import UNKNOWN, clean, degrees, index_of, percent, size, truncate
-from gpulease.cli.status_tables import model
 from gpulease.cli.top.text import Line, Span, apart, fitted, width_of
 from gpulease.cli.top.trend import Trend, sparkline
 from gpulease.wire.jobs import JobView
 from gpulease.wire.machine import GpuView
+from gpulease.wire.text import model
 
 PANEL = 3
 """Lines of a panel."""

@@ -7,10 +7,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from gpulease.cli.format import UNKNOWN, clean, id_of, index_of, label, named, shown_command
+from gpulease.cli.format import UNKNOWN, clean, id_of, index_of, label, named
 from gpulease.errors import BadUsage
 from gpulease.wire.jobs import JobView
 from gpulease.wire.machine import GpuView, ProcessView, StatusView
+from gpulease.wire.text import shown_command
 from gpulease.wire.unmanaged import unmanaged_processes
 
 Kind = Literal["jobs", "strangers", "queue"]
