@@ -20,7 +20,6 @@ from gpulease.cli.format import (
     named,
     reason_of,
     requested,
-    shown_command,
     size,
     until,
 )
@@ -35,7 +34,6 @@ from gpulease.cli.status_tables import (
     fitted,
     heading,
     jobs_part,
-    model,
     models,
     queue_part,
     rows_asked_for,
@@ -45,7 +43,7 @@ from gpulease.cli.tables import Block, Hanging, Line, Page, Style, line
 from gpulease.light_json import indent
 from gpulease.locations import environment
 from gpulease.record import record
-from gpulease.wire.text import ranges
+from gpulease.wire.text import model, ranges, shown_command
 from gpulease.wire.unmanaged import unmanaged_processes
 
 TYPE_CHECKING = False

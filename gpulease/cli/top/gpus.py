@@ -20,11 +20,11 @@ from gpulease.cli.format import (
 )
 from gpulease.cli.gpu_rows import amount
 from gpulease.cli.status_page import free_of, notes
-from gpulease.cli.status_tables import model
 from gpulease.cli.top.text import Line, Span, apart, fitted, width_of
 from gpulease.cli.top.trend import Trend, sparkline
 from gpulease.wire.jobs import JobView
 from gpulease.wire.machine import GpuView, StatusView
+from gpulease.wire.text import model
 
 PANEL = 3
 """Lines of a panel."""

@@ -9,7 +9,7 @@ from textual.containers import Horizontal, Vertical
 from textual.events import Resize
 
 from gpulease.cli.format import clean, index_of, shorten
-from gpulease.cli.status_tables import counts, model, models
+from gpulease.cli.status_tables import counts, models
 from gpulease.cli.top.gpus import (
     BLOCKS,
     LETTERS,
@@ -34,6 +34,7 @@ from gpulease.cli.top.sections import (
 from gpulease.cli.top.text import Line, Terminal, apart
 from gpulease.wire.history import GpuHistoryView
 from gpulease.wire.machine import StatusView
+from gpulease.wire.text import model
 
 _WIDE = 160
 """From this width on, the queue is beside the jobs."""
