@@ -50,7 +50,7 @@ _MOST_DIGITS = 9
 _LONG_NAME = 40
 """Longer names are shortened where a listing would be too wide."""
 _EXPECTED, _EXIT = "EXPECTED", "EXIT"
-_EXAMPLE = "gpulease list --limit 50"
+_EXAMPLE = "gpulease list --{} 50"
 _HAVE_CODE = frozenset({"exited", "signaled"})
 """The ends of which an exit code tells more."""
 
@@ -118,23 +118,26 @@ def most_listed(limit: str | None, last: str | None = None, *, json: bool) -> in
         BadUsage: `limit` is neither a number above zero nor "all", or `last` is no such number.
     """
     if limit is not None and last is not None:
-        raise BadUsage("cannot list jobs: --limit and --last exclude each other", _EXAMPLE)
+        raise BadUsage(
+            "cannot list jobs: --limit and --last exclude each other", _EXAMPLE.format("limit")
+        )
     if last is not None:
-        return _number_of_jobs(last)
+        return _number_of_jobs(last, "last")
     if limit is None:
         is_terminal = sys.stdout is not None and sys.stdout.isatty()
         return _ON_A_SCREEN if is_terminal and not json else None
     if limit == "all":
         return None
-    return _number_of_jobs(limit)
+    return _number_of_jobs(limit, "limit")
 
 
-def _number_of_jobs(text: str) -> int:
+def _number_of_jobs(text: str, option: str) -> int:
     is_number = text.isascii() and text.isdecimal() and len(text) <= _MOST_DIGITS
     if not is_number or not 0 < int(text) <= _MOST_LISTED:
         raise BadUsage(
-            f"cannot list {text[:40]!r} jobs: write a number from 1 to {_MOST_LISTED}, or all",
-            _EXAMPLE,
+            f"cannot list {text[:40]!r} jobs: write a number from 1 to {_MOST_LISTED}"
+            + (", or all" if option == "limit" else ""),
+            _EXAMPLE.format(option),
         )
     return int(text)
 

@@ -374,4 +374,7 @@ def _why(job: JobView, now: datetime) -> str:
     if blocked is None and job.waits_for:
         jobs = sorted(job.waits_for)
         return f"after {'job ' if len(jobs) == 1 else 'one of '}{ranges(jobs)}"
+    if job.queue is not None and blocked in ("held", "array"):
+        most = job.queue.array_most
+        return "held" if blocked == "held" else f"its array runs {most} at once"
     return reason_of(job, now) or ""
