@@ -49,7 +49,7 @@ _MOST_LISTED = 10_000
 _MOST_DIGITS = 9
 _LONG_NAME = 40
 """Longer names are shortened where a listing would be too wide."""
-_EXPECTED, _EXIT = "EXPECTED", "EXIT"
+_STARTS, _EXIT = "STARTS", "EXIT"
 _EXAMPLE = "gpulease list --{} 50"
 _HAVE_CODE = frozenset({"exited", "signaled"})
 """The ends of which an exit code tells more."""
@@ -220,9 +220,9 @@ def _columns(*, waiting: bool, codes: bool) -> tuple[Column, ...]:
         Column("USER", wraps=True),
         Column("NAME", leaves=1, shrinks=True, cuts="middle", least=_LONG_NAME, below=""),
         Column("STATE"),
-        Column("REQUEST", right=True, leaves=3, below="request "),
+        Column("ASKS", right=True, leaves=3, below="asks "),
         Column("SUBMITTED", right=True, leaves=5),
-        *((Column(_EXPECTED, right=True, leaves=4, below="expected "),) if waiting else ()),
+        *((Column(_STARTS, right=True, leaves=4, below="starts "),) if waiting else ()),
         Column("RAN", right=True, leaves=4, below="ran "),
         *((Column(_EXIT, right=True),) if codes else ()),
         Column("COMMAND", leaves=6, shrinks=True, least=16, narrows_first=True),
@@ -255,7 +255,7 @@ def _row(
         line(label(job), "bad" if failed else _style(job)),
         line(requested(job)),
         line(clock(job.submitted_at, now)),
-        *((line(_expected(job, now)),) if _EXPECTED in titles else ()),
+        *((line(_expected(job, now)),) if _STARTS in titles else ()),
         line(between(job.started_at, job.ended_at, now) if job.started_at else ""),
         *((line(_code(job), "bad" if failed else ""),) if _EXIT in titles else ()),
         line(shown_command(job.command)),

@@ -8,11 +8,15 @@ from gpulease.cli.cluster import acts_on_slurm
 from gpulease.cli.format import (
     UNKNOWN,
     alike,
+    amount,
+    behind_of,
     between,
     clean,
     clock,
     id_of,
+    ids_in_ranges,
     ids_of,
+    in_the_way,
     index_of,
     is_above,
     label,
@@ -23,7 +27,7 @@ from gpulease.cli.format import (
     size,
     until,
 )
-from gpulease.cli.gpu_rows import GpuRow, Note, amount, gpu_table
+from gpulease.cli.gpu_rows import GpuRow, Note, gpu_table
 from gpulease.cli.light_connection import light_client
 from gpulease.cli.render import local_time, own_name, print_stdout, screen_of, show_page
 from gpulease.cli.status_tables import (
@@ -44,7 +48,6 @@ from gpulease.cli.tables import Block, Hanging, Line, Page, Style, line
 from gpulease.light_json import indent
 from gpulease.locations import environment
 from gpulease.record import record
-from gpulease.wire.text import ranges
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -214,7 +217,7 @@ def _notes_on_state(gpu: GpuView, about: _About) -> Iterator[Note]:
         detail = f"{gpu.state}: {detail}" if detail else gpu.state
     if detail:
         yield Note(detail, style="dim" if gpu.state == "divided" else style)
-    is_seen = gpu.state == "divided" or any(without_lease(gpu, about.view))
+    is_seen = gpu.state == "divided" or any(_without_lease_on(gpu, about.view))
     if gpu.memory.unmanaged and not is_seen:
         yield Note(f"{size(gpu.memory.unmanaged)} used without a lease", style="bad")
 
@@ -306,7 +309,16 @@ def _without_lease(about: _About) -> Iterator[Block]:
 
 
 def without_lease(gpu: GpuView, view: StatusView) -> Iterator[ProcessView]:
-    """Yield the processes on a GPU that have no lease on it."""
+    """Yield the processes on a GPU that have no lease on it, without those that are gone already.
+
+    The driver lists a process of a job that has just ended for a moment longer.
+    """
+    for process in _without_lease_on(gpu, view):
+        if process.job is None or process.user is not None:
+            yield process
+
+
+def _without_lease_on(gpu: GpuView, view: StatusView) -> Iterator[ProcessView]:
     if not gpu.processes:
         return
     # A GPU that MIG divides lists the processes of its MIG devices.
@@ -369,11 +381,10 @@ def _waiting_row(group: Sequence[JobView], about: _About) -> WaitingRow:
 def _why(job: JobView, now: datetime) -> str:
     """Say in a few words why a job waits; `show` has the reason in full."""
     blocked = None if job.queue is None else job.queue.blocked_by
-    if blocked in (None, "array") and job.behind is not None:
-        return f"after job {job.behind}"
-    if blocked is None and job.waits_for:
-        jobs = sorted(job.waits_for)
-        return f"after {'job ' if len(jobs) == 1 else 'one of '}{ranges(jobs)}"
+    if blocked in (None, "array") and (behind := behind_of(job)) is not None:
+        return f"after job {behind}"
+    if blocked is None and (jobs := in_the_way(job)):
+        return f"after {'job ' if len(jobs) == 1 else 'one of '}{ids_in_ranges(jobs)}"
     if job.queue is not None and blocked in ("held", "array"):
         most = job.queue.array_most
         return "held" if blocked == "held" else f"its array runs {most} at once"

@@ -8,8 +8,8 @@ import pytest
 
 from daemon_stand_in import views
 from gpulease.cli import list_page, render, status_page
-from gpulease.cli.format import display_width, shorten_middle, shown_command
-from gpulease.cli.gpu_rows import amount, bar
+from gpulease.cli.format import amount, display_width, shorten_middle, shown_command
+from gpulease.cli.gpu_rows import bar
 from gpulease.cli.status_tables import model, models
 from gpulease.cli.tables import draw
 from gpulease.units import GIB, KIB
@@ -221,6 +221,9 @@ def test_a_row_says_why_a_gpu_is_not_simply_available() -> None:
     # Nobody else says that this memory is gone.
     gpu.memory.unmanaged = 2 * GIB
     assert gpu_row(gpu).endswith("2G used without a lease")
+    gone = ProcessView(8, None, None, None, 2 * GIB, 80)
+    text = "\n".join(shown(views.status(gpus=[replace(gpu, processes=[gone])])))
+    assert "pid 8" not in text and "2G used without" not in text
     stranger = ProcessView(7, "bob", "python", "python3 x.py", 2 * GIB, None)
     assert gpu_row(replace(gpu, processes=[stranger])).endswith("64C")
 
