@@ -68,7 +68,7 @@ def _following(daemon: Running, web: int, port: int, browsers: int) -> _Cost:
     with ExitStack() as stack:
         for _ in range(browsers):
             link = stack.enter_context(closing(socket.create_connection(("127.0.0.1", port))))
-            link.sendall(b"GET /events HTTP/1.1\r\nHost: x\r\n\r\n")
+            link.sendall(b"GET /events HTTP/1.1\r\nHost: localhost\r\n\r\n")
             stack.callback(_drained(link))
         time.sleep(1.5)  # until the first state is sent
         before, mine = _cpu_ms(daemon.pid), _cpu_ms(web)

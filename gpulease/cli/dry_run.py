@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 
 from gpulease.cli.caller import environment
-from gpulease.cli.format import behind_of, claimed, clean, clock, in_the_way, ordinal, sentence
+from gpulease.cli.format import behind_of, clean, clock, in_the_way, sentence
 from gpulease.cli.job_page import labelled, predicted, refusal_table, suggestion_text
 from gpulease.cli.render import print_stdout, screen_of, show_page
 from gpulease.cli.tables import Page, Span
@@ -15,6 +15,7 @@ from gpulease.light_json import indent
 from gpulease.units import format_span
 from gpulease.wire.jobs import ExplainView, NestedView
 from gpulease.wire.requests import SubmitRequest
+from gpulease.wire.text import claimed, ordinal
 
 
 def dry_run(client: Client, request: SubmitRequest, outer: NestedView | None, *, json: bool) -> int:

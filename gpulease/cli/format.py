@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from gpulease.units import format_size, format_span
-from gpulease.wire.text import ranges, spoken
+from gpulease.wire.text import claimed, printable, ranges, spoken
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from datetime import datetime, timedelta
 
-    from gpulease.wire.jobs import ClaimView, ExplainView, JobView, LeaseView, RefusalView
+    from gpulease.wire.jobs import ExplainView, JobView, LeaseView, RefusalView
     from gpulease.wire.machine import EnforcementLevelView, GpuView
     from gpulease.wire.usage import PastJobView
 else:
@@ -25,9 +25,7 @@ _NEAR = timedelta(days=6)
 
 def clean(text: str) -> str:
     """Return text of another user without characters that control a terminal, on one line."""
-    if text.isprintable():
-        return text
-    return "".join(char if char.isprintable() else "?" for char in text)
+    return printable(text)
 
 
 def sentence(reason: str, hint: str | None = None) -> str:
@@ -109,6 +107,16 @@ def amount(memory: int | None) -> str:
     return f"{whole}{tenth[1:]}" if len(whole) >= _MANY_DIGITS else text
 
 
+def percent(value: int | None) -> str:
+    """Write a utilization; None is unknown."""
+    return UNKNOWN if value is None else f"{value}%"
+
+
+def degrees(value: int | None) -> str:
+    """Write a temperature in degrees Celsius; None is unknown."""
+    return UNKNOWN if value is None else f"{value}C"
+
+
 def instant(written: str) -> datetime:
     """Read an instant of the API."""
     return datetime.fromisoformat(written)
@@ -151,13 +159,6 @@ def since(written: str, now: datetime) -> str:
     return _span(now - instant(written))
 
 
-def ordinal(number: int) -> str:
-    """Write a place in the queue: 1st, 2nd, 3rd, 4th, 11th."""
-    teens = 10 < number % 100 < 20
-    ending = "th" if teens else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
-    return f"{number}{ending}"
-
-
 NOT_FAILED = frozenset({"released", "cancelled", "gave_up", "preempted", "requeued"})
 """The outcomes other than an exit that are no failures."""
 SUSPENDED = "suspended"
@@ -167,29 +168,6 @@ SUSPENDED = "suspended"
 def requested(job: JobView) -> str:
     """Write what a job asked for: 4G, 2 x 40%, 4G exclusive, 4G on GPU 1."""
     return claimed(job.claim)
-
-
-def claimed(claim: ClaimView) -> str:
-    """Write a claim: 4G, 2 x 40%, 4G exclusive, 4G on GPU 1, 4G on A100."""
-    amount = f"{claim.share:g}%" if claim.share is not None else size(claim.memory)
-    times = f"{claim.gpus} x {amount}" if claim.gpus > 1 else amount
-    times = f"{times} exclusive" if claim.exclusive else times
-    which = [_named(claim), clean(claim.model) if claim.model else None]
-    # A size such as 23.9G is no whole number of bytes, and was cut off.
-    which += [f"{size(claim.min_vram + 1)} or more" if claim.min_vram else None]
-    which += ["one model" if claim.same_model else None]
-    wanted = ", ".join(each for each in which if each)
-    return f"{times} on {wanted}" if wanted else times
-
-
-def _named(claim: ClaimView) -> str | None:
-    """Write the GPUs that a claim names; a job may get any of those that are too many."""
-    if not claim.named:
-        return None
-    labels = [clean(each) for each in claim.named_labels or claim.named]
-    if len(labels) == claim.gpus:
-        return f"GPU {labels[0]}" if len(labels) == 1 else f"GPUs {', '.join(labels)}"
-    return f"{'GPU' if claim.gpus == 1 else 'GPUs'} {', '.join(labels[:-1])} or {labels[-1]}"
 
 
 def id_of(job: JobView) -> str:
@@ -279,6 +257,11 @@ def label(job: JobView) -> str:
     if job.suspended:
         return SUSPENDED
     return job.state if job.state != "ended" else spoken(job.outcome or "ended")
+
+
+def lacks_limit(job: JobView) -> bool:
+    """Return whether a framework in a process of the job is not limited to the lease."""
+    return job.hook in ("failed", "absent")
 
 
 def is_above(job: JobView, lease: LeaseView) -> bool:

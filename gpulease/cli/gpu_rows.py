@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpulease.cli.format import UNKNOWN, amount, display_width
+from gpulease.cli.format import UNKNOWN, amount, degrees, display_width, percent
 from gpulease.cli.tables import Column, Line, Span, Style, Table, line, widths
 from gpulease.record import record, replace
 from gpulease.wire.text import ranges
@@ -51,7 +51,7 @@ def labels_in_ranges(places: Sequence[int], labels: Sequence[str]) -> str:
 def bar(memory: Memory, cells: int, *, is_exclusive: bool = False) -> Line:
     """Draw the memory of a GPU: used under leases, leased and not used, without a lease, free.
 
-    Parts are rounded to cells. A part below half a cell has none: figures tell of it.
+    Parts are rounded to cells. A part below half a cell is not drawn; the figures show it.
     """
     if not memory.total or memory.used is None:
         return line(UNKNOWN, "dim")
@@ -180,10 +180,10 @@ def _gpu_columns(
         found.insert(-3, (model, lambda group: line(group[0].model)))
     if any(row.utilization is not None for row in rows):
         util = Column("util", right=True, leaves=3)
-        found.insert(-1, (util, lambda group: _spread(_percent, group, "utilization")))
+        found.insert(-1, (util, lambda group: _spread(percent, group, "utilization")))
     if any(row.temperature is not None for row in rows):
         temp = Column("temp", right=True, leaves=6)
-        found.insert(-1, (temp, lambda group: _spread(_degrees, group, "temperature")))
+        found.insert(-1, (temp, lambda group: _spread(degrees, group, "temperature")))
     if any(row.age for row in rows):
         age = Column("age", right=True, leaves=7, below="age ")
         found.insert(-1, (age, lambda group: line(group[0].age)))
@@ -192,14 +192,6 @@ def _gpu_columns(
 
 def _bar_of(row: GpuRow, cells: int) -> Line:
     return bar(row.memory, cells, is_exclusive=row.is_exclusive)
-
-
-def _percent(value: int | None) -> str:
-    return UNKNOWN if value is None else f"{value}%"
-
-
-def _degrees(value: int | None) -> str:
-    return UNKNOWN if value is None else f"{value}C"
 
 
 def _spread(write: Callable[[int | None], str], group: Sequence[GpuRow], name: str) -> Line:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from itertools import chain
 
-from gpulease.cli.format import UNKNOWN, amount, clean, clock, instant, named, size
+from gpulease.cli.format import amount, clean, clock, instant, named, percent, size
 from gpulease.cli.light_connection import light_client
 from gpulease.cli.pager import print_paged
 from gpulease.cli.render import drawn, local_time, print_stdout, screen_of, shown, write_stdout
@@ -81,20 +81,12 @@ def print_history(
     pages = _pages(client, asked, _FEW + 1 if is_cut else limit)
     first = next(pages)
     if user is not None and not first:
-        refuse_stranger(user)
+        from gpulease.cli.caller import refuse_unknown_user
+
+        hint = "gpulease history shows the jobs of all users"
+        refuse_unknown_user(user, "list jobs of", hint)
     screen = screen_of(sys.stdout, environment())
     print_paged(table_text(chain([first], pages), local_time(), screen, _FEW if is_cut else None))
-
-
-def refuse_stranger(user: str) -> None:
-    """Raises: BadValue, if this machine has no such user."""
-    from gpulease.cli.caller import is_user
-
-    if not is_user(user):
-        raise BadValue(
-            f"cannot list jobs of {user[:80]!r}: no such user",
-            "gpulease history shows the jobs of all users",
-        )
 
 
 def _pages(client: LightClient, asked: dict[str, str | None], limit: int | None) -> Jobs:
@@ -208,7 +200,7 @@ def _row(job: PastJobView, now: datetime) -> tuple[Line, ...]:
         line("(hold)" if job.kind == "hold" else named(job)),
         line(f"{job.gpus} x {asks}" if job.gpus > 1 else asks),
         line(amount(job.used)),
-        line(UNKNOWN if job.utilization is None else f"{job.utilization}%"),
+        line(percent(job.utilization)),
         line(clock(job.submitted_at, now)),
         line(format_span((granted or ended) - instant(job.submitted_at))),
         line("" if granted is None else format_span(ended - granted)),

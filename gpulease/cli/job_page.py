@@ -14,8 +14,8 @@ from gpulease.cli.format import (
     instant,
     is_above,
     label,
+    lacks_limit,
     named,
-    ordinal,
     requested,
     sentence,
     since,
@@ -34,7 +34,7 @@ from gpulease.cli.job_report import first_use, is_simulated, steps, utilization
 from gpulease.cli.script import script_change
 from gpulease.cli.tables import Block, Column, Hanging, Page, Span, Table, line
 from gpulease.units import format_span
-from gpulease.wire.text import spoken
+from gpulease.wire.text import ordinal, spoken
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -152,7 +152,7 @@ def fields(
 
 
 def _frameworks(job: JobView) -> str | None:
-    if job.hook not in {"failed", "absent"} and is_simulated(job):
+    if not lacks_limit(job) and is_simulated(job):
         return "not limited: simulated GPU" + ("s" if len(job.devices) > 1 else "")
     return _FRAMEWORKS.get(job.hook or "")
 

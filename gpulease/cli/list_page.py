@@ -104,9 +104,10 @@ def print_list(
         print_stdout(indent(encode(listed)))
         return
     if user is not None and not listed.jobs:
-        from gpulease.cli.job_selection import refuse_stranger
+        from gpulease.cli.caller import refuse_unknown_user
 
-        refuse_stranger(user)
+        hint = "gpulease list --all shows the jobs of all users"
+        refuse_unknown_user(user, "list jobs of", hint)
     drawn = page(listed, local_time(), newest=ended, is_last=last is not None)
     show_paged(drawn, screen_of(sys.stdout, environment()))
 

@@ -6,11 +6,12 @@ import typer
 
 from gpulease.cli.cluster import acts_on_slurm
 from gpulease.cli.connect import SocketOption, connect, named_socket
-from gpulease.cli.format import clean, id_of, ordinal, sentence
+from gpulease.cli.format import clean, id_of, sentence
 from gpulease.cli.job_selection import names_array, one_element, select_jobs, selection
 from gpulease.cli.options import AllOption, JobsArgument, NamePatternOption
 from gpulease.cli.render import print_stderr, write_output
 from gpulease.wire.jobs import JobView
+from gpulease.wire.text import ordinal
 
 
 def logs(

@@ -6,20 +6,11 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 
 from gpulease.cli.exit_codes import SIGNALED
-from gpulease.cli.format import (
-    clean,
-    clock,
-    id_of,
-    in_the_way,
-    ordinal,
-    reason_of,
-    sentence,
-    shorten,
-    size,
-)
+from gpulease.cli.format import clean, clock, id_of, in_the_way, reason_of, sentence, shorten, size
 from gpulease.errors import TooMany
 from gpulease.units import format_span
 from gpulease.wire.jobs import JobView
+from gpulease.wire.text import ordinal
 
 _LONGEST_VALUE = 100
 _NO_RUN = {

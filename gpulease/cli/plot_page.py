@@ -7,7 +7,7 @@ from pathlib import Path
 from statistics import fmean
 
 from gpulease.cli.caller import environment
-from gpulease.cli.chart import Layer, Limit, Times, memory_chart
+from gpulease.cli.chart import Chart, Limit, Times, memory_chart
 from gpulease.cli.format import clean, clock, id_of, instant, named, size
 from gpulease.cli.job_selection import names_array, one_element, select_jobs, selection
 from gpulease.cli.memory_layers import gpu_layers, job_layers, owner_layers
@@ -19,11 +19,10 @@ from gpulease.cli.render import (
     screen_of,
     write_stdout,
 )
-from gpulease.cli.tables import Line, Span, line
+from gpulease.cli.tables import Span, line
 from gpulease.client import Client, encode
 from gpulease.errors import GpuleaseError
 from gpulease.light_json import indent
-from gpulease.record import record
 from gpulease.units import format_span
 from gpulease.wire.history import MOST_POINTS, GpuHistoryView, JobMemoryView
 from gpulease.wire.jobs import JobView
@@ -35,17 +34,6 @@ _LEAST_HEIGHT = 6
 _BESIDE = 4
 """Lines of a chart besides: its head, its legend, what is below, an empty one."""
 _MOST_OWNERS = 5
-
-
-@record(frozen=True)
-class Chart:
-    """One chart, with the text above it and below it."""
-
-    head: Line
-    layers: Sequence[Layer]
-    limit: Limit | None
-    times: Times
-    below: Sequence[str]
 
 
 def plot_job(client: Client, word: str, out: Path | None, *, json: bool) -> None:

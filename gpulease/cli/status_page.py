@@ -20,6 +20,7 @@ from gpulease.cli.format import (
     index_of,
     is_above,
     label,
+    lacks_limit,
     named,
     reason_of,
     requested,
@@ -48,6 +49,7 @@ from gpulease.cli.tables import Block, Hanging, Line, Page, Style, line
 from gpulease.light_json import indent
 from gpulease.locations import environment
 from gpulease.record import record
+from gpulease.wire.unmanaged import unmanaged_processes
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -66,7 +68,6 @@ _MOST_PROCESSES = 5
 """Processes without a lease that a terminal shows."""
 _SHOWN_AS_STATE = frozenset({"drained", "resumed", "faulty"})
 _NEEDS_AN_ADMIN = frozenset({"unreadable", "lost", "prohibited"})
-_UNLIMITED = frozenset({"failed", "absent"})
 
 
 def print_status(
@@ -217,7 +218,7 @@ def _notes_on_state(gpu: GpuView, about: _About) -> Iterator[Note]:
         detail = f"{gpu.state}: {detail}" if detail else gpu.state
     if detail:
         yield Note(detail, style="dim" if gpu.state == "divided" else style)
-    is_seen = gpu.state == "divided" or any(_without_lease_on(gpu, about.view))
+    is_seen = gpu.state == "divided" or any(unmanaged_processes(gpu, about.view, gone=True))
     if gpu.memory.unmanaged and not is_seen:
         yield Note(f"{size(gpu.memory.unmanaged)} used without a lease", style="bad")
 
@@ -291,14 +292,13 @@ def _state(job: JobView, lease: LeaseView, now: datetime) -> Line:
         return line(label(job), "warn")
     if job.idle_ends_at is not None:
         return line(f"idle, ends in {until(job.idle_ends_at, now)}", "warn")
-    return line("no framework limit", "warn") if job.hook in _UNLIMITED else line("")
+    return line("no framework limit", "warn") if lacks_limit(job) else line("")
 
 
 def _without_lease(about: _About) -> Iterator[Block]:
     """Yield the processes that use a GPU without a lease on it."""
-    found = [
-        (gpu, process) for gpu in about.view.gpus for process in without_lease(gpu, about.view)
-    ]
+    view = about.view
+    found = [(gpu, each) for gpu in view.gpus for each in unmanaged_processes(gpu, view)]
     most = _MOST_PROCESSES if about.is_short else len(found)
     if found and not about.holding:
         yield line("")
@@ -306,27 +306,6 @@ def _without_lease(about: _About) -> Iterator[Block]:
         yield Hanging(line(_process(gpu, process, about.now), "bad"), 2)
     if len(found) > most:
         yield line(f"! and {len(found) - most} more processes without a lease", "bad")
-
-
-def without_lease(gpu: GpuView, view: StatusView) -> Iterator[ProcessView]:
-    """Yield the processes on a GPU that have no lease on it, without those that are gone already.
-
-    The driver lists a process of a job that has just ended for a moment longer.
-    """
-    for process in _without_lease_on(gpu, view):
-        if process.job is None or process.user is not None:
-            yield process
-
-
-def _without_lease_on(gpu: GpuView, view: StatusView) -> Iterator[ProcessView]:
-    if not gpu.processes:
-        return
-    # A GPU that MIG divides lists the processes of its MIG devices.
-    of_gpu = {gpu.uuid, *(each.uuid for each in view.gpus if each.parent == gpu.uuid)}
-    leased = {job.id for job in view.jobs for lease in job.leases if lease.gpu in of_gpu}
-    for process in gpu.processes:
-        if process.job not in leased and not (process.serves and gpu.memory.leased):
-            yield process
 
 
 def _process(gpu: GpuView, process: ProcessView, now: datetime) -> str:

@@ -20,6 +20,7 @@ from email.policy import SMTP
 from pathlib import Path
 from typing import IO, Protocol
 
+from gpulease.daemon_packages import install_hint
 from gpulease.notify.settings import NotifySettings
 from gpulease.wire.notifications import NotificationOrder
 
@@ -193,7 +194,7 @@ class _Url:
         if importlib.util.find_spec("apprise") is None:
             raise NotSent(
                 "Apprise is not installed",
-                "beside the daemon: pip install 'gpulease[notify]'",
+                install_hint("daemon", "notify"),
                 is_final=True,
             )
         import apprise

@@ -32,7 +32,6 @@ from gpulease.server.validation import (
     gpu_names,
     notify_events,
     options_of,
-    printable,
     refuse_oversized_exec,
     span,
     within,
@@ -48,6 +47,7 @@ from gpulease.wire.requests import (
     WorkerOptionsRequest,
     to_wire,
 )
+from gpulease.wire.text import printable
 
 FindProcess = Callable[[int], LivingProcess | None]
 """Returns the process that has a pid now."""

@@ -27,7 +27,6 @@ from gpulease.server.validation import (
     gpu_names,
     notify_events,
     options_of,
-    printable,
     refuse,
     refuse_oversized_exec,
     span,
@@ -49,6 +48,7 @@ from gpulease.wire.requests import (
     SubmitRequest,
     TerminalRequest,
 )
+from gpulease.wire.text import printable
 
 LONGEST_COMMAND = 4096
 """Characters of a command line that listings show; the arguments themselves are never cut."""

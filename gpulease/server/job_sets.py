@@ -6,8 +6,8 @@ from fnmatch import fnmatchcase
 from gpulease.domain.job import Job
 from gpulease.errors import BadValue
 from gpulease.server.auth import Access, Caller, Rights
-from gpulease.server.validation import printable
 from gpulease.wire.requests import LONGEST_NAME, CancelJobsRequest
+from gpulease.wire.text import printable
 
 
 def chosen_by(asked: CancelJobsRequest, caller: Caller, rights: Rights) -> Callable[[Job], bool]:

@@ -22,11 +22,12 @@ from gpulease.server.context import (
     slot_of_request,
 )
 from gpulease.server.messages import Request, Response
-from gpulease.server.validation import printable, span
+from gpulease.server.validation import span
 from gpulease.server.view_sources import instant
 from gpulease.service.hook_reports import Steps
 from gpulease.service.usage import FrameworkReport, PoolReport
 from gpulease.wire.requests import PoolUsage, UsageRequest
+from gpulease.wire.text import printable
 from gpulease.wire.usage import (
     PredictionsView,
     ReportView,

@@ -22,6 +22,7 @@ from gpulease.wire.requests import (
     exec_size,
     from_wire,
 )
+from gpulease.wire.text import printable
 
 MOST_GPUS = 1024
 _LONGEST_KEY = 64
@@ -107,13 +108,6 @@ def checked_key(key: str | None) -> str | None:
         f"cannot use the key {key[:40]!r}: a key is 1 to {_LONGEST_KEY} printable ASCII characters",
         "use a random UUID",
     )
-
-
-def printable(text: str) -> str:
-    """Return `text` without control characters, which a terminal would interpret."""
-    if text.isprintable():
-        return text
-    return "".join(char if char.isprintable() else "?" for char in text)
 
 
 def claim_of(asked: ClaimRequest, defaults: Defaults) -> Claim:

@@ -67,16 +67,14 @@ class DaemonReader:
         return answer
 
     def _forget(self) -> None:
+        """Forget the answers that are old, and those that were errors: the daemon may be back."""
         now = time.monotonic()
-        old = [
-            key
-            for key, each in self._asked.items()
-            if each.answer.done() and each.fresh_until <= now
-        ]
-        for key in old:
-            forgotten = self._asked.pop(key).answer
-            if not forgotten.cancelled():
-                forgotten.exception()  # those who asked may be gone, and asyncio would complain
+        done = [(key, each) for key, each in self._asked.items() if each.answer.done()]
+        for key, each in done:
+            # It takes the exception out, too: asyncio complains of those that nobody has seen.
+            failed = each.answer.cancelled() or each.answer.exception() is not None
+            if failed or each.fresh_until <= now:
+                del self._asked[key]
 
     def _answer(self, question: Callable[[Client], Answer]) -> Answer:
         """Ask, once it is sure that the daemon treats this process as any user."""

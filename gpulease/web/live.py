@@ -17,6 +17,7 @@ from gpulease.web.daemon_reader import DaemonReader
 from gpulease.web.templates import render
 from gpulease.web.text import colors, instant
 from gpulease.wire.machine import FIRST_IN_QUEUE, StatusView
+from gpulease.wire.unmanaged import unmanaged_processes
 
 SECTIONS = ("machine", "gpus", "jobs", "strangers", "queue")
 """Each has a template, and an element in the page."""
@@ -156,10 +157,7 @@ def values_of(status: StatusView) -> dict[str, Any]:
         "queued": [job for job in status.jobs if job.state == "queued"],
         "colors": colors(users),
         "strangers": [
-            (gpu, each)
-            for gpu in status.gpus
-            for each in gpu.processes
-            if each.job is None and not each.serves
+            (gpu, each) for gpu in status.gpus for each in unmanaged_processes(gpu, status)
         ],
     }
 

@@ -10,10 +10,11 @@ from markupsafe import Markup
 from gpulease import __version__
 from gpulease.web import text
 from gpulease.web.bars import bar_of
+from gpulease.wire.text import claimed, ordinal, printable
 
 _FILTERS: tuple[Callable[..., Any], ...] = (
     text.between,
-    text.claimed,
+    claimed,
     text.clock,
     text.end_of,
     text.figure,
@@ -21,7 +22,7 @@ _FILTERS: tuple[Callable[..., Any], ...] = (
     text.gpu_label,
     text.id_of,
     text.kind_of,
-    text.ordinal,
+    ordinal,
     text.since,
     text.size,
     text.span,
@@ -33,7 +34,7 @@ _FILTERS: tuple[Callable[..., Any], ...] = (
 def _finalize(value: Any) -> Any:
     """Clean what a template prints. What users write goes through this, wherever it stands."""
     if isinstance(value, str) and not isinstance(value, Markup):
-        return text.clean(value)
+        return printable(value)
     return value
 
 

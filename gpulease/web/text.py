@@ -6,7 +6,7 @@ from datetime import datetime, timedelta
 from zlib import crc32
 
 from gpulease.units import format_size, format_span
-from gpulease.wire.jobs import ClaimView, JobView
+from gpulease.wire.jobs import JobView
 from gpulease.wire.machine import GpuView
 from gpulease.wire.text import spoken
 from gpulease.wire.usage import PastJobView
@@ -15,13 +15,6 @@ UNKNOWN = "unknown"
 COLORS = 8
 """Classes of colors in style.css."""
 _MINUTE = timedelta(minutes=1)
-
-
-def clean(text: str) -> str:
-    """Return text of users on one line, without what controls a terminal or turns text around."""
-    if text.isprintable():
-        return text
-    return "".join(char if char.isprintable() else "?" for char in text)
 
 
 def size(amount: float | None) -> str:
@@ -82,12 +75,6 @@ def between(begin: str, end: str) -> str:
     return format_span(instant(end) - instant(begin))
 
 
-def ordinal(number: int) -> str:
-    """Write a place in the queue: 1st, 2nd, 3rd, 4th, 11th."""
-    teens = 10 < number % 100 < 20
-    return f"{number}{'th' if teens else {1: 'st', 2: 'nd', 3: 'rd'}.get(number % 10, 'th')}"
-
-
 def gpu_label(gpu: GpuView) -> str:
     """Return the index of a GPU as people know it: 0, or 0:1 for a MIG device."""
     return gpu.label or str(gpu.index)
@@ -109,18 +96,6 @@ def id_of(job: JobView) -> str:
     if queue is not None and queue.array_waiting is not None:
         return f"{queue.array}_[{queue.array_waiting.indices}]"
     return job.label or str(job.id)
-
-
-def claimed(claim: ClaimView) -> str:
-    """Write a claim: 4G, 2 x 40%, 4G exclusive on A100."""
-    amount = f"{claim.share:g}%" if claim.share is not None else size(claim.memory)
-    text = f"{claim.gpus} x {amount}" if claim.gpus > 1 else amount
-    text += " exclusive" if claim.exclusive else ""
-    labels = claim.named_labels or claim.named
-    wanted = [f"GPU {' or '.join(labels)}"] if labels else []
-    wanted += [claim.model] if claim.model else []
-    wanted += [f"{size(claim.min_vram + 1)} or more"] if claim.min_vram else []
-    return f"{text} on {', '.join(wanted)}" if wanted else text
 
 
 def state_of(job: JobView) -> str:

@@ -1,4 +1,4 @@
-"""The limits of requests that command and daemon check, and how text is encoded in JSON.
+"""What the command, the web page and the daemon share: limits of requests, encodings, wording.
 
 The command imports this at every start.
 """
@@ -7,9 +7,13 @@ from __future__ import annotations
 
 import os
 
+from gpulease.units import format_size
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+
+    from gpulease.wire.jobs import ClaimView
 
 API_PREFIX = "/v1"
 
@@ -70,3 +74,41 @@ def ranges(numbers: Sequence[int]) -> str:
             found.append([number, number])
     shown = [str(first) if first == last else f"{first}-{last}" for first, last in found]
     return ",".join([*shown[:_MOST_RANGES], *["..."] * (len(shown) > _MOST_RANGES)])
+
+
+def printable(text: str) -> str:
+    """Return text without characters that control a terminal or turn text around, on one line."""
+    if text.isprintable():
+        return text
+    return "".join(char if char.isprintable() else "?" for char in text)
+
+
+def ordinal(number: int) -> str:
+    """Write a place in the queue: 1st, 2nd, 3rd, 4th, 11th."""
+    teens = 10 < number % 100 < 20
+    ending = "th" if teens else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
+    return f"{number}{ending}"
+
+
+def claimed(claim: ClaimView) -> str:
+    """Write a claim: 4G, 2 x 40%, 4G exclusive, 4G on GPU 1, 4G on A100."""
+    memory = "?" if claim.memory is None else format_size(claim.memory)
+    amount = memory if claim.share is None else f"{claim.share:g}%"
+    times = f"{claim.gpus} x {amount}" if claim.gpus > 1 else amount
+    times = f"{times} exclusive" if claim.exclusive else times
+    which = [_named(claim), printable(claim.model) if claim.model else None]
+    # A size such as 23.9G is no whole number of bytes, and was cut off.
+    which += [f"{format_size(claim.min_vram + 1)} or more" if claim.min_vram else None]
+    which += ["one model" if claim.same_model else None]
+    wanted = ", ".join(each for each in which if each)
+    return f"{times} on {wanted}" if wanted else times
+
+
+def _named(claim: ClaimView) -> str | None:
+    """Write the GPUs that a claim names; a job may get any of those that are too many."""
+    if not claim.named:
+        return None
+    labels = [printable(each) for each in claim.named_labels or claim.named]
+    if len(labels) == claim.gpus:
+        return f"GPU {labels[0]}" if len(labels) == 1 else f"GPUs {', '.join(labels)}"
+    return f"{'GPU' if claim.gpus == 1 else 'GPUs'} {', '.join(labels[:-1])} or {labels[-1]}"

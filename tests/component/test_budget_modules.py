@@ -20,7 +20,8 @@ ALWAYS = {
 }  # fmt: skip
 JOBS = {"cli.job_gpus", "cli.job_page", "cli.job_report", "cli.job_selection", "cli.script"}
 OURS = {
-    "status": ALWAYS | {"cli.status_page", "cli.status_tables", "cli.gpu_rows", "pwd"},
+    "status": ALWAYS
+    | {"cli.gpu_rows", "cli.status_page", "cli.status_tables", "pwd", "wire.unmanaged"},
     "list": ALWAYS | {"cli.list_page"},
     "show": ALWAYS | JOBS | {"cli.show_jobs"},
     "cancel": ALWAYS | {"cli.cancel_jobs", "cli.job_selection"},

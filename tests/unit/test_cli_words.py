@@ -14,7 +14,7 @@ from gpulease.cli import follow, keep
 from gpulease.cli.attachment import messages as attachment_messages
 from gpulease.cli.exit_codes import JobEnd, last_words, status_of_ending, status_of_job
 from gpulease.cli.follow import FollowOptions
-from gpulease.cli.format import clean, clock, display_width, ordinal, requested, shorten
+from gpulease.cli.format import clean, clock, display_width, requested, shorten
 from gpulease.cli.job_watch import wait_for_start
 from gpulease.cli.messages import preset_devices, waiting_text
 from gpulease.cli.render import StderrStatus
@@ -23,6 +23,7 @@ from gpulease.cli.tables import line_breaks
 from gpulease.cli.typer_extensions import reader_of
 from gpulease.cli.waiting_line import WaitingLine
 from gpulease.wire.jobs import JobView
+from gpulease.wire.text import ordinal
 
 NOW = views.NOW
 

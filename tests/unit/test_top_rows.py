@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from daemon_stand_in import views
-from gpulease.cli.top.rows import (
+from gpulease.cli.top.rows import Listing
+from gpulease.cli.top.sections import (
     SORT_COLUMNS,
     Filter,
     Item,
-    Listing,
     Sort,
     Stranger,
     key_of,

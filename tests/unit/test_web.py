@@ -4,15 +4,18 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from daemon_stand_in import views
 from gpulease.errors import BadUsage, GpuleaseError
 from gpulease.web.bars import bar_of
 from gpulease.web.charts import PLOT_HEIGHT, PLOT_WIDTH, Curve, memory_chart, plain_chart
 from gpulease.web.http_rules import is_known
+from gpulease.web.live import values_of
 from gpulease.web.main import listen
 from gpulease.web.templates import render
-from gpulease.web.text import COLORS, claimed, clean, clock, colors, ordinal, size, until
+from gpulease.web.text import COLORS, clock, colors, size, until
 from gpulease.wire.jobs import ClaimView
-from gpulease.wire.machine import GpuView, MemoryView
+from gpulease.wire.machine import GpuView, MemoryView, ProcessView
+from gpulease.wire.text import claimed, ordinal, printable
 
 G = 1 << 30
 NOON = datetime(2026, 11, 23, 12, tzinfo=UTC)
@@ -32,8 +35,8 @@ def test_an_address_of_another_machine_is_an_error_with_a_hint(address: str) -> 
 
 
 def test_text_of_users_loses_what_controls_the_screen_and_turns_it_around() -> None:
-    assert clean("a\x1b[2Jb\u202ec\u2066d\ne") == "a?[2Jb?c?d?e"
-    assert clean("\u05d0\u05d1 \u00e9") == "\u05d0\u05d1 \u00e9", "letters of any script stay"
+    assert printable("a\x1b[2Jb\u202ec\u2066d\ne") == "a?[2Jb?c?d?e"
+    assert printable("\u05d0\u05d1 \u00e9") == "\u05d0\u05d1 \u00e9", "letters of any script stay"
 
 
 def test_numbers_read_as_people_write_them() -> None:
@@ -52,8 +55,8 @@ def test_numbers_read_as_people_write_them() -> None:
 def test_a_claim_names_all_that_was_asked_for() -> None:
     plain = ClaimView(4 * G, None, 1, False, None)
     assert claimed(plain) == "4G"
-    many = ClaimView(None, 40.0, 2, True, None, ["GPU-a"], ["0"], "A100", 24 * G - 1)
-    assert claimed(many) == "2 x 40% exclusive on GPU 0, A100, 24G or more"
+    many = ClaimView(None, 40.0, 2, True, None, ["GPU-a", "GPU-b"], ["0", "1"], "A100", 24 * G - 1)
+    assert claimed(many) == "2 x 40% exclusive on GPUs 0, 1, A100, 24G or more"
 
 
 def test_each_of_eight_users_has_a_color_alone() -> None:
@@ -66,6 +69,14 @@ def test_each_of_eight_users_has_a_color_alone() -> None:
 def gpu(total: int | None, unmanaged: int | None = None) -> GpuView:
     memory = MemoryView(total, 0, 0, total, 0, 0, unmanaged, total)
     return GpuView(0, "GPU-a", "A100", "available", None, memory, None, None, [])
+
+
+def test_a_process_of_a_job_is_listed_on_a_gpu_that_the_job_has_not_leased() -> None:
+    process = ProcessView(7, "ana", "python", "python x.py", G, 12)
+    gpus = [views.gpu(0, views.FIRST, processes=[process]), views.gpu(1, views.SECOND)]
+    gpus[1].processes = [process]
+    shown = values_of(views.status(gpus=gpus, jobs=[views.running(12, views.FIRST)]))
+    assert [(where.uuid, each.pid) for where, each in shown["strangers"]] == [(views.SECOND, 7)]
 
 
 def test_a_bar_never_exceeds_its_gpu() -> None:

@@ -74,7 +74,7 @@ class Browser:
 
     def __init__(self, served: Web) -> None:
         self.link = socket.create_connection((served.host, served.port))
-        self.link.sendall(b"GET /events HTTP/1.1\r\nHost: x\r\n\r\n")
+        self.link.sendall(b"GET /events HTTP/1.1\r\nHost: localhost\r\n\r\n")
         self.text = b""
         self._thread = threading.Thread(target=self._read)
         self._thread.start()
@@ -170,7 +170,7 @@ def test_browsers_that_do_not_read_hold_no_memory(daemon: Daemon, served: Web) -
             link = stack.enter_context(closing(socket.socket()))
             link.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             link.connect((served.host, served.port))
-            link.sendall(b"GET /events HTTP/1.1\r\nHost: x\r\n\r\n")
+            link.sendall(b"GET /events HTTP/1.1\r\nHost: localhost\r\n\r\n")
         with closing(Browser(served)) as browser:
             wait_for("it has the page", lambda: b"event: queue" in browser.text)
             before = resident(served)

@@ -9,6 +9,7 @@ import typer
 
 from gpulease.cli.connect import SocketOption, connect
 from gpulease.cli.render import Screen, screen_of
+from gpulease.daemon_packages import install_hint
 from gpulease.errors import BadUsage, GpuleaseError
 from gpulease.locations import environment
 from gpulease.units import parse_span
@@ -35,7 +36,7 @@ def top(
     if find_spec("textual") is None:
         raise GpuleaseError(
             "cannot show the live view: the package textual is not installed",
-            "in a clone of gpulease: pip install '.[top]'; without it: gpulease status --watch",
+            f"{install_hint('top')}; without it: gpulease status --watch",
         )
     seconds = parse_span(every).total_seconds()
     if seconds < _LEAST_S:

@@ -27,8 +27,8 @@ from gpulease.cli.top.job_screen import JobScreen
 from gpulease.cli.top.jobs import Jobs
 from gpulease.cli.top.machine_screen import MachineScreen
 from gpulease.cli.top.poll import Look, Poller
-from gpulease.cli.top.rows import Item, Stranger, parse_filter
 from gpulease.cli.top.screens import Ask, Confirm, Help
+from gpulease.cli.top.sections import Item, Stranger, parse_filter
 from gpulease.cli.top.text import Terminal
 from gpulease.cli.top.trend import MOST, STEP_S
 from gpulease.client import Client

@@ -7,7 +7,7 @@ larger of both the name. The pieces differ in their characters, and in colour wh
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from gpulease.cli.format import UNKNOWN, clean, index_of, size, truncate
+from gpulease.cli.format import UNKNOWN, clean, degrees, index_of, percent, size, truncate
 from gpulease.cli.status_tables import model
 from gpulease.cli.top.text import Line, Span, apart, fitted, width_of
 from gpulease.cli.top.trend import Trend, sparkline
@@ -214,9 +214,9 @@ def _row(
     figures: list[Span] = [(f" {_free(shown):>6} free", _free_style(shown))]
     if width >= _ROW_WIDTH + 8:
         figures.insert(0, (f" {size(gpu.memory.used):>6} used", ""))
-    figures.append((f" {_percent(gpu.utilization):>4}", ""))
+    figures.append((f" {percent(gpu.utilization):>4}", ""))
     if gpu.temperature is not None:
-        figures.append((f" {_degrees(gpu):>4}", ""))
+        figures.append((f" {degrees(gpu.temperature):>4}", ""))
     if width >= _ROW_WIDTH + 24:
         if gpu.power is not None:
             figures.append((f" {_watts(gpu.power):>4}", ""))
@@ -262,7 +262,7 @@ def _title(shown: Shown, width: int, marks: Marks) -> Line:
         *(((f"{state} ", "warn"),) if state else ()),
     )
     limit = "" if gpu.power_limit is None else f" of {_watts(gpu.power_limit)}"
-    known = [_degrees(gpu), f"{_watts(gpu.power)}{limit}"]
+    known = [degrees(gpu.temperature), f"{_watts(gpu.power)}{limit}"]
     right: Line = (("".join(f" {each}" for each in known if each != UNKNOWN), ""),)
     space = max(0, width - width_of(left) - width_of(right))
     return fitted((*left, (marks.rule * space, "dim"), *right), width)
@@ -273,7 +273,7 @@ def _trends(shown: Shown, width: int, marks: Marks, now: float) -> Line:
     each = (width - 1) // 2 - 10
     utilization = sparkline(shown.trends.utilization.last(each, now), blocks=marks.blocks)
     memory = sparkline(shown.trends.memory.last(each, now), blocks=marks.blocks)
-    left: Line = ((f" util {_percent(shown.gpu.utilization):>4} ", ""), (utilization, "good"))
+    left: Line = ((f" util {percent(shown.gpu.utilization):>4} ", ""), (utilization, "good"))
     return apart(left, ((" memory ", "dim"), (memory, "used")), width)
 
 
@@ -302,14 +302,6 @@ def _free(shown: Shown) -> str:
 
 def _free_style(shown: Shown) -> str:
     return "good" if shown.gpu.memory.headroom and not _state(shown) else ""
-
-
-def _percent(value: int | None) -> str:
-    return UNKNOWN if value is None else f"{value}%"
-
-
-def _degrees(gpu: GpuView) -> str:
-    return UNKNOWN if gpu.temperature is None else f"{gpu.temperature}C"
 
 
 def _watts(value: float | None) -> str:

@@ -16,8 +16,8 @@ from gpulease.cli.memory_layers import job_layers
 from gpulease.cli.tables import draw
 from gpulease.cli.top.lines import Lines, styled
 from gpulease.cli.top.output import OutputFollower
-from gpulease.cli.top.rows import labels_of
 from gpulease.cli.top.screens import TopScreen
+from gpulease.cli.top.sections import labels_of
 from gpulease.cli.top.text import Line, Terminal
 from gpulease.client import Client
 from gpulease.wire.history import JobGpuSeriesView, JobMemoryView

@@ -10,7 +10,8 @@ from textual.events import Resize
 from textual.message import Message
 
 from gpulease.cli.top.lines import Lines
-from gpulease.cli.top.rows import Item, Listing, Section, Sort, key_of
+from gpulease.cli.top.rows import Listing
+from gpulease.cli.top.sections import Item, Section, Sort, key_of
 from gpulease.cli.top.text import Line, Terminal, fitted, plain
 
 _HEAD = 2

@@ -21,7 +21,8 @@ from gpulease.cli.top.gpus import (
 )
 from gpulease.cli.top.jobs import Jobs
 from gpulease.cli.top.lines import Lines
-from gpulease.cli.top.rows import (
+from gpulease.cli.top.screens import TopScreen
+from gpulease.cli.top.sections import (
     Filter,
     Item,
     Section,
@@ -30,7 +31,6 @@ from gpulease.cli.top.rows import (
     sections,
     stands_for,
 )
-from gpulease.cli.top.screens import TopScreen
 from gpulease.cli.top.text import Line, Terminal, apart
 from gpulease.wire.history import GpuHistoryView
 from gpulease.wire.machine import StatusView
