@@ -48,8 +48,8 @@ _MOST_LISTED = 10_000
 _MOST_DIGITS = 9
 _LONG_NAME = 40
 """Longer names are shortened where a listing would be too wide."""
-_EXPECTED, _EXIT = "EXPECTED", "EXIT"
-_EXAMPLE = "gpulease list --limit 50"
+_STARTS, _EXIT = "STARTS", "EXIT"
+_EXAMPLE = "gpulease list --{} 50"
 _HAVE_CODE = frozenset({"exited", "signaled"})
 """The ends of which an exit code tells more."""
 
@@ -118,23 +118,26 @@ def most_listed(limit: str | None, last: str | None = None, *, json: bool) -> in
         BadUsage: `limit` is neither a number above zero nor "all", or `last` is no such number.
     """
     if limit is not None and last is not None:
-        raise BadUsage("cannot list jobs: --limit and --last exclude each other", _EXAMPLE)
+        raise BadUsage(
+            "cannot list jobs: --limit and --last exclude each other", _EXAMPLE.format("limit")
+        )
     if last is not None:
-        return _number_of_jobs(last)
+        return _number_of_jobs(last, "last")
     if limit is None:
         is_terminal = sys.stdout is not None and sys.stdout.isatty()
         return _ON_A_SCREEN if is_terminal and not json else None
     if limit == "all":
         return None
-    return _number_of_jobs(limit)
+    return _number_of_jobs(limit, "limit")
 
 
-def _number_of_jobs(text: str) -> int:
+def _number_of_jobs(text: str, option: str) -> int:
     is_number = text.isascii() and text.isdecimal() and len(text) <= _MOST_DIGITS
     if not is_number or not 0 < int(text) <= _MOST_LISTED:
         raise BadUsage(
-            f"cannot list {text[:40]!r} jobs: write a number from 1 to {_MOST_LISTED}, or all",
-            _EXAMPLE,
+            f"cannot list {text[:40]!r} jobs: write a number from 1 to {_MOST_LISTED}"
+            + (", or all" if option == "limit" else ""),
+            _EXAMPLE.format(option),
         )
     return int(text)
 
@@ -217,9 +220,9 @@ def _columns(*, waiting: bool, codes: bool) -> tuple[Column, ...]:
         Column("USER", wraps=True),
         Column("NAME", leaves=1, shrinks=True, cuts="middle", least=_LONG_NAME, below=""),
         Column("STATE"),
-        Column("REQUEST", right=True, leaves=3, below="request "),
+        Column("ASKS", right=True, leaves=3, below="asks "),
         Column("SUBMITTED", right=True, leaves=5),
-        *((Column(_EXPECTED, right=True, leaves=4, below="expected "),) if waiting else ()),
+        *((Column(_STARTS, right=True, leaves=4, below="starts "),) if waiting else ()),
         Column("RAN", right=True, leaves=4, below="ran "),
         *((Column(_EXIT, right=True),) if codes else ()),
         Column("COMMAND", leaves=6, shrinks=True, least=16, narrows_first=True),
@@ -252,7 +255,7 @@ def _row(
         line(label(job), "bad" if failed else _style(job)),
         line(requested(job)),
         line(clock(job.submitted_at, now)),
-        *((line(_expected(job, now)),) if _EXPECTED in titles else ()),
+        *((line(_expected(job, now)),) if _STARTS in titles else ()),
         line(between(job.started_at, job.ended_at, now) if job.started_at else ""),
         *((line(_code(job), "bad" if failed else ""),) if _EXIT in titles else ()),
         line(shown_command(job.command)),

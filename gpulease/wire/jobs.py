@@ -261,6 +261,10 @@ class JobView:
     """The jobs that have to end, or to start, before memory is free for it."""
     behind: int | None = None
     """The job that memory is reserved for; jobs that would delay it wait."""
+    waits_for_labels: list[str] = field(default_factory=list)
+    """`waits_for` as people see it (17_3 for an element of an array), if that differs."""
+    behind_label: str | None = None
+    """`behind` as people see it."""
     suggestions: list[SuggestionView] = field(default_factory=list)
     """Changes with which it would start now, where one job was asked for; empty in lists."""
     unheld: list[UnheldView] = field(default_factory=list)
@@ -328,6 +332,9 @@ class ExplainView:
     """The preemptible jobs that would make way for it at once."""
     begin_at: str | None = None
     """It would not start before, if that alone blocks it."""
+    waits_for_labels: list[str] = field(default_factory=list)
+    """As in JobView."""
+    behind_label: str | None = None
 
 
 @dataclass(slots=True)

@@ -115,10 +115,10 @@ def table(jobs: Sequence[JobView], now: datetime) -> Table:
         Column("USER", wraps=True),
         Column("NAME", leaves=1, shrinks=True, cuts="middle", least=40, below=""),
         Column("STATE"),
-        Column("REQUEST", right=True, leaves=3, below="request "),
+        Column("ASKS", right=True, leaves=3, below="asks "),
         Column("NODE", leaves=2, wraps=True, below="on "),
         Column("SUBMITTED", right=True, leaves=5),
-        *((Column("EXPECTED", right=True, leaves=4, below="expected "),) if waiting else ()),
+        *((Column("STARTS", right=True, leaves=4, below="starts "),) if waiting else ()),
         Column("RAN", right=True, leaves=4, below="ran "),
         *((Column("EXIT", right=True),) if codes else ()),
     )

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from gpulease.cli.format import (
     UNKNOWN,
+    amount,
     clean,
     degrees,
     display_width,
@@ -18,7 +19,6 @@ from gpulease.cli.format import (
     size,
     truncate,
 )
-from gpulease.cli.gpu_rows import amount
 from gpulease.cli.status_page import free_of, notes
 from gpulease.cli.top.text import Line, Span, apart, fitted, width_of
 from gpulease.cli.top.trend import Trend, sparkline
