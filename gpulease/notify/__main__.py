@@ -18,6 +18,7 @@ from gpulease.errors import GpuleaseError
 from gpulease.notify.receivers import NotSent, Receiver, receivers_of
 from gpulease.notify.settings import read_notify_settings
 from gpulease.wire.notifications import (
+    END,
     VARIABLE,
     NotificationOrder,
     ReceiverView,
@@ -39,6 +40,8 @@ def main() -> None:
     for result in _send(order):
         sys.stdout.write(msgspec.json.encode(result).decode() + "\n")
         sys.stdout.flush()
+    sys.stdout.write(END.decode() + "\n")
+    sys.stdout.flush()
     os._exit(0)  # receivers that hang are left behind
 
 

@@ -155,10 +155,8 @@ class NotificationDelivery:
         """Send the due messages of a user, one after another."""
         try:
             while (due := await self._next(uid)) is not None:
-                delivery = await self._send(due)
-                if delivery is None:
+                while (delivery := await self._send(due)) is None:
                     await asyncio.sleep(_TRY_AGAIN_S)
-                    continue
                 await self._settle(due, delivery)
         except Exception as error:  # noqa: BLE001  it must not end the messages of others
             self._failures.say("serve", "cannot send notifications", why=repr(error), bug=error)
@@ -186,14 +184,20 @@ class NotificationDelivery:
         if budget.takes_one(self._clock.steady()):
             return due
         await asyncio.sleep(budget.wait(self._clock.steady()).total_seconds())
-        titles, number = await self._until_written(lambda: self._records.new_of(uid, _TITLES))
-        if number > 1:
-            message = collected(uid, titles, number)
-            now = self._clock.now()
-            await self._until_written(lambda: self._records.replace_new(message, now))
-            due = await self._until_written(lambda: self._records.next_of(uid, now))
+        due = await self._until_written(lambda: self._collect(uid))
         budget.note_collected(self._clock.steady())
         return due
+
+    def _collect(self, uid: int) -> Notification | None:
+        """Store one message for the new ones, and return the next; in the thread that writes.
+
+        In one call: what is stored between counting and replacing would be lost.
+        """
+        now = self._clock.now()
+        titles, number = self._records.new_of(uid, _TITLES)
+        if number > 1:
+            self._records.replace_new(collected(uid, titles, number), now)
+        return self._records.next_of(uid, now)
 
     async def _settle(self, sent: Notification, delivery: Delivery) -> None:
         error, job = delivery.error, sent.message.job

@@ -266,7 +266,7 @@ class Transaction(Protocol):
     def add_messages(self, messages: Sequence[tuple[Message, datetime]]) -> None:
         """Store notifications that are to be sent, each with its time."""
 
-    def has_message(self, job: JobId, event: str) -> bool:
+    def has_message(self, job: JobId, event: str, since: datetime | None = None) -> bool:
         """Return whether a notification of this event of a job is stored, sent or not."""
 
     def save_hooks(self, job: JobId, reports: Reports) -> None:

@@ -235,9 +235,10 @@ class SqlTransaction:
         if messages:
             self._announced()
 
-    def has_message(self, job: JobId, event: str) -> bool:
+    def has_message(self, job: JobId, event: str, since: datetime | None = None) -> bool:
         """Return whether a notification of this event of a job is stored, sent or not."""
-        found = self._writer.driver.execute(statements.FIND_MESSAGE, (job, event))
+        which = (job, event, instant(since) or 0)
+        found = self._writer.driver.execute(statements.FIND_MESSAGE, which)
         return found.fetchone() is not None
 
     def save(self, job: Job, event: Event | None) -> None:

@@ -9,6 +9,8 @@ VARIABLE = "GPULEASE_NOTIFICATION"
 """Has a `NotificationOrder` as JSON, in the environment of the program."""
 MODULE = "gpulease.notify"
 """The program, which runs as the user."""
+END = b"end"
+"""The last line of what the program reports: all results are above."""
 TIME_LEFT = "time-left"
 EVENTS_OF_JOBS = ("start", "end", "fail", "oom", "over-lease", TIME_LEFT)
 """The events that a job can ask for."""
