@@ -1,4 +1,4 @@
-"""What the daemon and the program that sends a notification say to each other, and a test of it."""
+"""What the daemon and the program that sends a notification exchange, and the result of a test."""
 
 from dataclasses import dataclass, field
 
