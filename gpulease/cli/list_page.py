@@ -16,7 +16,6 @@ from gpulease.cli.format import (
     label,
     named,
     requested,
-    shown_command,
 )
 from gpulease.cli.light_connection import light_client
 from gpulease.cli.render import local_time, print_stdout, screen_of, show_paged
@@ -26,7 +25,7 @@ from gpulease.errors import BadUsage
 from gpulease.light_json import encode, indent
 from gpulease.locations import environment
 from gpulease.units import parse_span
-from gpulease.wire.text import spoken
+from gpulease.wire.text import shown_command, spoken
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -366,7 +366,9 @@ def _request_context(  # noqa: PLR0913  requests reach every part
         log_limit=settings.log_limit,
         most_streams=settings.most_streams,
         doctor=_doctor(base, scheduler, health, sources, slurm).results,
-        metrics=Metrics(base.store, scheduler, health, HttpProtocol.counts, base.clock).view,
+        metrics=Metrics(
+            base.store, scheduler, health, HttpProtocol.counts, notifications.delivery, base.clock
+        ).view,
         overuse_of=lambda owner: overuse_view(sources.overuse.policy_of(owner)),
         processes=processes,
         drains=Drains(

@@ -54,10 +54,9 @@ class AdminNotices:
         self, tx: Transaction, label: str, before: GpuAvailability, after: GpuAvailability
     ) -> None:
         """Store messages if a GPU was drained or resumed."""
-        for uid in self._uids:
-            message = about_gpu(uid, label, before, after)
-            if message is not None:
-                tx.add_message(message, self._base.clock.now())
+        now = self._base.clock.now()
+        found = [about_gpu(uid, label, before, after) for uid in self._uids]
+        tx.add_messages([(message, now) for message in found if message is not None])
 
     def of_trouble(self, what: str) -> None:
         """Store messages as soon as the database can be written."""
@@ -78,9 +77,9 @@ class AdminNotices:
                     await asyncio.sleep(_TRY_AGAIN_S)
 
     def _store(self, what: str) -> None:
+        now = self._base.clock.now()
         with self._base.store.write() as tx:
-            for uid in self._uids:
-                tx.add_message(about_trouble(uid, what), self._base.clock.now())
+            tx.add_messages([(about_trouble(uid, what), now) for uid in self._uids])
 
 
 def _uids(names: tuple[str, ...]) -> Iterator[int]:

@@ -40,15 +40,6 @@ class NotifyEvent(StrEnum):
     TEST = "test"
 
 
-OF_JOBS: Final = (
-    NotifyEvent.START,
-    NotifyEvent.END,
-    NotifyEvent.FAIL,
-    NotifyEvent.OOM,
-    NotifyEvent.OVER_LEASE,
-    NotifyEvent.TIME_LEFT,
-)
-"""The events that a job can ask for."""
 LONGEST_BODY = 4000
 """Characters of a message."""
 LISTED = 20

@@ -158,7 +158,7 @@ class NotificationSender:
         return Launch(
             job=0,
             directory=directory,
-            argv=(sys.executable, "-P", "-s", "-X", "utf8", "-m", MODULE),
+            argv=(sys.executable, "-P", "-s", "-B", "-X", "utf8", "-m", MODULE),
             cwd="/",
             environment=self._variables(user, order),
             identity=identity if self._as_other_users else None,
@@ -185,8 +185,7 @@ class NotificationSender:
             "LOGNAME": user.pw_name,
             "PATH": _PATH,
             "LANG": "C.UTF-8",
-            "PYTHONPATH": str(Path(__file__).parents[2]),
-            "PYTHONDONTWRITEBYTECODE": "1",
+            "PYTHONPATH": str(Path(__file__).parents[2]),  # it keeps it from what it runs
             **known,
             VARIABLE: msgspec.json.encode(order).decode(),
         }

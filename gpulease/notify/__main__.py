@@ -34,6 +34,7 @@ _NONE = (
 def main() -> None:
     """Send the message that the environment has."""
     order = msgspec.json.decode(os.environ.pop(VARIABLE), type=NotificationOrder)
+    os.environ.pop("PYTHONPATH", None)  # gpulease's, where the user's command finds wrong modules
     os.umask(0o077)
     for result in _send(order):
         sys.stdout.write(msgspec.json.encode(result).decode() + "\n")

@@ -114,6 +114,9 @@ class NotificationDelivery:
         self._serving: dict[int, asyncio.Task[None]] = {}
         self._budgets: dict[int, MessageBudget] = {}
         self._failures = LogOnce(_log)
+        self.sent = 0
+        """Messages that all receivers have."""
+        self.given_up = 0
 
     def wake(self) -> None:
         """Look for new notifications soon."""
@@ -204,7 +207,10 @@ class NotificationDelivery:
             next_at = self._clock.now() + self._pauses[sent.attempts]
         await self._until_written(lambda: self._records.settle(sent, next_at, error, failure))
         if error is None:
+            self.sent += 1
             self._failures.passed(sent.message.uid)
+        elif next_at is None:
+            self.given_up += 1
         if next_at is None:
             await self._sender.forget(sent.id)
 

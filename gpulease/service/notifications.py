@@ -21,10 +21,12 @@ from gpulease.service.ports import Clock, InThread, Store, Transaction
 
 def notify_owners(tx: Transaction, changed: Iterable[tuple[Job | None, Job]]) -> None:
     """Store the messages about changes of jobs, each before and after one."""
-    for before, after in changed:
-        message = message_on(before, after)
-        if message is not None:
-            tx.add_message(message, after.ended_at or after.started_at or after.submitted_at)
+    found = [(message_on(before, after), after) for before, after in changed]
+    tx.add_messages([(message, _changed_at(job)) for message, job in found if message is not None])
+
+
+def _changed_at(job: Job) -> datetime:
+    return job.ended_at or job.started_at or job.submitted_at
 
 
 def add_once(tx: Transaction, message: Message, at: datetime) -> bool:
@@ -32,7 +34,7 @@ def add_once(tx: Transaction, message: Message, at: datetime) -> bool:
     assert message.job is not None, "it is about a job"
     if tx.has_message(message.job, message.event):
         return False
-    tx.add_message(message, at)
+    tx.add_messages([(message, at)])
     return True
 
 

@@ -1,6 +1,7 @@
 """The notifications that are to be sent, and how attempts to send them went."""
 
 from collections.abc import Sequence
+from contextlib import suppress
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -8,8 +9,10 @@ from sqlalchemy import Row, delete, func, select, update
 
 from gpulease.domain.gpu import JobId
 from gpulease.domain.notifications import Message, Notification, NotifyEvent
+from gpulease.errors import RecordUnwritable
 from gpulease.service.ports import Event
 from gpulease.store import statements
+from gpulease.store.engine import translate_errors
 from gpulease.store.rows import message_values
 from gpulease.store.store import SqlStore
 from gpulease.store.tables import NotificationRow
@@ -20,10 +23,21 @@ _IS_PENDING = NotificationRow.next_at.is_not(None)
 
 
 class Notifications:
-    """Reads and changes notifications. All methods run in the thread that writes."""
+    """Reads and changes notifications; only `waiting` may run in another thread than the writer."""
 
     def __init__(self, store: SqlStore) -> None:
         self._store = store
+
+    def waiting(self) -> int | None:
+        """Return how many are to be sent; None if the file cannot be read."""
+        number = select(func.count()).where(_IS_PENDING)
+        with (
+            suppress(RecordUnwritable),
+            translate_errors(self._store.path),
+            self._store.engine.connect() as connection,
+        ):
+            return connection.scalar(number)
+        return None
 
     def pending_users(self) -> dict[int, datetime]:
         """Return the users with notifications to be sent, and when each is due next."""
@@ -44,7 +58,7 @@ class Notifications:
         first = of_user.where(*is_due).order_by(NotificationRow.id).limit(1)
         with self._store.write_connection() as connection:
             row = connection.execute(first).first()
-        return None if row is None else _notification_of(row)
+        return None if row is None else notification_of(row)
 
     def new_of(self, uid: int, most: int) -> tuple[Sequence[str], int]:
         """Return the titles of the first new notifications of a user, and how many there are."""
@@ -86,7 +100,8 @@ class Notifications:
             connection.execute(delete(NotificationRow).where(*old))
 
 
-def _notification_of(row: Row[Any]) -> Notification:
+def notification_of(row: Row[Any]) -> Notification:
+    """Return the notification that a row describes."""
     job = None if row.job is None else JobId(row.job)
     message = Message(row.uid, NotifyEvent(row.event), row.title, row.body, job)
     return Notification(row.id, message, row.attempts)

@@ -229,10 +229,11 @@ class SqlTransaction:
         changed, self._changed = self._changed, []
         return changed
 
-    def add_message(self, message: Message, at: datetime) -> None:
-        """Store a notification that is to be sent."""
-        self._execute(statements.ADD_MESSAGE, message_values(message, at))
-        self._announced()
+    def add_messages(self, messages: Sequence[tuple[Message, datetime]]) -> None:
+        """Store notifications that are to be sent, each with its time."""
+        self._execute_all(statements.ADD_MESSAGE, [message_values(*each) for each in messages])
+        if messages:
+            self._announced()
 
     def has_message(self, job: JobId, event: str) -> bool:
         """Return whether a notification of this event of a job is stored, sent or not."""

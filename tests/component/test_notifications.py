@@ -4,6 +4,7 @@ import asyncio
 import os
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -20,9 +21,12 @@ from gpulease.domain.job import Owner
 from gpulease.domain.notifications import Message, NotifyEvent
 from gpulease.host.launcher import Launcher
 from gpulease.host.notification_sender import NotificationSender
+from gpulease.notify.receivers import NotSent, receivers_of
+from gpulease.notify.settings import NotifySettings
 from gpulease.service.notification_delivery import NotificationDelivery
 from gpulease.store.notifications import KEPT_FOR, Notifications
 from gpulease.store.store import SqlStore
+from gpulease.wire.notifications import NotificationOrder
 
 T = TypeVar("T")
 SELF = os.geteuid()
@@ -83,6 +87,13 @@ def rows(store: SqlStore) -> list[tuple[int, bool, str | None]]:
         return [(attempts, bool(pending), error) for attempts, pending, error in found]
 
 
+async def is_soon(is_so: Callable[[], bool]) -> None:
+    """Wait: a result is on record before it is counted."""
+    async with asyncio.timeout(60):
+        while not is_so():
+            await asyncio.sleep(0.01)
+
+
 async def settled(store: SqlStore) -> list[tuple[int, bool, str | None]]:
     until = time.monotonic() + 60
     while any(pending for _, pending, _ in rows(store)) or not rows(store):
@@ -93,8 +104,7 @@ async def settled(store: SqlStore) -> list[tuple[int, bool, str | None]]:
 
 def add(store: SqlStore, *messages: Message) -> None:
     with store.write() as tx:
-        for each in messages:
-            tx.add_message(each, NOON)
+        tx.add_messages([(each, NOON) for each in messages])
 
 
 def test_only_the_receivers_that_failed_get_it_again(
@@ -104,9 +114,12 @@ def test_only_the_receivers_that_failed_get_it_again(
     command = f'command = ["sh", "-c", "echo sent >> {tmp_path}/sent"]'
 
     async def scenario() -> None:
-        async with delivering(store, tmp_path, f'urls = ["{receiver.url}"]', command):
+        async with delivering(store, tmp_path, f'urls = ["{receiver.url}"]', command) as delivery:
             add(store, message("job 1 ended"))
+            assert Notifications(store).waiting() == 1
             assert await settled(store) == [(2, False, None)]
+            await is_soon(lambda: delivery.sent == 1)
+            assert (delivery.given_up, Notifications(store).waiting()) == (0, 0)
             while list((tmp_path / "notifications").iterdir()):
                 await asyncio.sleep(0.02)
 
@@ -124,10 +137,12 @@ def test_a_message_is_given_up_after_the_last_attempt_and_the_job_says_why(
         job = tx.add(mine, NOON)
 
     async def scenario() -> None:
-        async with delivering(store, tmp_path, f'urls = ["{receiver.url}"]'):
+        async with delivering(store, tmp_path, f'urls = ["{receiver.url}"]') as delivery:
             add(store, message("job 1 ended", job.id), message("job 1 ended", job.id))
             why = "url 1 (json): Apprise could not send it"
             assert await settled(store) == [(3, False, why)] * 2
+            await is_soon(lambda: delivery.given_up == 2)
+            assert delivery.sent == 0
 
     asyncio.run(scenario())
     assert receiver.refuses == 94
@@ -197,3 +212,25 @@ def test_a_receiver_that_hangs_is_ended_and_others_get_the_message_meanwhile(
     asyncio.run(scenario())
     assert receiver.titles == ["job 1 ended"]
     assert not Path(f"/proc/{pid.read_text().strip()}").exists()
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of Apprise's imports
+def test_each_receiver_says_what_is_wrong_with_it(receiver: Receiver) -> None:
+    receiver.refuses = 1
+    asked = NotificationOrder("test", "title", "body", 10, verbose=True)
+    nowhere = "/nonexistent/program"
+    settings = NotifySettings(
+        command=(nowhere,), mail="me@example.org", sendmail=nowhere,
+        urls=(receiver.url, "json://127.0.0.1:9/"),
+    )  # fmt: skip
+    receivers = receivers_of(settings)
+    with ThreadPoolExecutor(len(receivers)) as pool:
+        sent = [pool.submit(each.send, asked, 10) for each in receivers]
+    command, mail, refused, unreachable = (each.exception() for each in sent)
+    assert isinstance(command, NotSent) and isinstance(mail, NotSent)
+    assert nowhere not in str(command) and nowhere in (command.hint or "")
+    assert "sendmail" in str(mail) and nowhere in (mail.hint or "")
+    assert isinstance(refused, NotSent) and isinstance(unreachable, NotSent)
+    assert "503" in refused.output and "Connection" not in refused.output
+    assert "Connection" in unreachable.output and "503" not in unreachable.output
+    assert refused.hint is None

@@ -34,7 +34,6 @@ from gpulease.cli.status_tables import (
     fitted,
     heading,
     jobs_part,
-    model,
     models,
     queue_part,
     rows_asked_for,
@@ -43,6 +42,7 @@ from gpulease.cli.status_tables import (
 from gpulease.cli.tables import Block, Hanging, Page, line
 from gpulease.light_json import encode, indent
 from gpulease.locations import environment
+from gpulease.wire.text import model
 
 _USABLE = frozenset({"idle", "mixed", "allocated", "completing", "planned", "reserved"})
 """The states of nodes that need no explanation."""
