@@ -63,7 +63,7 @@ _FRAMEWORKS = {
 }
 _MUCH_LESS = 50
 """Percent of a lease."""
-BRIEF = timedelta(seconds=30)
+_BRIEF = timedelta(seconds=30)
 """After a shorter run the daemon advises no size: it may have missed the peak."""
 _SHORT_HISTORY = timedelta(hours=1)
 
@@ -326,7 +326,7 @@ def _used(job: JobView) -> str | None:
 def _ran_briefly(job: JobView) -> bool:
     if job.started_at is None or job.ended_at is None:
         return False
-    return instant(job.ended_at) - instant(job.started_at) < BRIEF
+    return instant(job.ended_at) - instant(job.started_at) < _BRIEF
 
 
 def _asking(job: JobView) -> str:
