@@ -267,8 +267,8 @@ def _end(job: JobView) -> str:
         why = why.removeprefix(f"exited with {status}").removeprefix(": ")
         status = None
     else:
-        how = outcome
-        why = why.removeprefix(outcome)
+        # A reason such as "cancelled by root" begins with the outcome.
+        how, why = (why, "") if why.startswith(outcome) else (outcome, why)
     shown = "" if status is None else f"; exit status {status}"
     return ": ".join(filter(None, (how, why))) + shown
 
