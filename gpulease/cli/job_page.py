@@ -319,7 +319,7 @@ def _used(job: JobView) -> str | None:
     text = f"{amount(most.needed)} of {size(most.memory)} at most ({share}%)"
     if job.advised:
         return f"{text}; next time {_asking(job)}--mem {size(job.advised)}"
-    is_short = share < _MUCH_LESS and job.exit_status == 0 and _ran_briefly(job)
+    is_short = share < _MUCH_LESS and job.exit_status == 0 and not job.sized and _ran_briefly(job)
     return f"{text}; it ran too briefly to advise a size" if is_short else text
 
 
