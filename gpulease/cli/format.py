@@ -17,7 +17,7 @@ else:
     from _datetime import datetime, timedelta  # the module around it takes ten times as long
 
 UNKNOWN = "?"
-"""What is not known; what there is none of is empty."""
+"""What is not known. An empty text means none."""
 _MANY_DIGITS = 3
 _NEAR = timedelta(days=6)
 """Times that are this near have the day of the week."""
@@ -76,23 +76,6 @@ def shorten_middle(text: str, width: int) -> str:
     # The end of a text is the beginning of the reversed one.
     end = truncate(text[::-1], tail)[::-1]
     return truncate(text, width - 1 - tail) + "…" + end if width > 0 else ""
-
-
-def shown_command(command: str) -> str:
-    """Write a command without the paths of the interpreter and the script: digits.py --batch 16.
-
-    What a shell would have to quote is left as it is.
-    """
-    program, _, rest = clean(command).partition(" ")
-    name = program.rpartition("/")[2]
-    if name.startswith("python") and not name.strip("python.0123456789") and _is_script(rest):
-        program, _, rest = rest.partition(" ")
-        name = program.rpartition("/")[2]
-    return f"{name or program} {rest}".rstrip() if "'" not in program else clean(command)
-
-
-def _is_script(words: str) -> bool:
-    return bool(words) and words[0] not in "-'"
 
 
 def size(amount: int | None) -> str:

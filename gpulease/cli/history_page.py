@@ -150,7 +150,7 @@ def table_text(
 ) -> Iterator[str]:
     """Yield the text of a table of past jobs, page by page.
 
-    With `most`, only so many, and a line that says how to see older ones if there are any.
+    With `most`, at most that number, and a line that says how to see older ones.
     """
     first = next(pages)
     if not first:
@@ -197,7 +197,7 @@ def _row(job: PastJobView, now: datetime) -> tuple[Line, ...]:
     return (
         line(clean(job.label)),
         line(clean(job.user)),
-        line("(hold)" if job.kind == "hold" else named(job)),
+        line(named(job)),
         line(f"{job.gpus} x {asks}" if job.gpus > 1 else asks),
         line(amount(job.used)),
         line(percent(job.utilization)),

@@ -137,6 +137,7 @@ def fields(
     if job.retried_as is not None:
         yield "retried as" if job.out_of_memory else "requeued as", f"job {job.retried_as}"
     yield "queue", _queue(job)
+    yield "notify", ", ".join(map(_event_asked_for, job.notify))
     yield "submitted", clock(job.submitted_at, now)
     yield "started", clock(job.started_at, now) if job.started_at else None
     yield "ended", clock(job.ended_at, now) if job.ended_at else None
@@ -149,6 +150,11 @@ def fields(
     yield "process", None if job.pid is None or job.state == "ended" else str(job.pid)
     yield "terminal", "yes" if job.terminal else None
     yield "attach", _attach_command(job)
+
+
+def _event_asked_for(event: str) -> str:
+    name, equals, seconds = event.partition("=")
+    return f"{name}={format_span(timedelta(seconds=float(seconds)))}" if equals else clean(name)
 
 
 def _frameworks(job: JobView) -> str | None:

@@ -16,7 +16,6 @@ from gpulease.cli.format import (
     label,
     named,
     requested,
-    shown_command,
 )
 from gpulease.cli.light_connection import light_client
 from gpulease.cli.render import local_time, print_stdout, screen_of, show_paged
@@ -26,7 +25,7 @@ from gpulease.errors import BadUsage
 from gpulease.light_json import encode, indent
 from gpulease.locations import environment
 from gpulease.units import parse_span
-from gpulease.wire.text import spoken
+from gpulease.wire.text import shown_command, spoken
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -144,7 +143,7 @@ def _number_of_jobs(text: str, option: str) -> int:
 
 
 def _first(client: LightClient, asked: dict[str, Any], most: int, *, newest: bool) -> JobList:
-    """Return so many jobs: of those that have ended the latest, of those that wait the first."""
+    """Return at most `most` jobs: the latest with ended jobs, the first without."""
     listed: JobList = read(client.jobs_json(**asked, newest=newest, limit=most))
     listed.jobs.sort(key=_number)
     if len(listed.jobs) > most:  # a daemon of an earlier version lists all
@@ -195,7 +194,7 @@ def _matches(job: JobView, wanted: str) -> bool:
 def page(listed: JobList, now: datetime, *, newest: bool = False, is_last: bool = False) -> Page:
     """Lay out a listing, which may have the first jobs only, or the `newest`.
 
-    With `is_last`, so many were asked for.
+    With `is_last`, the user asked for this number of jobs.
     """
     if not listed.jobs:
         return [line("no jobs", "dim")]

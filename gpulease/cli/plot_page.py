@@ -32,7 +32,7 @@ _WIDTH = 80
 _HEIGHT = 16
 _LEAST_HEIGHT = 6
 _BESIDE = 4
-"""Lines of a chart besides: its head, its legend, what is below, an empty one."""
+"""Lines around a chart: its head, its legend, the text below, an empty one."""
 _MOST_OWNERS = 5
 
 
@@ -92,7 +92,7 @@ def plot_gpu(
 
 
 def _check(out: Path | None) -> None:
-    """Check the name of a file before all else, and that there is matplotlib. Raises: BadValue."""
+    """Check the name of the file, and that matplotlib is installed. Raises: BadValue."""
     if out is not None:
         from gpulease.cli.plot_file import check_out
 

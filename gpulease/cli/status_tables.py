@@ -5,7 +5,7 @@ Pages fit into a terminal: GPUs are always shown, jobs that do not fit are count
 
 from __future__ import annotations
 
-from gpulease.cli.format import UNKNOWN, clean, display_width, size
+from gpulease.cli.format import UNKNOWN, display_width
 from gpulease.cli.gpu_rows import labels_in_ranges
 from gpulease.cli.tables import Column, Hanging, Line, Span, Table, draw, line
 from gpulease.errors import BadUsage
@@ -26,8 +26,6 @@ _REASON = 24
 """Columns of a terminal that a reason gets; a longer one is cut between words."""
 _ALIKE_FROM = 3
 """Similar jobs in the queue that share a row."""
-_MAKERS = frozenset({"NVIDIA", "Tesla", "GeForce", "Generation"})
-_GIB = 1 << 30
 
 
 def rows_asked_for(queue: str | None) -> int | None:
@@ -71,16 +69,6 @@ def counts(running: int, waiting: int, own_running: int, own_waiting: int) -> st
     return ", ".join(
         f"{count} {what}" + (f" ({own} yours)" if own else "") for count, what, own in found
     )
-
-
-def model(name: str, total: int | None) -> str:
-    """Write the model of a GPU, with its memory: A100-SXM4 80G."""
-    words = [word for word in clean(name).split() if word not in _MAKERS]
-    if not total:
-        return " ".join(words)
-    memory = f"{round(total / _GIB)}G" if total >= _GIB else size(total)
-    text = " ".join(words).removesuffix(f"{memory}B").rstrip("- ")
-    return text if text.endswith(memory) else f"{text} {memory}"
 
 
 def models(gpus: Sequence[tuple[str, str]]) -> str:
@@ -313,7 +301,7 @@ def fitted(parts: Sequence[Page | Rows], width: int | None, height: int | None) 
 
 
 def _fitting(part: Rows, room: int, width: int | None) -> tuple[int, int]:
-    """Return how many rows of a part fit into so many lines, and the lines that they take."""
+    """Return how many rows of a part fit into `room` lines, and the lines that they take."""
     count = min(len(part.rows), max(0, room))
     while True:
         taken = _lines(part.lay_out(part.rows[:count]), width)

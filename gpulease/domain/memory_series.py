@@ -13,9 +13,9 @@ from gpulease.domain.gpu import GpuUuid, JobId
 JOB_SPAN_S = 10
 """The finest span of a job's memory; spans begin at multiples of their length."""
 HOLDS_FOR_S = 60
-"""A sample of a GPU holds until the next, at most so long: an idle machine takes few samples."""
+"""A sample of a GPU holds until the next, at most for this time: an idle machine takes few."""
 MOST_OWNERS = 8
-"""Users of a GPU with a series of their own."""
+"""Users of a GPU that get a series each."""
 _DAY_S = 86400
 _STEPS_S = (1, 2, 5, 10, 20, 30, 60, 120, 300, 900, 1800, 3600, 7200, 14400, 28800, 43200)
 """Each is a multiple of all spans that are shorter, or a part of them: no step is left empty."""
@@ -23,7 +23,7 @@ _STEPS_S = (1, 2, 5, 10, 20, 30, 60, 120, 300, 900, 1800, 3600, 7200, 14400, 288
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """The steps of a series. They begin at multiples of the step, so that they do not wander."""
+    """The steps of a series. They begin at multiples of their length, as in any other series."""
 
     begin_s: int
     """Seconds since 1970."""

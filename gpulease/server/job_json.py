@@ -28,7 +28,7 @@ _MOST_KEPT = 2000
 _VARYING = (
     "id", "name", "user", "reason", "position", "expected_start_at", "command", "claim",
     "submitted_at", "kind", "terminal", "grace", "gives_up_at", "refusals", "waits_for", "behind",
-    "waits_for_labels", "behind_label", "sized", "retry_of", "label", "queue",
+    "waits_for_labels", "behind_label", "sized", "retry_of", "label", "queue", "notify",
 )  # fmt: skip
 """The fields in which jobs that have never run differ, in their order in a JobView."""
 
@@ -128,6 +128,7 @@ class JobJson:
             _number(usage.retry_of),
             _encode(job.label),
             _encode(queue or self._views.queue(job.queue, waits.block)),
+            _encode(job.notify),
         )
         return b"".join(parts)
 

@@ -105,6 +105,7 @@ class JobViews:
             kind=job.kind,
             adopted=is_adopted(job),
             slurm_job=None if job.slurm is None else job.slurm.id,
+            notify=list(job.notify),
             terminal=job.terminal,
             main_exited_at=instant(job.main_exited_at),
             suspended=self._is_suspended(job),

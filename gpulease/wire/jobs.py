@@ -301,6 +301,8 @@ class JobView:
     """Its process used GPUs before it had the lease: no framework in it is limited."""
     slurm_job: int | None = None
     """The job of Slurm that its lease belongs to; null for none."""
+    notify: list[str] = field(default_factory=list)
+    """The events of which its owner is notified, such as fail or time-left=600 (seconds)."""
     events: list[EventView] = field(default_factory=list)
     """The history, oldest first, where one job was asked for; empty in lists of jobs."""
 

@@ -8,14 +8,15 @@ import pytest
 
 from daemon_stand_in import views
 from gpulease.cli import job_page, list_page, render, status_page
-from gpulease.cli.format import amount, display_width, shorten_middle, shown_command
+from gpulease.cli.format import amount, display_width, shorten_middle
 from gpulease.cli.gpu_rows import bar
-from gpulease.cli.status_tables import model, models
+from gpulease.cli.status_tables import models
 from gpulease.cli.tables import draw
 from gpulease.domain.memory_estimate import LONG_ENOUGH
 from gpulease.units import GIB, KIB
 from gpulease.wire.jobs import ArrayWaitingView, JobList, JobView, LeaseView, QueueView
 from gpulease.wire.machine import GpuView, ProcessView, StatusView, UserWaitingView, WindowView
+from gpulease.wire.text import model, shown_command
 
 NOW = views.NOW.astimezone(timezone(timedelta(hours=1)))
 GLYPHS = {"used": "█", "leased": "▒", "unmanaged": "▚", "free": "░", "exclusive": "▓"}
