@@ -70,7 +70,7 @@ def print_history(
         "outcome": None if state in (None, "ended") else state.replace("-", "_"),
         "name": name,
     }
-    client = light_client(socket)
+    client = light_client(socket, "history")
     if as_csv:
         _print_csv(_pages(client, asked, limit))
         return
