@@ -193,7 +193,7 @@ class NotificationDelivery:
         In one call: what is stored between counting and replacing would be lost.
         """
         now = self._clock.now()
-        titles, number = self._records.new_of(uid, _TITLES)
+        titles, number = self._records.new_of(uid, LISTED)
         if number > 1:
             self._records.replace_new(collected(uid, titles, number), now)
         return self._records.next_of(uid, now)
