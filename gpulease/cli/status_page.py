@@ -8,11 +8,15 @@ from gpulease.cli.cluster import acts_on_slurm
 from gpulease.cli.format import (
     UNKNOWN,
     alike,
+    amount,
+    behind_of,
     between,
     clean,
     clock,
     id_of,
+    ids_in_ranges,
     ids_of,
+    in_the_way,
     index_of,
     is_above,
     label,
@@ -20,11 +24,10 @@ from gpulease.cli.format import (
     named,
     reason_of,
     requested,
-    shown_command,
     size,
     until,
 )
-from gpulease.cli.gpu_rows import GpuRow, Note, amount, gpu_table
+from gpulease.cli.gpu_rows import GpuRow, Note, gpu_table
 from gpulease.cli.light_connection import light_client
 from gpulease.cli.render import local_time, own_name, print_stdout, screen_of, show_page
 from gpulease.cli.status_tables import (
@@ -35,7 +38,6 @@ from gpulease.cli.status_tables import (
     fitted,
     heading,
     jobs_part,
-    model,
     models,
     queue_part,
     rows_asked_for,
@@ -45,7 +47,7 @@ from gpulease.cli.tables import Block, Hanging, Line, Page, Style, line
 from gpulease.light_json import indent
 from gpulease.locations import environment
 from gpulease.record import record
-from gpulease.wire.text import ranges
+from gpulease.wire.text import model, shown_command
 from gpulease.wire.unmanaged import unmanaged_processes
 
 TYPE_CHECKING = False
@@ -72,7 +74,7 @@ def print_status(
 ) -> int:
     """Print the state of the machine, with the first jobs of the queue: a number, or "all".
 
-    With `watch`, a span such as 2s, it is printed again and again.
+    With `watch`, a span such as 2s, it is printed again after each span.
     """
     if acts_on_slurm(socket):
         from gpulease.cli.cluster import status_page
@@ -220,7 +222,7 @@ def _notes_on_state(gpu: GpuView, view: StatusView) -> Iterator[Note]:
         detail = f"{gpu.state}: {detail}" if detail else gpu.state
     if detail:
         yield Note(detail, style="dim" if gpu.state == "divided" else style)
-    is_seen = gpu.state == "divided" or any(unmanaged_processes(gpu, view))
+    is_seen = gpu.state == "divided" or any(unmanaged_processes(gpu, view, gone=True))
     if gpu.memory.unmanaged and not is_seen:
         yield Note(f"{size(gpu.memory.unmanaged)} used without a lease", style="bad")
 
@@ -362,9 +364,11 @@ def _waiting_row(group: Sequence[JobView], about: _About) -> WaitingRow:
 def why_waiting(job: JobView, now: datetime) -> str:
     """Say in a few words why a job waits; `show` has the reason in full."""
     blocked = None if job.queue is None else job.queue.blocked_by
-    if blocked in (None, "array") and job.behind is not None:
-        return f"after job {job.behind}"
-    if blocked is None and job.waits_for:
-        jobs = sorted(job.waits_for)
-        return f"after {'job ' if len(jobs) == 1 else 'one of '}{ranges(jobs)}"
+    if blocked in (None, "array") and (behind := behind_of(job)) is not None:
+        return f"after job {behind}"
+    if blocked is None and (jobs := in_the_way(job)):
+        return f"after {'job ' if len(jobs) == 1 else 'one of '}{ids_in_ranges(jobs)}"
+    if job.queue is not None and blocked in ("held", "array"):
+        most = job.queue.array_most
+        return "held" if blocked == "held" else f"its array runs {most} at once"
     return reason_of(job, now) or ""

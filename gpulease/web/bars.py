@@ -58,6 +58,12 @@ def bar_of(gpu: GpuView, jobs: Iterable[JobView], colors: Mapping[str | None, in
     )
 
 
+def exclusive_job(gpu: GpuView, jobs: Iterable[JobView]) -> JobView | None:
+    """Return the job that has a GPU alone."""
+    alone = (job for job in jobs if job.claim.exclusive)
+    return next((job for job in alone if any(each.gpu == gpu.uuid for each in job.leases)), None)
+
+
 def _segments(parts: Iterable[tuple[str, int, str]], total: int) -> Iterable[Segment]:
     at = 0.0
     for kind, amount, what in parts:

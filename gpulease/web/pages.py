@@ -9,18 +9,22 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
 from gpulease.errors import GpuleaseError, NoSuchJob, NoSuchRoute, NotAllowed
+from gpulease.web.arrays import MOST_ROWS, array_of
 from gpulease.web.charts import Chart, Curve, memory_chart, plain_chart
 from gpulease.web.daemon_reader import DaemonReader
 from gpulease.web.live import LiveStatus, sections, values_of
 from gpulease.web.templates import render
-from gpulease.web.text import colors, instant, labels_of
+from gpulease.web.text import colors, instant, jobs_in, labels_of
 from gpulease.wire.history import SOME_POINTS, GpuHistoryView, JobMemoryView
+from gpulease.wire.text import LARGEST_INDEX
 from gpulease.wire.usage import ReportView, SharesView, ShareView, UseView
 
 ROWS = 100
 """Of the queue or of past jobs, on one page."""
 _MOST_PAGES = 200
 _QUEUE_FRESH_FOR_S = 2.0
+_ARRAY_FRESH_FOR_S = 5.0
+"""An array has up to 10,000 elements."""
 _SLOW_FRESH_FOR_S = 30.0
 """Reports over weeks take the daemon a while, and change little."""
 _AGAIN_AFTER_S = 5
@@ -69,8 +73,13 @@ class Pages:
             ("queue", rows), lambda client: client.status(rows), _QUEUE_FRESH_FOR_S
         )
         values = values_of(status)
+        found = jobs_in(values["queued"])
+        waiting = found if status.waiting is None else status.waiting
         values["queued"] = values["queued"][rows - ROWS :]
-        return _page(request, "queue.html", **values, number=number, first=rows - ROWS + 1)
+        return _page(
+            request, "queue.html", **values, number=number, first=rows - ROWS + 1, waiting=waiting,
+            more=found < waiting,
+        )  # fmt: skip
 
     async def past(self, request: Request) -> Response:
         """Show ended jobs, the newest first: those with ids below `before`."""
@@ -84,14 +93,40 @@ class Pages:
 
     async def job(self, request: Request) -> Response:
         """Show one job: its claim, its leases, its memory over time, its events."""
-        number = _number(request.path_params["job"], _LARGEST_ID)
-        if number is None:
-            raise NoSuchJob(f"no job {request.path_params['job'][:40]}")
+        asked = request.path_params["job"]
+        number = await self._number_of(asked)
         job = await self._daemon.ask(("job", number), lambda client: client.job(number))
+        if job.queue is not None and job.queue.array == job.id and "_" not in asked:
+            return await self._array(request, number)
         status = await self._live.status()
         memory = await self._memory_of(number)
         charts = [] if memory is None else list(_job_charts(memory))
         return _page(request, "job.html", job=job, charts=charts, labels=labels_of(status.gpus))
+
+    async def _number_of(self, asked: str) -> int:
+        """Return the number of the job 17, or of the last attempt of the element 17_3.
+
+        Raises:
+            NoSuchJob: that is neither, or there is no such element.
+        """
+        array, underscore, index = asked.partition("_")
+        number, place = _number(array, _LARGEST_ID), _index(index)
+        if number is not None and not underscore:
+            return number
+        if number is not None and place is not None:
+            found = await self._daemon.ask(
+                ("element", number, place), lambda client: client.elements(number, place)
+            )
+            if found:
+                return found[-1].id
+        raise NoSuchJob(f"no job {asked[:40]}")
+
+    async def _array(self, request: Request, number: int) -> Response:
+        """Show an array: how many of its elements wait, run and have ended."""
+        jobs = await self._daemon.ask(
+            ("array", number), lambda client: client.elements(number), _ARRAY_FRESH_FOR_S
+        )
+        return _page(request, "array.html", array=array_of(jobs), most=MOST_ROWS)
 
     async def _memory_of(self, job: int) -> JobMemoryView | None:
         """Return the memory of a job over time; None from an older daemon."""
@@ -185,6 +220,11 @@ def _number(text: str, most: int) -> int | None:
     return int(text) if is_number and 0 < int(text) <= most else None
 
 
+def _index(text: str) -> int | None:
+    """Read the index of an element; None if it is none."""
+    return 0 if text == "0" else _number(text, LARGEST_INDEX)
+
+
 def _span(request: Request, known: Sequence[str], usual: str) -> str:
     asked = request.query_params.get("span", usual)
     return asked if asked in known else usual
@@ -207,8 +247,8 @@ def _job_charts(memory: JobMemoryView) -> Iterator[Chart]:
         known = [curve for curve in curves if any(value is not None for value in curve.values)]
         title = f"Memory on GPU {each.label}"
         yield from _drawn(memory_chart(title, memory.begins_at, memory.step, known))
-        busy = Curve("busy", "busy", each.utilization, is_line=True)
-        title = f"GPU {each.label} busy"
+        busy = Curve("busy", "utilization", each.utilization, is_line=True)
+        title = f"Utilization of GPU {each.label}"
         yield from _drawn(plain_chart(title, memory.begins_at, memory.step, busy, "%", 100))
 
 
@@ -225,7 +265,7 @@ def _gpu_charts(history: GpuHistoryView) -> Iterator[Chart]:
     if any(value is not None for value in (*history.used, *history.leased)):
         yield from _drawn(memory_chart("Memory", history.begins_at, history.step, curves))
     for title, unit, top, values in (
-        ("Busy", "%", 100, history.utilization),
+        ("Utilization", "%", 100, history.utilization),
         ("Temperature", " °C", 0, history.temperature),
         ("Power", " W", 0, history.power),
     ):

@@ -9,24 +9,28 @@ from markupsafe import Markup
 
 from gpulease import __version__
 from gpulease.web import text
-from gpulease.web.bars import bar_of
-from gpulease.wire.text import claimed, ordinal, printable
+from gpulease.web.bars import bar_of, exclusive_job
+from gpulease.wire.text import claimed, ordinal, printable, shown_command, spoken
 
 _FILTERS: tuple[Callable[..., Any], ...] = (
+    text.address_of,
     text.between,
     claimed,
     text.clock,
-    text.end_of,
+    text.event_time,
     text.figure,
     text.gib_hours,
     text.gpu_label,
     text.id_of,
     text.kind_of,
     ordinal,
+    text.remark_on,
+    shown_command,
     text.since,
     text.size,
     text.span,
     text.state_of,
+    spoken,
     text.until,
 )
 
@@ -50,7 +54,11 @@ def _environment() -> Environment:
     )
     made.filters.update({each.__name__: each for each in _FILTERS})
     made.globals.update(
-        version=__version__, bar_of=bar_of, labels_of=text.labels_of, models_of=text.models_of
+        version=__version__,
+        bar_of=bar_of,
+        exclusive_job=exclusive_job,
+        labels_of=text.labels_of,
+        models_of=text.models_of,
     )
     return made
 

@@ -1,20 +1,21 @@
 """Text for the page: sizes, times, states and names. Pure; the time is an argument."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from zlib import crc32
 
 from gpulease.units import format_size, format_span
-from gpulease.wire.jobs import JobView
+from gpulease.wire.jobs import EventView, JobView, LeaseView
 from gpulease.wire.machine import GpuView
-from gpulease.wire.text import spoken
+from gpulease.wire.text import model, spoken
 from gpulease.wire.usage import PastJobView
 
 UNKNOWN = "unknown"
 COLORS = 8
 """Classes of colors in style.css."""
 _MINUTE = timedelta(minutes=1)
+_SHORT_HISTORY = timedelta(hours=1)
 
 
 def size(amount: float | None) -> str:
@@ -45,14 +46,22 @@ def instant(written: str) -> datetime:
     return datetime.fromisoformat(written).astimezone()
 
 
-def clock(written: str | None, now: datetime) -> str:
+def clock(written: str | None, now: datetime, *, seconds: bool = False) -> str:
     """Write an instant, with the day if that is not today."""
     if written is None:
         return UNKNOWN
     at = instant(written)
+    time = f"{at:%H:%M:%S}" if seconds else f"{at:%H:%M}"
     if at.date() == now.date():
-        return f"{at:%H:%M}"
-    return f"{at:%a %H:%M}" if abs(at - now) < timedelta(days=6) else f"{at:%Y-%m-%d %H:%M}"
+        return time
+    return f"{at:%a} {time}" if abs(at - now) < timedelta(days=6) else f"{at:%Y-%m-%d} {time}"
+
+
+def event_time(event: EventView, events: Sequence[EventView], now: datetime) -> str:
+    """Write when something happened: with seconds in a short history, and if it is recent."""
+    is_short = instant(events[-1].at) - instant(events[0].at) < _SHORT_HISTORY
+    is_recent = now - instant(event.at) < _SHORT_HISTORY
+    return clock(event.at, now, seconds=is_short or is_recent)
 
 
 def since(written: str, now: datetime) -> str:
@@ -82,7 +91,7 @@ def gpu_label(gpu: GpuView) -> str:
 
 def models_of(gpus: Iterable[GpuView]) -> Mapping[str, int]:
     """Return how many GPUs there are of each model and size: A100 24G."""
-    return Counter(f"{gpu.name} {size(gpu.memory.total)}" for gpu in gpus)
+    return Counter(model(gpu.name, gpu.memory.total) for gpu in gpus)
 
 
 def labels_of(gpus: Iterable[GpuView]) -> Mapping[str, str]:
@@ -98,18 +107,43 @@ def id_of(job: JobView) -> str:
     return job.label or str(job.id)
 
 
+def jobs_in(rows: Iterable[JobView]) -> int:
+    """Return how many jobs rows stand for."""
+    waiting = (job.queue.array_waiting if job.queue is not None else None for job in rows)
+    return sum(1 if each is None else each.jobs for each in waiting)
+
+
+def address_of(job: JobView | PastJobView) -> str:
+    """Return the last part of the address of a job; the bare id of an array is that of all."""
+    if isinstance(job, JobView) and job.queue is not None and job.queue.array_waiting is not None:
+        return str(job.queue.array)
+    return job.label if job.label.startswith(f"{job.id}_") else str(job.id)
+
+
+def remark_on(job: JobView, now: datetime) -> str:
+    """Write the state of a job that holds memory; nothing if it simply runs within its lease."""
+    over = [each for each in job.leases if each.over_since_at is not None]
+    if over:
+        stops = [each.stops_at for each in over if each.stops_at is not None]
+        return "over" + (f", stops in {until(min(stops), now)}" if stops else "")
+    if job.suspended or job.state != "active":
+        return state_of(job)
+    if any(map(_is_above, job.leases)):
+        return "above"
+    if job.idle_ends_at is not None:
+        return f"idle, ends in {until(job.idle_ends_at, now)}"
+    return "no framework limit" if job.hook in ("failed", "absent") else ""
+
+
+def _is_above(lease: LeaseView) -> bool:
+    return lease.used is not None and lease.used > lease.memory
+
+
 def state_of(job: JobView) -> str:
     """Write the state of a job, or how it ended."""
     if job.suspended:
         return "suspended"
     return job.state if job.state != "ended" else spoken(job.outcome or "ended")
-
-
-def end_of(job: PastJobView) -> str:
-    """Write how a job ended: with its exit status, or why it was ended."""
-    if job.outcome == "exited":
-        return "done" if job.exit_status == 0 else f"exit status {job.exit_status}"
-    return spoken(job.outcome or "ended")
 
 
 def kind_of(job: JobView | PastJobView) -> str:

@@ -35,6 +35,8 @@ MOST_DEPENDENCIES = 100
 LARGEST_RETRY = 4.0
 """Factor of memory for the next attempt of a job."""
 _POINTER = 8
+_MAKERS = frozenset({"NVIDIA", "Tesla", "GeForce", "Generation"})
+_GIB = 1 << 30
 _MOST_RANGES = 4
 """Of the indices in a row."""
 
@@ -81,6 +83,33 @@ def printable(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(char if char.isprintable() else "?" for char in text)
+
+
+def model(name: str, total: int | None) -> str:
+    """Write the model of a GPU, with its memory: A100-SXM4 80G."""
+    words = [word for word in printable(name).split() if word not in _MAKERS]
+    if not total:
+        return " ".join(words)
+    memory = f"{round(total / _GIB)}G" if total >= _GIB else format_size(total)
+    text = " ".join(words).removesuffix(f"{memory}B").rstrip("- ")
+    return text if text.endswith(memory) else f"{text} {memory}"
+
+
+def shown_command(command: str) -> str:
+    """Write a command without the paths of the interpreter and the script: digits.py --batch 16.
+
+    What a shell would have to quote is left as it is.
+    """
+    program, _, rest = printable(command).partition(" ")
+    name = program.rpartition("/")[2]
+    if name.startswith("python") and not name.strip("python.0123456789") and _is_script(rest):
+        program, _, rest = rest.partition(" ")
+        name = program.rpartition("/")[2]
+    return f"{name or program} {rest}".rstrip() if "'" not in program else printable(command)
+
+
+def _is_script(words: str) -> bool:
+    return bool(words) and words[0] not in "-'"
 
 
 def ordinal(number: int) -> str:

@@ -34,7 +34,6 @@ from gpulease.cli.status_tables import (
     fitted,
     heading,
     jobs_part,
-    model,
     models,
     queue_part,
     rows_asked_for,
@@ -43,6 +42,7 @@ from gpulease.cli.status_tables import (
 from gpulease.cli.tables import Block, Hanging, Page, line
 from gpulease.light_json import encode, indent
 from gpulease.locations import environment
+from gpulease.wire.text import model
 
 _USABLE = frozenset({"idle", "mixed", "allocated", "completing", "planned", "reserved"})
 """The states of nodes that need no explanation."""
@@ -57,7 +57,7 @@ _UNKNOWN_MEMORY = MemoryView(None, None, None, None, None, None, None)
 def print_status(*, queue: str | None, json: bool, watch: str | None = None) -> int:
     """Print the state of the cluster, with the first jobs of the queue: a number, or "all".
 
-    With `watch`, a span such as 10s, it is printed again and again.
+    With `watch`, a span such as 10s, it is printed again after each span.
     """
     first = rows_asked_for(queue)
     if watch is not None:

@@ -24,9 +24,9 @@ def top(
     ] = "2s",
     socket: SocketOption = None,
 ) -> int:
-    """Show the GPUs, jobs and the queue live; open jobs, and act on your own.
+    """Show GPUs, jobs and the queue live; open jobs, and act on yours.
 
-    ? shows the keys. It needs a terminal, and the extra `top` of gpulease.
+    ? shows the keys. It needs a terminal, and the extra "top" of gpulease.
 
     \b
     Examples:
@@ -57,13 +57,13 @@ def top(
 def _check_terminal() -> None:
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise BadUsage(
-            "cannot show the live view: standard input and output are no terminal",
-            "gpulease status prints the same, with --watch again and again",
+            "cannot show the live view: standard input or output is not a terminal",
+            "gpulease status prints it once, gpulease status --watch every two seconds",
         )
     if environment().get("TERM", "dumb") == "dumb":
         raise BadUsage(
             "cannot show the live view: this terminal cannot move its cursor (TERM=dumb)",
-            "gpulease status prints the same, with --watch again and again",
+            "gpulease status prints it once, gpulease status --watch every two seconds",
         )
 
 

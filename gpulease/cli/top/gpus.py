@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from gpulease.cli.format import (
     UNKNOWN,
+    amount,
     clean,
     degrees,
     display_width,
@@ -18,13 +19,12 @@ from gpulease.cli.format import (
     size,
     truncate,
 )
-from gpulease.cli.gpu_rows import amount
 from gpulease.cli.status_page import free_of, notes
-from gpulease.cli.status_tables import model
 from gpulease.cli.top.text import Line, Span, apart, fitted, width_of
 from gpulease.cli.top.trend import Trend, sparkline
 from gpulease.wire.jobs import JobView
 from gpulease.wire.machine import GpuView, StatusView
+from gpulease.wire.text import model
 
 PANEL = 3
 """Lines of a panel."""
@@ -105,7 +105,7 @@ class Layout:
     has_panels: bool
 
     def height(self, count: int) -> int:
-        """Return the lines that so many GPUs take."""
+        """Return the lines that `count` GPUs take."""
         lines = -(-count // self.columns)
         return lines * PANEL if self.has_panels else lines
 

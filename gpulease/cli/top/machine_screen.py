@@ -9,7 +9,7 @@ from textual.containers import Horizontal, Vertical
 from textual.events import Resize
 
 from gpulease.cli.format import clean, index_of, shorten
-from gpulease.cli.status_tables import counts, model, models
+from gpulease.cli.status_tables import counts, models
 from gpulease.cli.top.gpus import (
     BLOCKS,
     LETTERS,
@@ -34,6 +34,7 @@ from gpulease.cli.top.sections import (
 from gpulease.cli.top.text import Line, Terminal, apart
 from gpulease.wire.history import GpuHistoryView
 from gpulease.wire.machine import StatusView
+from gpulease.wire.text import model
 
 _WIDE = 160
 """From this width on, the queue is beside the jobs."""
@@ -111,7 +112,7 @@ class MachineScreen(TopScreen):
         return not is_usual or self._queue.is_near_end
 
     def see(self, status: StatusView, at: float) -> None:
-        """Show the machine as it is now."""
+        """Show the present state of the machine."""
         self._status, self._now = status, at
         for gpu in status.gpus:
             self._trends.setdefault(gpu.uuid, Trends()).see(gpu, at)

@@ -9,6 +9,7 @@ from datetime import datetime, timedelta
 
 from gpulease.cli.format import (
     UNKNOWN,
+    amount,
     between,
     clean,
     clock,
@@ -22,7 +23,6 @@ from gpulease.cli.format import (
     requested,
     size,
 )
-from gpulease.cli.gpu_rows import amount
 from gpulease.cli.status_page import state_of, why_waiting
 from gpulease.cli.top.sections import (
     FAR,

@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from gpulease.cli.format import UNKNOWN, alike, clean, id_of, index_of, label, named, shown_command
+from gpulease.cli.format import UNKNOWN, alike, clean, id_of, index_of, label, named
 from gpulease.errors import BadUsage
 from gpulease.wire.jobs import ArrayWaitingView, JobView
 from gpulease.wire.machine import GpuView, ProcessView, StatusView
-from gpulease.wire.text import ranges
+from gpulease.wire.text import ranges, shown_command
 from gpulease.wire.unmanaged import unmanaged_processes
 
 Kind = Literal["jobs", "strangers", "queue"]

@@ -59,7 +59,10 @@ function show(event) {
   const fresh = document.createElement("template");
   fresh.innerHTML = event.data;
   morphChildren(section, fresh.content);
-  live.classList.toggle("old", document.getElementById("notice").childElementCount > 0);
+  if (event.type !== "notice") return;
+  const isOld = document.getElementById("notice").childElementCount > 0;
+  live.classList.toggle("old", isOld);
+  say(isOld ? "Not live: the daemon does not answer." : "Live.");
 }
 
 function listen() {
