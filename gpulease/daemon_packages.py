@@ -1,4 +1,4 @@
-"""The packages that only the daemon needs: the extra `daemon` installs them.
+"""The packages that only the daemon needs, and how to install an extra such as `daemon`.
 
 The command and `gpulease.lease` work without them, so a training environment stays small.
 """
@@ -16,7 +16,14 @@ NEEDED = (
     "uvicorn",
 )
 """Names to import, of the distributions in the extra."""
-INSTALL_HINT = "in a clone of gpulease: pip install '.[daemon]'"
+
+
+def install_hint(*extras: str, pip: str = "pip") -> str:
+    """Return what to do to install extras of gpulease, for the hint of an error."""
+    return f"in a clone of gpulease: {pip} install '.[{','.join(extras)}]'"
+
+
+INSTALL_HINT = install_hint("daemon")
 
 
 def missing() -> tuple[str, ...]:

@@ -8,6 +8,7 @@ from datetime import tzinfo
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from gpulease.daemon_packages import install_hint
 from gpulease.errors import BadValue
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ def new_figure(width: float, height: float) -> "Figure":
     except ImportError as error:
         raise BadValue(
             "cannot plot: matplotlib is not installed",
-            "in a clone of gpulease: pip install '.[plot]'",
+            install_hint("plot"),
         ) from error
     return Figure(figsize=(width, height), layout="constrained")
 

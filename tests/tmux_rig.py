@@ -1,4 +1,4 @@
-"""A real terminal for full-screen programs: tmux, with a server of its own for each test."""
+"""A real terminal for full-screen programs: tmux, with a separate server for each test."""
 
 import shutil
 import subprocess

@@ -29,6 +29,7 @@ class World:
     def __init__(self) -> None:
         self.store, self.clock = MemoryStore(), FakeClock()
         self.plan: Plan | None = None
+        self.policy = SimpleNamespace(smallest_lease=0)
         self.closed: str | None = None
         self.seen = None
         self.peaks = SimpleNamespace(by_lease={})

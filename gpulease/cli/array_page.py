@@ -53,7 +53,7 @@ def _fields(
         yield "at once", f"at most {most}"
     yield "user", clean(first.user)
     yield "command", clean(first.command)
-    yield "requested", _requested(elements)
+    yield "asks", _requested(elements)
     yield "submitted", clock(first.submitted_at, now)
 
 

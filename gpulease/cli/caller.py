@@ -7,7 +7,7 @@ import termios
 
 from gpulease import locations
 from gpulease.client import submitter
-from gpulease.errors import GpuleaseError
+from gpulease.errors import BadValue, GpuleaseError
 from gpulease.record import record
 
 TYPE_CHECKING = False
@@ -147,12 +147,11 @@ def _streams() -> Streams:
     )
 
 
-def is_user(name: str) -> bool:
-    """Tell whether this machine has a user with this name."""
+def refuse_unknown_user(name: str, doing: str, hint: str) -> None:
+    """Raises: BadValue, if this machine has no such user; `doing` follows "cannot"."""
     import pwd
 
     try:
         pwd.getpwnam(name)
     except (KeyError, ValueError):
-        return False
-    return True
+        raise BadValue(f"cannot {doing} {name[:80]!r}: no such user", hint) from None

@@ -1,7 +1,7 @@
 """Draw memory over time with block characters, or with ASCII, in a given width and height.
 
-Pure: the time zone is an argument. A chart has no library of its own: plotext has no gaps for
-unknown values, no plain ASCII, and an interface that its versions 5 and 6 do not share.
+Pure: the time zone is an argument. No library draws it: plotext cannot leave gaps for unknown
+values, has no plain ASCII, and its versions 5 and 6 have different interfaces.
 """
 
 from __future__ import annotations
@@ -72,6 +72,17 @@ class Times:
     """Seconds."""
     zone: tzinfo | None = None
     """None: the local time zone."""
+
+
+@record(frozen=True)
+class Chart:
+    """One chart, with the text above it and below it."""
+
+    head: Line
+    layers: Sequence[Layer]
+    limit: Limit | None
+    times: Times
+    below: Sequence[str]
 
 
 def memory_chart(
@@ -190,7 +201,7 @@ def _cell(
 
 
 def _mark(layer: Layer, eighths: int, *, is_free: bool, blocks: bool) -> str:
-    """Return what a layer draws in a cell that it fills by so many eighths; "" for nothing."""
+    """Return what a layer draws in a cell of which it fills some eighths; "" for nothing."""
     if eighths <= 0:
         return ""
     if blocks and layer.block == "█" and is_free:

@@ -101,7 +101,7 @@ def _hint_for(word: str) -> str | None:
         return hint
     if word.endswith(".py") or "/" in word:
         return f"to run it: gpulease run {word}"
-    near = get_close_matches(word, VERBS, n=1)
+    near = get_close_matches(word.lower(), VERBS, n=1)
     return f"did you mean gpulease {near[0]}?" if near else None
 
 

@@ -46,6 +46,9 @@ _STATES = {
 _OF_ALL_USERS = frozenset({"show", "plot"})
 _SHELL_ACTIONS = {"COMMAND": "program", "PATH": "files", "FILE": "files", "DIR": "folders"}
 """What the shell completes, by the word that stands for it in the help."""
+NOTIFY_EVENTS = (
+    "start", "end", "fail", "oom", "over-lease", "time-left", "all", "none",
+)  # fmt: skip
 
 
 def completion(
@@ -182,6 +185,7 @@ class _CommandLine:
             "MODEL": self._models,
             "PID": self._unmanaged,
             "USER": _users,
+            "EVENTS": lambda: _notify_events(typed),
         }
         find = known.get(placeholder, lambda: dict.fromkeys(choices_of(param), ""))
         yield from _words(typed, find(), prefix)
@@ -235,6 +239,11 @@ def _described(job: JobView) -> str:
 
 def _users() -> dict[str, str]:
     return {user.pw_name: "" for user in pwd.getpwall()}
+
+
+def _notify_events(typed: str) -> dict[str, str]:
+    before, comma, _ = typed.rpartition(",")
+    return {f"{before}{comma}{event}": "" for event in NOTIFY_EVENTS}
 
 
 def _ask(socket: Path | None, request: Callable[[Client], T]) -> T:

@@ -15,6 +15,7 @@ import gpulease
 from gpulease.cli.caller import environment, trusted_environment, working_directory
 from gpulease.cli.connect import SocketOption, connect, named_socket
 from gpulease.cli.format import clean
+from gpulease.cli.notify_options import checked_settings
 from gpulease.cli.program import python_of
 from gpulease.cli.prove import prove as prove_levels
 from gpulease.cli.render import print_stderr, print_stdout, screen_of, show_page
@@ -31,7 +32,6 @@ from gpulease.errors import (
 )
 from gpulease.light_json import indent
 from gpulease.notify.receivers import receivers_of
-from gpulease.notify.settings import read_notify_settings
 from gpulease.wire.machine import CheckState, CheckView, DoctorView, OveruseView
 
 _HOOKS = Path(gpulease.__file__).parent / "worker" / "hooks"
@@ -133,7 +133,7 @@ def _access_check() -> CheckView:
 def _notification_checks() -> Iterator[CheckView]:
     """Yield a check of [notify] in the user's file, if there is something in it."""
     try:
-        settings = read_notify_settings(environment())
+        settings = checked_settings(environment())
     except BadConfiguration as error:
         yield CheckView("notifications", "warning", error.message, error.hint)
         return

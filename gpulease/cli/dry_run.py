@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 
 from gpulease.cli.caller import environment
-from gpulease.cli.format import clean, clock, sentence
+from gpulease.cli.format import behind_of, clean, clock, in_the_way, sentence
 from gpulease.cli.job_page import labelled, predicted, refusal_table, suggestion_text
 from gpulease.cli.render import print_stdout, screen_of, show_page
 from gpulease.cli.tables import Page, Span
@@ -60,11 +60,11 @@ def _summary(view: ExplainView) -> str:
 def _fields(view: ExplainView, now: datetime) -> Iterator[tuple[str, str | None]]:
     yield "reason", sentence(view.reason) if view.reason else None
     yield "begin", f"not before {clock(view.begin_at, now)}" if view.begin_at else None
-    yield "waits for", ", ".join(f"job {number}" for number in view.waits_for)
-    yield "behind", f"the reservation of job {view.behind}" if view.behind else None
-    yield "expected", predicted(view.expected_start_at, now)
+    yield "waits for", ", ".join(f"job {each}" for each in in_the_way(view))
+    yield "behind", f"the reservation of job {behind_of(view)}" if view.behind else None
+    yield "starts", predicted(view.expected_start_at, now)
     for each in view.suggestions:
         yield "starts now", suggestion_text(each)
-    yield "requested", claimed(view.claim)
+    yield "asks", claimed(view.claim)
     yield "size", clean(view.sized) if view.sized else None
     yield "runs for", f"{format_span(timedelta(seconds=view.runs_for))} (a prediction)"

@@ -10,14 +10,15 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from datetime import datetime, timedelta
 
-    from gpulease.wire.jobs import JobView, LeaseView, RefusalView
+    from gpulease.wire.jobs import ExplainView, JobView, LeaseView, RefusalView
     from gpulease.wire.machine import EnforcementLevelView, GpuView
     from gpulease.wire.usage import PastJobView
 else:
     from _datetime import datetime, timedelta  # the module around it takes ten times as long
 
 UNKNOWN = "?"
-"""What is not known; what there is none of is empty."""
+"""What is not known. An empty text means none."""
+_MANY_DIGITS = 3
 _NEAR = timedelta(days=6)
 """Times that are this near have the day of the week."""
 
@@ -80,6 +81,13 @@ def shorten_middle(text: str, width: int) -> str:
 def size(amount: int | None) -> str:
     """Write a number of bytes; None is unknown."""
     return UNKNOWN if amount is None else format_size(amount)
+
+
+def amount(memory: int | None) -> str:
+    """Write memory in use, in at most four digits: 0, 9.5G, 307M."""
+    text = "0" if memory == 0 else size(memory)
+    whole, _, tenth = text.partition(".")
+    return f"{whole}{tenth[1:]}" if len(whole) >= _MANY_DIGITS else text
 
 
 def percent(value: int | None) -> str:
@@ -148,6 +156,32 @@ def requested(job: JobView) -> str:
 def id_of(job: JobView) -> str:
     """Return the id of a job as people see it: 17, or 17_3 for an element of an array."""
     return clean(job.label) or str(job.id)
+
+
+def in_the_way(job: JobView | ExplainView) -> list[str]:
+    """Return the ids of the jobs that a job waits for, as people see them."""
+    return [clean(each) for each in job.waits_for_labels or map(str, job.waits_for)]
+
+
+def behind_of(job: JobView | ExplainView) -> str | None:
+    """Return the id of the job that memory is reserved for, as people see it."""
+    return None if job.behind is None else clean(job.behind_label or str(job.behind))
+
+
+def ids_in_ranges(ids: Sequence[str]) -> str:
+    """Write ids of jobs in ranges: 1-4,13_[2-3]."""
+    by_array: dict[str, list[int]] = {}
+    for each in ids:
+        array, is_element, index = each.rpartition("_")
+        by_array.setdefault(array if is_element else "", []).append(int(index))
+    return ",".join(
+        f"{array}_[{ranges(sorted(indices))}]"
+        if array and len(indices) > 1
+        else f"{array}_{indices[0]}"
+        if array
+        else ranges(sorted(indices))
+        for array, indices in by_array.items()
+    )
 
 
 def ids_of(alike: Sequence[JobView]) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpulease.cli.format import UNKNOWN, degrees, display_width, percent, size
+from gpulease.cli.format import UNKNOWN, amount, degrees, display_width, percent
 from gpulease.cli.tables import Column, Line, Span, Style, Table, line, widths
 from gpulease.record import record, replace
 from gpulease.wire.text import ranges
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
     Memory = MemoryView | ClusterMemoryView
 
-_MANY_DIGITS = 3
 _WIDEST_BAR, _NARROWEST_BAR = 32, 10
 _GAP = 2
 _NOTES = 20
@@ -193,13 +192,6 @@ def _gpu_columns(
 
 def _bar_of(row: GpuRow, cells: int) -> Line:
     return bar(row.memory, cells, is_exclusive=row.is_exclusive)
-
-
-def amount(memory: int | None) -> str:
-    """Write memory in at most four digits: 0, 9.5G, 307M."""
-    text = "0" if memory == 0 else size(memory)
-    whole, _, tenth = text.partition(".")
-    return f"{whole}{tenth[1:]}" if len(whole) >= _MANY_DIGITS else text
 
 
 def _spread(write: Callable[[int | None], str], group: Sequence[GpuRow], name: str) -> Line:

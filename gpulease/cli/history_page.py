@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from itertools import chain
 
-from gpulease.cli.format import clean, clock, instant, named, percent, size
+from gpulease.cli.format import amount, clean, clock, instant, named, percent, size
 from gpulease.cli.light_connection import light_client
 from gpulease.cli.pager import print_paged
 from gpulease.cli.render import drawn, local_time, print_stdout, screen_of, shown, write_stdout
@@ -81,20 +81,12 @@ def print_history(
     pages = _pages(client, asked, _FEW + 1 if is_cut else limit)
     first = next(pages)
     if user is not None and not first:
-        refuse_stranger(user)
+        from gpulease.cli.caller import refuse_unknown_user
+
+        hint = "gpulease history shows the jobs of all users"
+        refuse_unknown_user(user, "list jobs of", hint)
     screen = screen_of(sys.stdout, environment())
     print_paged(table_text(chain([first], pages), local_time(), screen, _FEW if is_cut else None))
-
-
-def refuse_stranger(user: str) -> None:
-    """Raises: BadValue, if this machine has no such user."""
-    from gpulease.cli.caller import is_user
-
-    if not is_user(user):
-        raise BadValue(
-            f"cannot list jobs of {user[:80]!r}: no such user",
-            "gpulease history shows the jobs of all users",
-        )
 
 
 def _pages(client: LightClient, asked: dict[str, str | None], limit: int | None) -> Jobs:
@@ -158,7 +150,7 @@ def table_text(
 ) -> Iterator[str]:
     """Yield the text of a table of past jobs, page by page.
 
-    With `most`, only so many, and a line that says how to see older ones if there are any.
+    With `most`, at most that number, and a line that says how to see older ones.
     """
     first = next(pages)
     if not first:
@@ -185,9 +177,9 @@ def table(jobs: Sequence[PastJobView], now: datetime) -> Table:
         Column("JOB", right=True),
         Column("USER", wraps=True),
         Column("NAME", leaves=1, shrinks=True, below=""),
-        Column("REQUEST", right=True, leaves=2, below="request "),
+        Column("ASKS", right=True, leaves=2, below="asks "),
         Column("USED", right=True, leaves=4, below="used "),
-        Column("BUSY", right=True, leaves=6),
+        Column("UTIL", right=True, leaves=6),
         Column("SUBMITTED", right=True, leaves=5),
         Column("WAITED", right=True, leaves=3, below="waited "),
         Column("RAN", right=True),
@@ -199,15 +191,15 @@ def table(jobs: Sequence[PastJobView], now: datetime) -> Table:
 
 def _row(job: PastJobView, now: datetime) -> tuple[Line, ...]:
     failed = job.exit_status not in (None, 0)
-    amount = size(job.memory)
+    asks = size(job.memory)
     ended = instant(job.ended_at)
     granted = None if job.granted_at is None else instant(job.granted_at)
     return (
         line(clean(job.label)),
         line(clean(job.user)),
-        line("(hold)" if job.kind == "hold" else named(job)),
-        line(f"{job.gpus} x {amount}" if job.gpus > 1 else amount),
-        line(size(job.used)),
+        line(named(job)),
+        line(f"{job.gpus} x {asks}" if job.gpus > 1 else asks),
+        line(amount(job.used)),
         line(percent(job.utilization)),
         line(clock(job.submitted_at, now)),
         line(format_span((granted or ended) - instant(job.submitted_at))),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpulease.cli.format import clean, size
+from gpulease.cli.format import amount, clean, size
 from gpulease.cli.job_report import names_of, what_is
 from gpulease.cli.tables import Block, Column, Hanging, Table, line
 
@@ -35,8 +35,8 @@ def lease_table(job: JobView, indexes: Mapping[str, str]) -> Iterator[Block]:
         (
             line(gpu_of(clean(lease.gpu), indexes)),
             line(size(lease.memory)),
-            line(size(lease.used)),
-            line(size(lease.peak)),
+            line(amount(lease.used)),
+            line(amount(lease.peak)),
             line(_enforcement(lease)),
         )
         for lease in job.leases
@@ -124,9 +124,9 @@ def pool_table(job: JobView, indexes: Mapping[str, str]) -> Iterator[Block]:
             line(gpu_of(clean(lease.gpu), indexes)),
             line(f"{clean(pool.framework)} {clean(pool.version)}"),
             line(size(pool.limit)),
-            line(size(pool.peak)),
-            line(size(pool.charged)),
-            line(size(pool.beside)),
+            line(amount(pool.peak)),
+            line(amount(pool.charged)),
+            line(amount(pool.beside)),
         )
         for lease in job.leases
         for pool in lease.pools

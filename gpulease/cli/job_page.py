@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from gpulease.cli.format import (
+    amount,
+    behind_of,
     between,
     clean,
     clock,
     id_of,
+    in_the_way,
     index_of,
     instant,
     is_above,
@@ -58,6 +61,10 @@ _FRAMEWORKS = {
     "failed": "not limited to the lease: a hook failed",
     "absent": "not limited to the lease: a process uses a GPU without a hook",
 }
+_MUCH_LESS = 50
+"""Percent of a lease."""
+BRIEF = timedelta(seconds=30)
+"""After a shorter run the daemon advises no size: it may have missed the peak."""
 _SHORT_HISTORY = timedelta(hours=1)
 
 
@@ -108,19 +115,19 @@ def fields(
     yield "kept", _kept(job, now)
     yield "begins", _begins(job, now)
     yield "after", ", ".join(job.queue.after) if job.queue is not None else None
-    yield "waits for", ", ".join(f"job {number}" for number in job.waits_for)
-    yield "behind", f"the reservation of job {job.behind}" if job.behind else None
-    yield "expected", predicted(job.expected_start_at, now)
+    yield "waits for", ", ".join(f"job {each}" for each in in_the_way(job))
+    yield "behind", f"the reservation of job {behind_of(job)}" if job.behind else None
+    yield "starts", predicted(job.expected_start_at, now)
     for each in job.suggestions:
         yield "starts now", suggestion_text(each)
     yield "gives up", _gives_up(job, now)
     yield "user", clean(job.user)
     yield "command", clean(job.command)
     yield "script", script_change(job)
-    yield "requested", _requested(job)
+    yield "asks", _requested(job)
     yield "size", clean(job.sized) if job.sized else None
     yield "used", _used(job)
-    yield "utilization", utilization(job)
+    yield "util", utilization(job)
     yield "first use", first_use(job)
     yield "steps", steps(job)
     yield "adopted", _ADOPTED if job.adopted else None
@@ -130,6 +137,7 @@ def fields(
     if job.retried_as is not None:
         yield "retried as" if job.out_of_memory else "requeued as", f"job {job.retried_as}"
     yield "queue", _queue(job)
+    yield "notify", ", ".join(map(_event_asked_for, job.notify))
     yield "submitted", clock(job.submitted_at, now)
     yield "started", clock(job.started_at, now) if job.started_at else None
     yield "ended", clock(job.ended_at, now) if job.ended_at else None
@@ -142,6 +150,11 @@ def fields(
     yield "process", None if job.pid is None or job.state == "ended" else str(job.pid)
     yield "terminal", "yes" if job.terminal else None
     yield "attach", _attach_command(job)
+
+
+def _event_asked_for(event: str) -> str:
+    name, equals, seconds = event.partition("=")
+    return f"{name}={format_span(timedelta(seconds=float(seconds)))}" if equals else clean(name)
 
 
 def _frameworks(job: JobView) -> str | None:
@@ -253,14 +266,14 @@ def _end(job: JobView) -> str:
     outcome, why, status = label(job), _reason(job) or "", job.exit_status
     if outcome == "signaled" and status is not None:
         # The reason begins with these words, or is another one.
-        how, plain = f"ended by signal {_signal(status - _SIGNALED)}", "ended by signal"
+        how, plain = f"signaled by {_signal(status - _SIGNALED)}", "ended by signal"
         why = "" if why.startswith(plain) else why
     elif outcome == "exited" and status is not None:
-        how = f"ended: exited with {status}"
+        how = f"exited with {status}"
         why = why.removeprefix(f"exited with {status}").removeprefix(": ")
         status = None
     else:
-        how = f"ended: {outcome}"
+        how = outcome
         why = why.removeprefix(outcome)
     shown = "" if status is None else f"; exit status {status}"
     return ": ".join(filter(None, (how, why))) + shown
@@ -309,8 +322,17 @@ def _used(job: JobView) -> str | None:
         return None
     most = max(known, key=lambda lease: (lease.needed or 0) / lease.memory)
     share = round(100 * (most.needed or 0) / most.memory)
-    text = f"{size(most.needed)} of {size(most.memory)} at most ({share}%)"
-    return f"{text}; next time {_asking(job)}--mem {size(job.advised)}" if job.advised else text
+    text = f"{amount(most.needed)} of {size(most.memory)} at most ({share}%)"
+    if job.advised:
+        return f"{text}; next time {_asking(job)}--mem {size(job.advised)}"
+    is_short = share < _MUCH_LESS and job.exit_status == 0 and _ran_briefly(job)
+    return f"{text}; it ran too briefly to advise a size" if is_short else text
+
+
+def _ran_briefly(job: JobView) -> bool:
+    if job.started_at is None or job.ended_at is None:
+        return False
+    return instant(job.ended_at) - instant(job.started_at) < BRIEF
 
 
 def _asking(job: JobView) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from gpulease.cli.format import clean, id_of
 from gpulease.cli.render import own_name, print_error, print_stderr, print_stdout
-from gpulease.errors import BadUsage, BadValue, GpuleaseError, NoDaemon, NoSuchJob
+from gpulease.errors import BadUsage, GpuleaseError, NoDaemon, NoSuchJob
 from gpulease.record import record
 
 TYPE_CHECKING = False
@@ -165,17 +165,6 @@ def _is_short(array: str, index: str) -> bool:
 def _own_jobs(client: LightClient, *, ended: bool) -> Sequence[JobView]:
     """Return the jobs of the caller, oldest first."""
     return client.jobs(everything=ended, user=own_name()).jobs
-
-
-def refuse_stranger(user: str, doing: str = "list") -> None:
-    """Raises: BadValue, if this machine has no such user; `doing` follows "cannot"."""
-    from gpulease.cli.caller import is_user
-
-    if not is_user(user):
-        raise BadValue(
-            f"cannot {doing} jobs of {user[:80]!r}: no such user",
-            "gpulease list --all shows the jobs of all users",
-        )
 
 
 def _by_word(client: LightClient, jobs: Sequence[JobView], verb: Verb, word: str) -> list[int]:

@@ -48,8 +48,8 @@ _MOST_LISTED = 10_000
 _MOST_DIGITS = 9
 _LONG_NAME = 40
 """Longer names are shortened where a listing would be too wide."""
-_EXPECTED, _EXIT = "EXPECTED", "EXIT"
-_EXAMPLE = "gpulease list --limit 50"
+_STARTS, _EXIT = "STARTS", "EXIT"
+_EXAMPLE = "gpulease list --{} 50"
 _HAVE_CODE = frozenset({"exited", "signaled"})
 """The ends of which an exit code tells more."""
 
@@ -103,9 +103,10 @@ def print_list(
         print_stdout(indent(encode(listed)))
         return
     if user is not None and not listed.jobs:
-        from gpulease.cli.job_selection import refuse_stranger
+        from gpulease.cli.caller import refuse_unknown_user
 
-        refuse_stranger(user)
+        hint = "gpulease list --all shows the jobs of all users"
+        refuse_unknown_user(user, "list jobs of", hint)
     drawn = page(listed, local_time(), newest=ended, is_last=last is not None)
     show_paged(drawn, screen_of(sys.stdout, environment()))
 
@@ -117,29 +118,32 @@ def most_listed(limit: str | None, last: str | None = None, *, json: bool) -> in
         BadUsage: `limit` is neither a number above zero nor "all", or `last` is no such number.
     """
     if limit is not None and last is not None:
-        raise BadUsage("cannot list jobs: --limit and --last exclude each other", _EXAMPLE)
+        raise BadUsage(
+            "cannot list jobs: --limit and --last exclude each other", _EXAMPLE.format("limit")
+        )
     if last is not None:
-        return _number_of_jobs(last)
+        return _number_of_jobs(last, "last")
     if limit is None:
         is_terminal = sys.stdout is not None and sys.stdout.isatty()
         return _ON_A_SCREEN if is_terminal and not json else None
     if limit == "all":
         return None
-    return _number_of_jobs(limit)
+    return _number_of_jobs(limit, "limit")
 
 
-def _number_of_jobs(text: str) -> int:
+def _number_of_jobs(text: str, option: str) -> int:
     is_number = text.isascii() and text.isdecimal() and len(text) <= _MOST_DIGITS
     if not is_number or not 0 < int(text) <= _MOST_LISTED:
         raise BadUsage(
-            f"cannot list {text[:40]!r} jobs: write a number from 1 to {_MOST_LISTED}, or all",
-            _EXAMPLE,
+            f"cannot list {text[:40]!r} jobs: write a number from 1 to {_MOST_LISTED}"
+            + (", or all" if option == "limit" else ""),
+            _EXAMPLE.format(option),
         )
     return int(text)
 
 
 def _first(client: LightClient, asked: dict[str, Any], most: int, *, newest: bool) -> JobList:
-    """Return so many jobs: of those that have ended the latest, of those that wait the first."""
+    """Return at most `most` jobs: the latest with ended jobs, the first without."""
     listed: JobList = read(client.jobs_json(**asked, newest=newest, limit=most))
     listed.jobs.sort(key=_number)
     if len(listed.jobs) > most:  # a daemon of an earlier version lists all
@@ -190,7 +194,7 @@ def _matches(job: JobView, wanted: str) -> bool:
 def page(listed: JobList, now: datetime, *, newest: bool = False, is_last: bool = False) -> Page:
     """Lay out a listing, which may have the first jobs only, or the `newest`.
 
-    With `is_last`, so many were asked for.
+    With `is_last`, the user asked for this number of jobs.
     """
     if not listed.jobs:
         return [line("no jobs", "dim")]
@@ -216,9 +220,9 @@ def _columns(*, waiting: bool, codes: bool) -> tuple[Column, ...]:
         Column("USER", wraps=True),
         Column("NAME", leaves=1, shrinks=True, cuts="middle", least=_LONG_NAME, below=""),
         Column("STATE"),
-        Column("REQUEST", right=True, leaves=3, below="request "),
+        Column("ASKS", right=True, leaves=3, below="asks "),
         Column("SUBMITTED", right=True, leaves=5),
-        *((Column(_EXPECTED, right=True, leaves=4, below="expected "),) if waiting else ()),
+        *((Column(_STARTS, right=True, leaves=4, below="starts "),) if waiting else ()),
         Column("RAN", right=True, leaves=4, below="ran "),
         *((Column(_EXIT, right=True),) if codes else ()),
         Column("COMMAND", leaves=6, shrinks=True, least=16, narrows_first=True),
@@ -251,7 +255,7 @@ def _row(
         line(label(job), "bad" if failed else _style(job)),
         line(requested(job)),
         line(clock(job.submitted_at, now)),
-        *((line(_expected(job, now)),) if _EXPECTED in titles else ()),
+        *((line(_expected(job, now)),) if _STARTS in titles else ()),
         line(between(job.started_at, job.ended_at, now) if job.started_at else ""),
         *((line(_code(job), "bad" if failed else ""),) if _EXIT in titles else ()),
         line(shown_command(job.command)),

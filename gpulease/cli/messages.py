@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 
 from gpulease.cli.exit_codes import SIGNALED
-from gpulease.cli.format import clean, clock, id_of, reason_of, sentence, shorten, size
+from gpulease.cli.format import clean, clock, id_of, in_the_way, reason_of, sentence, shorten, size
 from gpulease.errors import TooMany
 from gpulease.units import format_span
 from gpulease.wire.jobs import JobView
@@ -125,7 +125,7 @@ def _says_all(reason: str, job: JobView, blockers: Sequence[JobView]) -> bool:
 
 def _for_whom(job: JobView, known: int, parts: list[str]) -> list[str]:
     if more := len(job.waits_for) - known:
-        parts = [*parts, f"{more} more" if parts else "jobs " + ", ".join(map(str, job.waits_for))]
+        parts = [*parts, f"{more} more" if parts else "jobs " + ", ".join(in_the_way(job))]
     return [f"waits for {' and '.join(parts)}"] if parts else []
 
 

@@ -7,12 +7,13 @@ import typer
 from gpulease.cli.caller import environment
 from gpulease.cli.connect import SocketOption, connect_or_start
 from gpulease.cli.format import clean, sentence
+from gpulease.cli.notify_options import checked_settings
 from gpulease.cli.render import print_stderr, print_stdout
 from gpulease.client import encode
 from gpulease.errors import EXIT_OWN_FAILURE
 from gpulease.light_json import indent
 from gpulease.notify.receivers import receivers_of
-from gpulease.notify.settings import NotifySettings, read_notify_settings
+from gpulease.notify.settings import NotifySettings
 from gpulease.units import format_span
 from gpulease.wire.notifications import NotifyTestView, ReceiverView
 
@@ -51,8 +52,9 @@ def notify(
     Exit code: 0, or
       125  a receiver did not get the test message, or gpulease failed
     """
+    settings = checked_settings(environment())
     if not is_test:
-        _show(read_notify_settings(environment()))
+        _show(settings)
         return 0
     client, _ = connect_or_start(ctx, socket)
     sent = client.test_notification()

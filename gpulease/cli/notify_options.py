@@ -1,15 +1,17 @@
-"""What --notify needs of the user's own file: the span of time-left, and a receiver."""
+"""What --notify needs of the user's own file: the span of time-left, a receiver; and a check."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from gpulease.cli.caller import environment
 from gpulease.cli.format import clean
 from gpulease.cli.render import print_stderr
-from gpulease.errors import BadConfiguration
+from gpulease.cli.request import listed_events
+from gpulease.config import NOTIFY_TABLE, personal_config
+from gpulease.errors import BadConfiguration, BadValue
 from gpulease.notify.settings import NotifySettings, read_notify_settings
 from gpulease.units import parse_span
+from gpulease.wire.notifications import TIME_LEFT, notify_events
 
-_TIME_LEFT = "time-left"
 _NO_RECEIVER = """\
 gpulease: no notification will be sent: no receiver is configured
 
@@ -33,15 +35,30 @@ def completed(events: Sequence[str]) -> list[str]:
     return _with_spans(events, settings)
 
 
+def checked_settings(variables: Mapping[str, str]) -> NotifySettings:
+    """Return [notify] of the user's file, of which `gpulease run` can use all.
+
+    Raises:
+        BadConfiguration: the file cannot be read, or has mistakes.
+    """
+    settings = read_notify_settings(variables)
+    try:
+        notify_events(_with_spans([*listed_events(settings.events), TIME_LEFT], settings))
+    except BadValue as error:
+        what = f"[{NOTIFY_TABLE}] in {personal_config(variables)}"
+        raise BadConfiguration(f"cannot use {what}: {error.message}", error.hint) from None
+    return settings
+
+
 def _with_spans(events: Sequence[str], settings: NotifySettings) -> list[str]:
-    usual = f"{_TIME_LEFT}={settings.time_left.total_seconds():.0f}"
+    usual = f"{TIME_LEFT}={settings.time_left.total_seconds():.0f}"
     found = [_with_seconds(each, usual) for each in events]
     return [*found, usual] if "all" in found else found
 
 
 def _with_seconds(event: str, usual: str) -> str:
-    if event == _TIME_LEFT:
+    if event == TIME_LEFT:
         return usual
     name, equals, span = event.partition("=")
-    is_span = equals and name == _TIME_LEFT
+    is_span = equals and name == TIME_LEFT
     return f"{name}={parse_span(span).total_seconds():.0f}" if is_span else event

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from matplotlib.axes import Axes
 
-    from gpulease.cli.plot_page import Chart
+    from gpulease.cli.chart import Chart
 
 ENDINGS = ("png", "svg")
 _MOST_TICKS = 4

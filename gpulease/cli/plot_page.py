@@ -7,7 +7,7 @@ from pathlib import Path
 from statistics import fmean
 
 from gpulease.cli.caller import environment
-from gpulease.cli.chart import Layer, Limit, Times, memory_chart
+from gpulease.cli.chart import Chart, Limit, Times, memory_chart
 from gpulease.cli.format import clean, clock, id_of, instant, named, size
 from gpulease.cli.job_selection import names_array, one_element, select_jobs, selection
 from gpulease.cli.memory_layers import gpu_layers, job_layers, owner_layers
@@ -19,11 +19,10 @@ from gpulease.cli.render import (
     screen_of,
     write_stdout,
 )
-from gpulease.cli.tables import Line, Span, line
+from gpulease.cli.tables import Span, line
 from gpulease.client import Client, encode
 from gpulease.errors import GpuleaseError
 from gpulease.light_json import indent
-from gpulease.record import record
 from gpulease.units import format_span
 from gpulease.wire.history import MOST_POINTS, GpuHistoryView, JobMemoryView
 from gpulease.wire.jobs import JobView
@@ -33,19 +32,8 @@ _WIDTH = 80
 _HEIGHT = 16
 _LEAST_HEIGHT = 6
 _BESIDE = 4
-"""Lines of a chart besides: its head, its legend, what is below, an empty one."""
+"""Lines around a chart: its head, its legend, the text below, an empty one."""
 _MOST_OWNERS = 5
-
-
-@record(frozen=True)
-class Chart:
-    """One chart, with the text above it and below it."""
-
-    head: Line
-    layers: Sequence[Layer]
-    limit: Limit | None
-    times: Times
-    below: Sequence[str]
 
 
 def plot_job(client: Client, word: str, out: Path | None, *, json: bool) -> None:
@@ -104,7 +92,7 @@ def plot_gpu(
 
 
 def _check(out: Path | None) -> None:
-    """Check the name of a file before all else, and that there is matplotlib. Raises: BadValue."""
+    """Check the name of the file, and that matplotlib is installed. Raises: BadValue."""
     if out is not None:
         from gpulease.cli.plot_file import check_out
 

@@ -171,7 +171,7 @@ def write_output(kind: FrameKind, piece: bytes) -> None:
         raise OutputClosed from None
 
 
-_IN_ASCII = str.maketrans("█▒▚░▓·…", "#=!.x-~")
+IN_ASCII = str.maketrans("█▒▚░▓·…", "#=!.x-~")
 """What stands for characters that a terminal lacks."""
 
 
@@ -184,7 +184,7 @@ def drawn(page: Page, screen: Screen) -> str:
 
 def shown(text: str, screen: Screen) -> str:
     """Return text with the characters that a screen has."""
-    return text.translate(_IN_ASCII) if screen.ascii else text
+    return text.translate(IN_ASCII) if screen.ascii else text
 
 
 def show_page(page: Page, screen: Screen) -> None:

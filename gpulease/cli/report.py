@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from gpulease.cli.caller import environment, is_user
+from gpulease.cli.caller import environment, refuse_unknown_user
 from gpulease.cli.connect import SocketOption, connect
 from gpulease.cli.format import clean, size
 from gpulease.cli.render import print_stdout, screen_of, show_page, write_stdout
@@ -98,11 +98,8 @@ def report(
     if as_csv:
         write_stdout(csv_of(view))
         return
-    if user is not None and not _rows_of(view) and not is_user(user):
-        raise BadValue(
-            f"cannot report on {user[:80]!r}: no such user",
-            "gpulease report --all shows all users",
-        )
+    if user is not None and not _rows_of(view):
+        refuse_unknown_user(user, "report on", "gpulease report --all shows all users")
     within = "" if span is None else f" in the last {format_span(span)}"
     show_page(page(view, within), screen_of(sys.stdout, environment()))
 

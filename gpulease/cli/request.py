@@ -134,7 +134,7 @@ def build(options: RunOptions, argv: Sequence[str], caller: Caller) -> SubmitReq
         grace=None if options.grace is None else parse_span(options.grace).total_seconds(),
         retry_oom=_retry(options.retry_oom),
         queue=_queue(options),
-        notify=_notify(options.notify),
+        notify=listed_events(options.notify),
         key=new_key(),
     )
 
@@ -175,7 +175,7 @@ def gpu_names(given: Sequence[str]) -> list[str]:
     return list(dict.fromkeys(names))
 
 
-def _notify(given: Sequence[str]) -> list[str]:
+def listed_events(given: Sequence[str]) -> list[str]:
     """Return the events in --notify start,end --notify oom; none with --notify none."""
     events = [event.strip() for each in given for event in each.split(",")]
     return [] if "none" in events else events

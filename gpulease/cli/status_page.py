@@ -8,11 +8,15 @@ from gpulease.cli.cluster import acts_on_slurm
 from gpulease.cli.format import (
     UNKNOWN,
     alike,
+    amount,
+    behind_of,
     between,
     clean,
     clock,
     id_of,
+    ids_in_ranges,
     ids_of,
+    in_the_way,
     index_of,
     is_above,
     label,
@@ -23,7 +27,7 @@ from gpulease.cli.format import (
     size,
     until,
 )
-from gpulease.cli.gpu_rows import GpuRow, Note, amount, gpu_table
+from gpulease.cli.gpu_rows import GpuRow, Note, gpu_table
 from gpulease.cli.light_connection import light_client
 from gpulease.cli.render import local_time, own_name, print_stdout, screen_of, show_page
 from gpulease.cli.status_tables import (
@@ -43,7 +47,7 @@ from gpulease.cli.tables import Block, Hanging, Line, Page, Style, line
 from gpulease.light_json import indent
 from gpulease.locations import environment
 from gpulease.record import record
-from gpulease.wire.text import model, ranges, shown_command
+from gpulease.wire.text import model, shown_command
 from gpulease.wire.unmanaged import unmanaged_processes
 
 TYPE_CHECKING = False
@@ -70,7 +74,7 @@ def print_status(
 ) -> int:
     """Print the state of the machine, with the first jobs of the queue: a number, or "all".
 
-    With `watch`, a span such as 2s, it is printed again and again.
+    With `watch`, a span such as 2s, it is printed again after each span.
     """
     if acts_on_slurm(socket):
         from gpulease.cli.cluster import status_page
@@ -173,18 +177,23 @@ def _gpus(about: _About, width: int | None) -> Iterator[Block]:
 
 def _gpu_row(gpu: GpuView, about: _About) -> GpuRow:
     alone = _exclusive_job(gpu, about)
-    # Of a GPU that grants nothing, nothing can be leased.
-    free = gpu.memory.headroom if gpu.state == "available" else 0
-    is_unknown = gpu.state in ("unreadable", "lost")
     return GpuRow(
         label=index_of(gpu),
         memory=gpu.memory,
-        free=None if is_unknown else free,
-        notes=tuple(_notes(gpu, alone, about)),
+        free=free_of(gpu),
+        notes=tuple(notes(gpu, alone, about.view)),
         is_exclusive=alone is not None,
         utilization=gpu.utilization,
         temperature=gpu.temperature,
     )
+
+
+def free_of(gpu: GpuView) -> int | None:
+    """Return what can be leased now; None if that is not known."""
+    if gpu.state in ("unreadable", "lost"):
+        return None
+    # Of a GPU that grants nothing, nothing can be leased.
+    return gpu.memory.headroom if gpu.state == "available" else 0
 
 
 def _exclusive_job(gpu: GpuView, about: _About) -> int | None:
@@ -192,28 +201,28 @@ def _exclusive_job(gpu: GpuView, about: _About) -> int | None:
     return next((job.id for job in alone for lease in job.leases if lease.gpu == gpu.uuid), None)
 
 
-def _notes(gpu: GpuView, alone: int | None, about: _About) -> Iterator[Note]:
+def notes(gpu: GpuView, alone: int | None, view: StatusView) -> Iterator[Note]:
     """Say why a GPU is not simply available."""
-    yield from _notes_on_state(gpu, about)
+    yield from _notes_on_state(gpu, view)
     if alone is not None:
         yield Note("exclusive: job", alone)
     if gpu.state == "available" and gpu.kept_for is not None:
         yield Note("kept for job", gpu.kept_for)
     if gpu.slurm:
         yield Note("assigned by Slurm", style="dim")
-    for window in about.view.windows:
+    for window in view.windows:
         if window.is_on and gpu.uuid in window.on:
             yield Note(f"window {clean(window.name)}")
 
 
-def _notes_on_state(gpu: GpuView, about: _About) -> Iterator[Note]:
+def _notes_on_state(gpu: GpuView, view: StatusView) -> Iterator[Note]:
     style: Style = "bad" if gpu.state in _NEEDS_AN_ADMIN else "warn"
     detail = clean(gpu.detail or "")
     if gpu.state != "available" and not detail.startswith(gpu.state):
         detail = f"{gpu.state}: {detail}" if detail else gpu.state
     if detail:
         yield Note(detail, style="dim" if gpu.state == "divided" else style)
-    is_seen = gpu.state == "divided" or any(unmanaged_processes(gpu, about.view))
+    is_seen = gpu.state == "divided" or any(unmanaged_processes(gpu, view, gone=True))
     if gpu.memory.unmanaged and not is_seen:
         yield Note(f"{size(gpu.memory.unmanaged)} used without a lease", style="bad")
 
@@ -251,7 +260,7 @@ def _rows_of(job: JobView, indexes: Mapping[str, str], about: _About) -> Iterato
     """Yield a row for each lease; a terminal gets one for leases of one size and state."""
     groups: dict[object, list[LeaseView]] = {}
     for lease in job.leases:
-        state = _state(job, lease, about.now)
+        state = state_of(job, lease, about.now)
         key = (lease.memory, state) if about.is_short else lease.gpu
         groups.setdefault(key, []).append(lease)
     for leases in groups.values():
@@ -264,7 +273,7 @@ def _rows_of(job: JobView, indexes: Mapping[str, str], about: _About) -> Iterato
             lease=size(leases[0].memory),
             is_over=any((lease.used or 0) > lease.memory for lease in leases),
             left=until(job.expires_at, about.now) if job.expires_at else "",
-            state=_state(job, leases[0], about.now),
+            state=state_of(job, leases[0], about.now),
         )
 
 
@@ -276,7 +285,7 @@ def _uses(leases: Sequence[LeaseView]) -> str:
     return most if least == most else f"{least}-{most}"
 
 
-def _state(job: JobView, lease: LeaseView, now: datetime) -> Line:
+def state_of(job: JobView, lease: LeaseView, now: datetime) -> Line:
     """Write the state of a job, unless it simply runs within its lease."""
     if lease.over_since_at is not None:
         stops = "" if lease.stops_at is None else f", stops in {until(lease.stops_at, now)}"
@@ -346,18 +355,20 @@ def _waiting_row(group: Sequence[JobView], about: _About) -> WaitingRow:
         name=named(job),
         asks=requested(job),
         at="" if job.expected_start_at is None else clock(job.expected_start_at, now),
-        why="paused" if about.view.paused else _why(job, now),
+        why="paused" if about.view.paused else why_waiting(job, now),
         jobs=len(group) if stands_for is None else stands_for.jobs,
         number=None if is_element else job.id,
     )
 
 
-def _why(job: JobView, now: datetime) -> str:
+def why_waiting(job: JobView, now: datetime) -> str:
     """Say in a few words why a job waits; `show` has the reason in full."""
     blocked = None if job.queue is None else job.queue.blocked_by
-    if blocked in (None, "array") and job.behind is not None:
-        return f"after job {job.behind}"
-    if blocked is None and job.waits_for:
-        jobs = sorted(job.waits_for)
-        return f"after {'job ' if len(jobs) == 1 else 'one of '}{ranges(jobs)}"
+    if blocked in (None, "array") and (behind := behind_of(job)) is not None:
+        return f"after job {behind}"
+    if blocked is None and (jobs := in_the_way(job)):
+        return f"after {'job ' if len(jobs) == 1 else 'one of '}{ids_in_ranges(jobs)}"
+    if job.queue is not None and blocked in ("held", "array"):
+        most = job.queue.array_most
+        return "held" if blocked == "held" else f"its array runs {most} at once"
     return reason_of(job, now) or ""

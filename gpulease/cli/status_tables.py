@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 FIRST_IN_QUEUE = 20
 """Waiting jobs that are asked for; `wire.machine` has the same number."""
 _MOST_DIGITS = 9
+_REASON = 24
+"""Columns of a terminal that a reason gets; a longer one is cut between words."""
 _ALIKE_FROM = 3
 """Similar jobs in the queue that share a row."""
 
@@ -180,13 +182,17 @@ def queue_part(rows: Sequence[WaitingRow], left_out: int) -> Page:
 
 
 def _queue_table(rows: Sequence[WaitingRow]) -> Table:
+    # A reason beside a time may be left out, one that stands alone not.
+    least = max(display_width(row.at or row.why[:_REASON]) for row in rows)
     columns = (
         Column("WAITING"),
         Column("job"),
         Column("user", wraps=True),
-        Column("name", leaves=3, shrinks=True, cuts="middle", least=12, below=""),
+        Column(
+            "name", leaves=3, shrinks=True, cuts="middle", least=16, narrows_first=True, below=""
+        ),
         Column("asks"),
-        Column("starts", leaves=4, shrinks=True, least=14, narrows_first=True, below=""),
+        Column("starts", leaves=4, shrinks=True, cuts="parts", least=least, below=""),
     )
     return Table(
         columns,
@@ -197,11 +203,17 @@ def _queue_table(rows: Sequence[WaitingRow]) -> Table:
                 line(row.user),
                 line(row.name),
                 line(row.asks),
-                line(", ".join(filter(None, (row.at, row.why))) or UNKNOWN),
+                _starts(row),
             )
             for row in rows
         ),
     )
+
+
+def _starts(row: WaitingRow) -> Line:
+    if row.at and row.why:
+        return (Span(row.at), Span(f", {row.why}"))
+    return line(row.at or row.why or UNKNOWN)
 
 
 def _places(row: WaitingRow) -> str:
@@ -289,7 +301,7 @@ def fitted(parts: Sequence[Page | Rows], width: int | None, height: int | None) 
 
 
 def _fitting(part: Rows, room: int, width: int | None) -> tuple[int, int]:
-    """Return how many rows of a part fit into so many lines, and the lines that they take."""
+    """Return how many rows of a part fit into `room` lines, and the lines that they take."""
     count = min(len(part.rows), max(0, room))
     while True:
         taken = _lines(part.lay_out(part.rows[:count]), width)

@@ -85,8 +85,11 @@ class Column:
     """When the column leaves, its cells go below their rows after this text; None: nowhere."""
     shrinks: bool = False
     """Its cells are cut short."""
-    cuts: Literal["end", "middle"] = "end"
-    """Where they are cut; names that differ at their end are cut in the middle."""
+    cuts: Literal["end", "middle", "parts"] = "end"
+    """Where they are cut; names that differ at their end are cut in the middle.
+
+    Of "parts", each a span, the last ones are left out whole.
+    """
     wraps: bool = False
     """Its cells take several lines, before another column shrinks."""
     narrows_first: bool = False
@@ -199,7 +202,7 @@ def _narrowed(
     for number in sorted(widths, key=order.__getitem__):
         column, excess = columns[number], _excess(narrowed, width)
         if excess > 0 and (column.wraps or column.shrinks):
-            least = column.least if column.cuts == "end" else least_name or column.least
+            least = column.least if column.cuts != "middle" else least_name or column.least
             least = max(least, display_width(column.title))
             narrowed[number] = min(widths[number], max(widths[number] - excess, least))
     return narrowed
@@ -323,8 +326,21 @@ def _fitted(column: Column, cell: Line, width: int) -> list[Line]:
     """Return the lines of a cell that is wider than its column."""
     if column.wraps:
         return wrap(cell, width)
+    if column.cuts == "parts":
+        return [_first_parts(cell, width)]
     cut = shorten if column.cuts == "end" else shorten_middle
     return [line(cut(_plain(cell), width), cell[0][1])]
+
+
+def _first_parts(cell: Line, width: int) -> Line:
+    """Return the parts that fit; a single one is cut between words."""
+    while len(cell) > 1 and display_width(_plain(cell)) > width:
+        cell = cell[:-1]
+    text, style = _plain(cell), cell[0][1]
+    if display_width(text) <= width:
+        return cell
+    _, end = next(line_breaks(text, width - 1))
+    return line(text[:end] + "…", style)
 
 
 def _padded(piece: Line, width: int, paint: Callable[[Line], str]) -> str:

@@ -9,7 +9,7 @@ import termios
 import time
 
 from gpulease.cli.caller import is_ours
-from gpulease.cli.format import clean
+from gpulease.cli.format import clean, shorten
 from gpulease.cli.render import (
     drawn,
     local_time,
@@ -22,7 +22,6 @@ from gpulease.cli.signals import ENDING, Killed, Signals
 from gpulease.cli.tables import line
 from gpulease.errors import BadUsage, GpuleaseError
 from gpulease.locations import environment
-from gpulease.record import replace
 from gpulease.units import parse_span
 
 TYPE_CHECKING = False
@@ -175,7 +174,9 @@ class _Terminal:
         height = screen.height or 24
         lines = drawn(pages.on(screen), screen).splitlines()[:height]
         if pages.note is not None:
-            note = drawn([line(pages.note, "bad")], replace(screen, width=None))
+            # A terminal that does not wrap writes the rest of a longer line over its last column.
+            text = shorten(pages.note, screen.width or len(pages.note))
+            note = drawn([line(text, "bad")], screen)
             lines = [*lines[: height - 1], note.rstrip("\n")]
         if screen != self._screen:
             self._lines, self._screen = [], screen

@@ -352,27 +352,27 @@ def _request_context(  # noqa: PLR0913  requests reach every part
 ) -> RequestContext:  # fmt: skip
     settings, explainer = base.settings(), scheduler.explainer
     accounts, job_views = records.accounts, _job_views(scheduler, sources)
-    windows = _windows(base)
-    machine_views = MachineViews(scheduler, processes, sources, windows.current, base.clock)
+    windows, store, clock = _windows(base), base.store, base.clock
+    machine_views = MachineViews(scheduler, processes, sources, windows.current, clock)
     return RequestContext(
         scheduler=scheduler,
         job_views=job_views(processes.is_stopped),
         machine_views=machine_views,
-        listings=Listings(job_views, machine_views, base.clock, explainer, processes.is_stopped),
-        clock=base.clock,
+        listings=Listings(job_views, machine_views, clock, explainer, processes.is_stopped),
+        clock=clock,
         defaults=request_defaults(settings),
         rights=rights(settings),
         directory_of=base.state.job,
         log_limit=settings.log_limit,
         most_streams=settings.most_streams,
         doctor=_doctor(base, scheduler, health, sources, slurm).results,
-        metrics=Metrics(base.store, scheduler, health, HttpProtocol.counts, base.clock).view,
+        metrics=Metrics(
+            store, scheduler, health, HttpProtocol.counts, notifications.delivery, clock
+        ).view,
         overuse_of=lambda owner: overuse_view(sources.overuse.policy_of(owner)),
         processes=processes,
-        drains=Drains(
-            base.store, base.clock, base.writer, scheduler.wake, notifications.admins.of_gpu
-        ),
-        pauses=Pauses(base.store, base.clock, base.writer, scheduler.wake),
+        drains=Drains(store, clock, base.writer, scheduler.wake, notifications.admins.of_gpu),
+        pauses=Pauses(store, clock, base.writer, scheduler.wake),
         windows=windows,
         environment=runner.environment,
         command=runner.command,
@@ -383,11 +383,11 @@ def _request_context(  # noqa: PLR0913  requests reach every part
         usage=records.usage,
         hooks=records.hooks,
         stored_pools=records.pools.of,
-        ended_jobs=JobHistory(base.store).page,
+        ended_jobs=JobHistory(store).page,
         usage_totals=with_names_of_groups(accounts.totals),
         prediction_errors=accounts.predictions,
         waits_by_user=accounts.waits,
-        memory_series=lambda: MemorySeries(base.store, *sampler.unwritten()),
+        memory_series=lambda: MemorySeries(store, *sampler.unwritten()),
     )
 
 

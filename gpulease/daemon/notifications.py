@@ -1,7 +1,7 @@
 """Notifications of the daemon: the parts that send them, and what admins are notified of.
 
-Admins hear of GPUs that are drained and resumed, of the errors that the daemon logs, of a database
-that cannot be written, and of an end of the daemon that was no stop.
+Admins are notified when a GPU is drained or resumed, when the daemon logs an error or cannot write
+its database, and when it starts after a crash.
 """
 
 import asyncio
@@ -54,13 +54,12 @@ class AdminNotices:
         self, tx: Transaction, label: str, before: GpuAvailability, after: GpuAvailability
     ) -> None:
         """Store messages if a GPU was drained or resumed."""
-        for uid in self._uids:
-            message = about_gpu(uid, label, before, after)
-            if message is not None:
-                tx.add_message(message, self._base.clock.now())
+        now = self._base.clock.now()
+        found = [about_gpu(uid, label, before, after) for uid in self._uids]
+        tx.add_messages([(message, now) for message in found if message is not None])
 
     def of_trouble(self, what: str) -> None:
-        """Have messages stored as soon as the database can be written."""
+        """Store messages as soon as the database can be written."""
         if self._uids:
             self._troubles.append(what)
             self._has_troubles.set()
@@ -78,9 +77,9 @@ class AdminNotices:
                     await asyncio.sleep(_TRY_AGAIN_S)
 
     def _store(self, what: str) -> None:
+        now = self._base.clock.now()
         with self._base.store.write() as tx:
-            for uid in self._uids:
-                tx.add_message(about_trouble(uid, what), self._base.clock.now())
+            tx.add_messages([(about_trouble(uid, what), now) for uid in self._uids])
 
 
 def _uids(names: tuple[str, ...]) -> Iterator[int]:

@@ -34,7 +34,8 @@ from gpulease.service.ports import Event
 from gpulease.shim import process_tree
 from gpulease.shim.record import Record, is_alive, read_record
 from gpulease.store.database_file import all_copies
-from gpulease.store.recovery import Salvage, SalvageCounts, is_sound, rebuild, salvage
+from gpulease.store.recovery import SalvageCounts, is_sound, rebuild
+from gpulease.store.salvage import Salvage, salvage
 from gpulease.store.store import SqlStore
 from gpulease.worker.environment import HOOK_VARIABLE
 
@@ -143,7 +144,9 @@ _OVER = {Trigger.CANCEL, Trigger.EXPIRE, Trigger.WORKER_EXITED, Trigger.LAUNCH_F
 _NAMES = {
     "gpu_memory": "samples of GPU memory",
     "job_memory": "samples of the memory of jobs",
+    "gpu_events": "health events",
     "invocations": "commands of queued jobs",
+    "submissions": "keys of submissions",
 }
 _EVENT = "recovered"
 
@@ -188,10 +191,9 @@ def recover(settings: Settings) -> list[str]:
 
 def _restore(path: Path, state: StateDirectory, report: RecoveryReport) -> None:
     with _scratch(state.path / _SCRATCH) as scratch:
-        copies = [copy for copy in all_copies(path) if is_sound_copy(copy, scratch)]
-        model = copies[0] if copies else None
+        model = next((it for it in all_copies(path) if is_sound_copy(it, scratch)), None)
         damaged = _read(path, scratch / "damaged", model)
-        read = [_read(copy, scratch / f"copy{n}", None) for n, copy in enumerate(copies[:1])]
+        read = [] if model is None else [_read(model, scratch / "copy", None)]
         _refuse_other_databases(path, damaged, read)
         aside = _keep_aside(path)
         target = scratch / DATABASE_NAME

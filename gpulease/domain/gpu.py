@@ -133,6 +133,8 @@ class GpuMemory:
     """Its compute mode admits one process at a time, and no MPS server runs on it."""
     slurm: Mapping[JobId, int] = field(default_factory=dict, compare=False)
     """The numbers in Slurm of the jobs that have one, on any GPU."""
+    labels: Mapping[JobId, str] = field(default_factory=dict, compare=False)
+    """The ids as people see them of elements of arrays that hold memory, on any GPU."""
 
     @property
     def uuid(self) -> GpuUuid:
@@ -210,6 +212,7 @@ def build_ledger(
     drained: str | None = None,
     mps_servers: Collection[int] = (),
     slurm: Mapping[JobId, int] | None = None,
+    labels: Mapping[JobId, str] | None = None,
 ) -> GpuMemory:
     """Return the ledger of one GPU.
 
@@ -221,6 +224,7 @@ def build_ledger(
         drained: why the GPU takes no new leases, or None.
         mps_servers: the pids of MPS servers; the driver may count memory of jobs as theirs.
         slurm: the numbers in Slurm of jobs that have one.
+        labels: the ids as people see them of elements of arrays.
     """
     usage = _Attribution(reading, jobs_by_pid, mps_servers)
     seen = tuple(replace(entry, used=usage.used_by(entry.job)) for entry in entries)
@@ -234,6 +238,7 @@ def build_ledger(
         drained,
         reading.compute_mode is ComputeMode.EXCLUSIVE_PROCESS and not usage.has_mps_server,
         slurm or {},
+        labels or {},
     )
 
 

@@ -96,9 +96,10 @@ def _size_after(run: PastRun) -> int:
     return min(wanted, run.leased) if run.used <= run.leased else wanted
 
 
-def size_next_time(job: Job) -> int | None:
+def size_next_time(job: Job, smallest: int = 0) -> int | None:
     """Return the size to ask for next time, for a job that had more than it needed.
 
+    It is at least the `smallest` lease.
     None: its size was enough or came from past runs, or too little is known. A job that failed may
     have failed at its first line. One that ran out of memory, or used more than its lease, is
     advised otherwise.
@@ -107,7 +108,7 @@ def size_next_time(job: Job) -> int | None:
     if not used or not _shows_its_use(job) or job.usage.size_reason is not None:
         return None
     most, leased = max(used)
-    size = advised_size(most)
+    size = max(advised_size(most), smallest)
     return size if size < leased else None
 
 

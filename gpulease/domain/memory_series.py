@@ -13,9 +13,9 @@ from gpulease.domain.gpu import GpuUuid, JobId
 JOB_SPAN_S = 10
 """The finest span of a job's memory; spans begin at multiples of their length."""
 HOLDS_FOR_S = 60
-"""A sample of a GPU holds until the next, at most so long: an idle machine takes few samples."""
+"""A sample of a GPU holds until the next, at most for this time: an idle machine takes few."""
 MOST_OWNERS = 8
-"""Users of a GPU with a series of their own."""
+"""Users of a GPU that get a series each."""
 _DAY_S = 86400
 _STEPS_S = (1, 2, 5, 10, 20, 30, 60, 120, 300, 900, 1800, 3600, 7200, 14400, 28800, 43200)
 """Each is a multiple of all spans that are shorter, or a part of them: no step is left empty."""
@@ -23,7 +23,7 @@ _STEPS_S = (1, 2, 5, 10, 20, 30, 60, 120, 300, 900, 1800, 3600, 7200, 14400, 288
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """The steps of a series. They begin at multiples of the step, so that they do not wander."""
+    """The steps of a series. They begin at multiples of their length, as in any other series."""
 
     begin_s: int
     """Seconds since 1970."""
@@ -70,10 +70,10 @@ class Span:
     values: Values
 
 
-Column = list[int | None]
+Series = list[int | None]
 
 
-def columns(grid: Grid, spans: Iterable[Span], width: int) -> list[Column]:
+def series_of(grid: Grid, spans: Iterable[Span], width: int) -> list[Series]:
     """Return a series for each of `width` values.
 
     A span that is longer than a step is in each of its steps, unless another span begins there.
@@ -105,36 +105,36 @@ def _larger(one: int | None, other: int | None) -> int | None:
 class GpuSeries:
     """One GPU over time."""
 
-    owners: Sequence[tuple[str | None, Column]]
+    owners: Sequence[tuple[str | None, Series]]
     """What the jobs of each user used, the most first; None: the other users together."""
-    used: Column
-    leased: Column
-    committed: Column
-    unmanaged: Column
-    utilization: Column
-    temperature: Column
-    power: Column
+    used: Series
+    leased: Series
+    committed: Series
+    unmanaged: Series
+    utilization: Series
+    temperature: Series
+    power: Series
 
 
 @dataclass(frozen=True, slots=True)
 class JobSeries:
     """What a job used of one GPU over time."""
 
-    used: Column
-    pool: Column
-    utilization: Column
+    used: Series
+    pool: Series
+    utilization: Series
 
 
 def by_owner(
-    used: Column, owners: Mapping[str, Column], most: int = MOST_OWNERS
-) -> Sequence[tuple[str | None, Column]]:
+    used: Series, owners: Mapping[str, Series], most: int = MOST_OWNERS
+) -> Sequence[tuple[str | None, Series]]:
     """Return the series of the users with the most use, and of the others together.
 
     `used` is the use of the GPU. Jobs that follow each other within a step add up to more than
     that, so their values are reduced in proportion.
     """
     ranked = sorted(owners, key=lambda user: (-sum(filter(None, owners[user])), user))
-    named: list[tuple[str | None, Column]] = [(user, list(owners[user])) for user in ranked[:most]]
+    named: list[tuple[str | None, Series]] = [(user, list(owners[user])) for user in ranked[:most]]
     if others := [owners[user] for user in ranked[most:]]:
         named.append((None, [sum(filter(None, cell)) for cell in zip(*others, strict=True)]))
     for place, limit in enumerate(used):

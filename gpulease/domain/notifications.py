@@ -40,15 +40,6 @@ class NotifyEvent(StrEnum):
     TEST = "test"
 
 
-OF_JOBS: Final = (
-    NotifyEvent.START,
-    NotifyEvent.END,
-    NotifyEvent.FAIL,
-    NotifyEvent.OOM,
-    NotifyEvent.OVER_LEASE,
-    NotifyEvent.TIME_LEFT,
-)
-"""The events that a job can ask for."""
 LONGEST_BODY = 4000
 """Characters of a message."""
 _LISTED = 20
@@ -63,7 +54,7 @@ class Message:
     """A notification before it is stored."""
 
     uid: int
-    """Of whom it is for."""
+    """The recipient."""
     event: NotifyEvent
     title: str
     body: str
@@ -182,12 +173,18 @@ def time_left_span(events: Iterable[str]) -> timedelta | None:
 def time_is_short(job: Job, at: datetime) -> bool:
     """Return whether the time of a running job is so short that its owner asked to be notified.
 
-    Not if the whole limit is: the owner has just set it.
+    Not if the whole limit is no longer than that: the owner has just set it.
     """
-    span, limit, expires_at = time_left_span(job.notify), job.claim.time_limit, job.expires_at
-    if job.state is not State.ACTIVE or span is None or limit is None or expires_at is None:
+    span, limit, begins = time_left_span(job.notify), job.claim.time_limit, time_is_short_from(job)
+    if job.state is not State.ACTIVE or span is None or limit is None or begins is None:
         return False
-    return limit > span and expires_at - at <= span
+    return limit > span and begins <= at
+
+
+def time_is_short_from(job: Job) -> datetime | None:
+    """Return when the owner of a running job is to be notified of its time limit, if at all."""
+    span = time_left_span(job.notify)
+    return None if span is None or job.expires_at is None else job.expires_at - span
 
 
 def message_on_time(job: Job, at: datetime) -> Message:

@@ -1,7 +1,7 @@
 """Places one claim on GPUs, or explains for each GPU why it does not fit."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from gpulease.domain.choice import suits, why_unsuitable
@@ -42,6 +42,8 @@ class Obstacle:
     """For a MIG device: its number on the GPU with this index."""
     slurm: Mapping[JobId, int] = field(default_factory=dict, compare=False)
     """The numbers in Slurm of jobs that have one."""
+    labels: Mapping[JobId, str] = field(default_factory=dict, compare=False)
+    """The ids as people see them of elements of arrays."""
 
     @property
     def label(self) -> str:
@@ -73,6 +75,11 @@ class Refusal:
         """The jobs that have to end first, lowest id first."""
         return tuple(sorted({job for each in self.obstacles for job in each.waits_for}))
 
+    def labels_of(self, jobs: Iterable[JobId]) -> list[str]:
+        """Return the ids of jobs that are in the way, as people see them."""
+        known = {job: label for each in self.obstacles for job, label in each.labels.items()}
+        return [known.get(job, str(job)) for job in jobs]
+
 
 def place(claim: Claim, gpus: Sequence[GpuMemory], score: Score = best_fit) -> Placement | Refusal:
     """Choose GPUs for `claim`, all or none; among equal scores, the lowest index wins."""
@@ -100,7 +107,8 @@ def find_obstacle(claim: Claim, gpu: GpuMemory) -> Obstacle | None:
 def _obstacle(
     gpu: GpuMemory, kind: ObstacleKind, why: str, waits_for: tuple[JobId, ...]
 ) -> Obstacle:
-    return Obstacle(gpu.uuid, gpu.index, kind, why, waits_for, gpu.reading.mig_index, gpu.slurm)
+    place = gpu.uuid, gpu.index
+    return Obstacle(*place, kind, why, waits_for, gpu.reading.mig_index, gpu.slurm, gpu.labels)
 
 
 _Found = tuple[ObstacleKind, str, tuple[JobId, ...]] | None
@@ -187,14 +195,14 @@ def _hold(gpu: GpuMemory, jobs: Sequence[JobId]) -> str:
 
 def _jobs(gpu: GpuMemory, jobs: Sequence[JobId]) -> str:
     """Return jobs as people know them, such as "jobs 1, 2 and job 7 of Slurm"."""
-    own = [job for job in jobs if job not in gpu.slurm]
-    theirs = [gpu.slurm[job] for job in jobs if job in gpu.slurm]
+    own = [gpu.labels.get(job, str(job)) for job in jobs if job not in gpu.slurm]
+    theirs = [str(gpu.slurm[job]) for job in jobs if job in gpu.slurm]
     found = [_named(own, ""), _named(theirs, " of Slurm")]
     return " and ".join(each for each in found if each)
 
 
-def _named(jobs: Sequence[int], whose: str) -> str:
-    numbers = ", ".join(map(str, jobs))
+def _named(jobs: Sequence[str], whose: str) -> str:
+    numbers = ", ".join(jobs)
     return numbers and f"job{'s' if len(jobs) > 1 else ''} {numbers}{whose}"
 
 
@@ -225,10 +233,10 @@ def shared_by_too_many(gpu: GpuMemory) -> Obstacle:
     return _obstacle(gpu, ObstacleKind.BUSY, why, holders)
 
 
-def reserved_for(job: JobId, gpu: GpuMemory) -> Obstacle:
+def reserved_for(job: JobId, label: str, gpu: GpuMemory) -> Obstacle:
     """Return the obstacle on a GPU that is reserved for `job`, which is earlier in the queue."""
-    why = f"it is reserved for job {job}, which is earlier in the queue"
-    return _obstacle(gpu, ObstacleKind.RESERVED, why, (job,))
+    why = f"it is reserved for job {label}, which is earlier in the queue"
+    return replace(_obstacle(gpu, ObstacleKind.RESERVED, why, (job,)), labels={job: label})
 
 
 def granted(job: JobId, claim: Claim, memory: int, gpu: GpuMemory) -> GpuMemory:

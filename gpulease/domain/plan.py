@@ -88,6 +88,9 @@ class Plan:
         for job, placement in self.grants:
             for uuid, memory in placement.allocations:
                 found[uuid] = granted(job, jobs[job].claim, memory, found[uuid])
+        labels = {job: jobs[job].label for job, _ in self.grants if jobs[job].queue.array}
+        if labels:
+            return tuple(replace(gpu, labels={**gpu.labels, **labels}) for gpu in found.values())
         return tuple(found.values())
 
     @cached_property
@@ -121,6 +124,16 @@ class Plan:
         kept = {gpu: job for job, gpus in self.promised.items() for gpu in gpus}
         reserved = {gpu: each.job for each in self.reservations for gpu in each.memory}
         return reserved | kept
+
+    def reserved_for(self, job: JobId, gpu: GpuMemory) -> Obstacle:
+        """Return the obstacle on a GPU that is reserved for `job`."""
+        return reserved_for(job, self._labels.get(job, str(job)), gpu)
+
+    @cached_property
+    def _labels(self) -> Mapping[JobId, str]:
+        """The ids as people see them of the jobs that memory is kept for."""
+        first = {*self._first, self.closed}
+        return {job.id: job.label for job in self.snapshot.jobs if job.id in first}
 
     @property
     def is_closed(self) -> bool:
@@ -244,9 +257,9 @@ def _why_kept(plan_: Plan, need: Need, job: JobId, gpu: GpuMemory) -> Obstacle |
     if not plan_.rooms[gpu.uuid].shares(utilization, policy):
         return shared_by_too_many(gpu)
     if plan_.closed not in (None, job):
-        return reserved_for(plan_.closed, gpu)
+        return plan_.reserved_for(plan_.closed, gpu)
     if not fits(need.claim, plan_.rooms[gpu.uuid]) and gpu.uuid in plan_.reserved:
-        return reserved_for(plan_.reserved[gpu.uuid], gpu)
+        return plan_.reserved_for(plan_.reserved[gpu.uuid], gpu)
     at_s = snapshot.at.timestamp()
     for kept in plan_.reservations:
         if kept.job == job or need.preemptible:
@@ -254,7 +267,7 @@ def _why_kept(plan_: Plan, need: Need, job: JobId, gpu: GpuMemory) -> Obstacle |
         if kept.is_outlasted_by(need, at_s, history, policy) and not (
             kept.leaves(gpu.uuid, need.claim, utilization, policy)
         ):
-            return reserved_for(kept.job, gpu)
+            return plan_.reserved_for(kept.job, gpu)
     return None
 
 

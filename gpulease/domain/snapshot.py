@@ -62,10 +62,13 @@ def ledgers(snapshot: Snapshot) -> tuple[GpuMemory, ...]:
         return tuple(snapshot.gpus)
     entries: dict[GpuUuid, list[LedgerEntry]] = {}
     slurm: dict[JobId, int] = {}
+    labels: dict[JobId, str] = {}
     for job in snapshot.jobs:
         if job.holds_memory:
             if job.slurm is not None:
                 slurm[job.id] = job.slurm.id
+            if job.queue.array is not None:
+                labels[job.id] = job.label
             for lease in job.leases:
                 entries.setdefault(lease.gpu, []).append(job.ledger_entry(lease))
     return tuple(
@@ -77,6 +80,7 @@ def ledgers(snapshot: Snapshot) -> tuple[GpuMemory, ...]:
             _drained(reading, snapshot.drained),
             snapshot.mps_servers,
             slurm,
+            labels,
         )
         for reading in snapshot.readings
     )

@@ -21,11 +21,12 @@ import msgspec
 
 from gpulease.domain.job import one_line
 from gpulease.domain.notifications import Message, Notification
-from gpulease.errors import GpuleaseError, LaunchDeferred, RecordUnwritable
+from gpulease.errors import GpuleaseError, LaunchDeferred, RecordUnwritable, TooMany
 from gpulease.host import shim_control
 from gpulease.host.launcher import AlreadyLaunched, Launch, Launcher, UserIdentity
 from gpulease.service.notification_delivery import Delivery
 from gpulease.wire.notifications import (
+    END,
     MODULE,
     VARIABLE,
     NotificationOrder,
@@ -42,7 +43,8 @@ _MOST_OUTPUT = 256 << 10
 _MOST_RECEIVERS = 32
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _PROXIES = ("http_proxy", "https_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY")
-_NEVER_SENT = "the program that sends it did not run to its end"
+_NOT_KNOWN = ReceiverView("", error="the program that sends it did not report to its end")
+_ONE_TEST = "cannot send a test: another test of yours is not over"
 
 
 class NotificationSender:
@@ -64,6 +66,7 @@ class NotificationSender:
         self._as_other_users = as_other_users
         self._within = within
         self._tests = itertools.count(1)
+        self._testing: set[int] = set()
 
     async def send(self, sent: Notification) -> Delivery | None:
         """Make one attempt, at most once for each number of attempts.
@@ -71,7 +74,8 @@ class NotificationSender:
         None: nothing could be started now.
         """
         directories = [self._of(sent.id, attempt) for attempt in range(sent.attempts + 1)]
-        earlier = [each for one in directories[:-1] for each in await _results(one)]
+        reports = [await asyncio.to_thread(_read, each) for each in directories[:-1]]
+        earlier = [each for results, _ in reports for each in results]
         done = [each.key for each in earlier if each.error is None and each.key]
         order = self._order(sent.message, done)
         try:
@@ -83,7 +87,20 @@ class NotificationSender:
         return _delivery(results)
 
     async def test(self, message: Message) -> NotifyTestView:
-        """Send a message that is not on record, and return what happened at each receiver."""
+        """Send a message that is not on record, and return what happened at each receiver.
+
+        Raises:
+            TooMany: another test of this user is running; receivers may hang.
+        """
+        if message.uid in self._testing:
+            raise TooMany(_ONE_TEST, f"wait {self._within.total_seconds():.0f} seconds")
+        self._testing.add(message.uid)
+        try:
+            return await self._test(message)
+        finally:
+            self._testing.remove(message.uid)
+
+    async def _test(self, message: Message) -> NotifyTestView:
         directory = self._directory / f"test.{next(self._tests)}"
         order = self._order(message, ())
         order.verbose = True
@@ -137,12 +154,11 @@ class NotificationSender:
         launch = await asyncio.to_thread(self._launch, uid, directory, order)
         with contextlib.suppress(AlreadyLaunched):  # by an earlier daemon
             await self._launcher.launch(launch)
-        is_complete = False
         async with contextlib.aclosing(shim_control.follow(directory)) as events:
-            async for event in events:
-                is_complete = isinstance(event, shim_control.Exited) and event.exit_code == 0
-        results = await _results(directory)
-        return results if is_complete else [*results, ReceiverView("", error=_NEVER_SENT)]
+            async for _ in events:
+                pass
+        results, is_whole = await asyncio.to_thread(_read, directory)
+        return results if is_whole else [*results, _NOT_KNOWN]
 
     def _launch(self, uid: int, directory: Path, order: NotificationOrder) -> Launch:
         """Make the directory, and return what to start; asks the user database, which may hang."""
@@ -158,7 +174,7 @@ class NotificationSender:
         return Launch(
             job=0,
             directory=directory,
-            argv=(sys.executable, "-P", "-s", "-X", "utf8", "-m", MODULE),
+            argv=(sys.executable, "-P", "-s", "-B", "-X", "utf8", "-m", MODULE),
             cwd="/",
             environment=self._variables(user, order),
             identity=identity if self._as_other_users else None,
@@ -185,8 +201,7 @@ class NotificationSender:
             "LOGNAME": user.pw_name,
             "PATH": _PATH,
             "LANG": "C.UTF-8",
-            "PYTHONPATH": str(Path(__file__).parents[2]),
-            "PYTHONDONTWRITEBYTECODE": "1",
+            "PYTHONPATH": str(Path(__file__).parents[2]),  # it keeps it from what it runs
             **known,
             VARIABLE: msgspec.json.encode(order).decode(),
         }
@@ -199,17 +214,23 @@ def _make(directory: Path) -> None:
         raise RecordUnwritable(f"cannot create {directory}: {error.strerror}") from error
 
 
-async def _results(directory: Path) -> Sequence[ReceiverView]:
-    """Return what the program has reported; it runs as the user, who may report anything."""
-    return await asyncio.to_thread(lambda: list(_read(directory)))
+def _read(directory: Path) -> tuple[Sequence[ReceiverView], bool]:
+    """Return what the program has reported, and whether that is all.
+
+    It runs as the user, who may report anything. On a full disk, some of it is missing.
+    """
+    try:
+        with (directory / "stdout").open("rb") as file:
+            lines = file.read(_MOST_OUTPUT).splitlines()
+    except OSError:
+        return [], False
+    return list(_decoded(lines[:_MOST_RECEIVERS])), END in lines
 
 
-def _read(directory: Path) -> Iterator[ReceiverView]:
-    with contextlib.suppress(OSError), (directory / "stdout").open("rb") as file:
-        lines = file.read(_MOST_OUTPUT).splitlines()
-        for line in lines[:_MOST_RECEIVERS]:
-            with contextlib.suppress(msgspec.MsgspecError):
-                yield msgspec.json.decode(line, type=ReceiverView)
+def _decoded(lines: Sequence[bytes]) -> Iterator[ReceiverView]:
+    for line in lines:
+        with contextlib.suppress(msgspec.MsgspecError):
+            yield msgspec.json.decode(line, type=ReceiverView)
 
 
 def _delivery(results: Sequence[ReceiverView]) -> Delivery:

@@ -18,6 +18,7 @@ from gpulease.errors import GpuleaseError
 from gpulease.notify.receivers import NotSent, Receiver, receivers_of
 from gpulease.notify.settings import read_notify_settings
 from gpulease.wire.notifications import (
+    END,
     VARIABLE,
     NotificationOrder,
     ReceiverView,
@@ -34,10 +35,13 @@ _NONE = (
 def main() -> None:
     """Send the message that the environment has."""
     order = msgspec.json.decode(os.environ.pop(VARIABLE), type=NotificationOrder)
+    os.environ.pop("PYTHONPATH", None)  # gpulease's, where the user's command finds wrong modules
     os.umask(0o077)
     for result in _send(order):
         sys.stdout.write(msgspec.json.encode(result).decode() + "\n")
         sys.stdout.flush()
+    sys.stdout.write(END.decode() + "\n")
+    sys.stdout.flush()
     os._exit(0)  # receivers that hang are left behind
 
 

@@ -11,15 +11,16 @@ import os
 import signal
 import subprocess
 import tempfile
-import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from email.message import EmailMessage
 from email.policy import SMTP
 from pathlib import Path
 from typing import IO, Protocol
 
+from gpulease.daemon_packages import install_hint
 from gpulease.notify.settings import NotifySettings
 from gpulease.wire.notifications import NotificationOrder
 
@@ -98,7 +99,11 @@ class _Command:
             "GPULEASE_TITLE": title_of(order),
         }
         text = f"{title_of(order)}\n\n{order.body}\n"
-        return _run(self.argv, text.encode(), variables, order, within_s)
+        try:
+            return _run(self.argv, text.encode(), variables, order, within_s)
+        except OSError as error:
+            hint = f"set command in [notify] to a program, instead of {self.argv[0]}"
+            raise NotSent(f"its program cannot be run: {error.strerror}", hint) from error
 
 
 @dataclass(frozen=True)
@@ -121,7 +126,11 @@ class _Mail:
         mail.set_content(f"{order.body}\n")
         # -i: a line with a dot does not end the message.
         argv = (self.sendmail, "-i", "--", self.address)
-        return _run(argv, mail.as_bytes(), {}, order, within_s)
+        try:
+            return _run(argv, mail.as_bytes(), {}, order, within_s)
+        except OSError as error:
+            hint = f"install a mail server, or set sendmail in [notify]; it is {self.sendmail}"
+            raise NotSent(f"sendmail cannot be run: {error.strerror}", hint) from error
 
 
 def _run(
@@ -131,21 +140,23 @@ def _run(
     order: NotificationOrder,
     within_s: float,
 ) -> str:
-    """Run a program that reads `text`, and return its output."""
+    """Run a program that reads `text`, and return its output.
+
+    Raises:
+        OSError: it cannot be run.
+        NotSent: it failed.
+    """
     with tempfile.TemporaryFile() as output:
         to = output if order.verbose else subprocess.DEVNULL
-        try:
-            process = subprocess.Popen(
-                argv,
-                stdin=subprocess.PIPE,
-                stdout=to,
-                stderr=to,
-                cwd=_directory(),
-                env={**os.environ, **variables},
-                start_new_session=True,
-            )
-        except OSError as error:
-            raise NotSent(f"its program cannot be run: {error.strerror}") from error
+        process = subprocess.Popen(
+            argv,
+            stdin=subprocess.PIPE,
+            stdout=to,
+            stderr=to,
+            cwd=_directory(),
+            env={**os.environ, **variables},
+            start_new_session=True,
+        )
         try:
             process.communicate(text, within_s)
         except subprocess.TimeoutExpired:
@@ -193,14 +204,14 @@ class _Url:
         if importlib.util.find_spec("apprise") is None:
             raise NotSent(
                 "Apprise is not installed",
-                "beside the daemon: pip install 'gpulease[notify]'",
+                install_hint("daemon", "notify"),
                 is_final=True,
             )
         import apprise
 
         # It waits 4 seconds for an answer, and a slow service would get the message twice.
         apprise.URLBase.socket_read_timeout = within_s
-        with _log_of_thread() as log:
+        with _log_of_apprise() as log:
             service = apprise.Apprise()
             if not service.add(self.url):
                 services = "see https://appriseit.com/services for the URL of your service"
@@ -214,16 +225,19 @@ class _Url:
             return log.text
 
 
-class _ThreadLog(logging.Handler):
-    """Keeps what Apprise logs in this thread; others send at the same time."""
+_log_here: ContextVar["_Log | None"] = ContextVar("_log_here", default=None)
+"""That of the receiver that is served. Apprise copies the context into its threads."""
+
+
+class _Log(logging.Handler):
+    """Keeps what Apprise logs about one receiver; others are served at the same time."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
-        self._thread = threading.get_ident()
         self._lines: list[str] = []
 
     def emit(self, record: logging.LogRecord) -> None:
-        if record.thread == self._thread:
+        if _log_here.get() is self:
             self._lines.append(record.getMessage())
 
     @property
@@ -232,10 +246,12 @@ class _ThreadLog(logging.Handler):
 
 
 @contextmanager
-def _log_of_thread() -> Iterator[_ThreadLog]:
-    log, handler = logging.getLogger("apprise"), _ThreadLog()
+def _log_of_apprise() -> Iterator[_Log]:
+    log, handler = logging.getLogger("apprise"), _Log()
+    before = _log_here.set(handler)
     log.addHandler(handler)
     try:
         yield handler
     finally:
         log.removeHandler(handler)
+        _log_here.reset(before)

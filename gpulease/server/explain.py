@@ -70,6 +70,8 @@ def explain_view(rehearsal: Rehearsal, smallest: int, store: Store) -> ExplainVi
     view.refusals = waits.refusals
     view.waits_for = waits.waits_for
     view.behind = waits.behind
+    view.waits_for_labels = waits.waits_for_labels
+    view.behind_label = waits.behind_label
     return view
 
 

@@ -30,7 +30,7 @@ from gpulease.server.validation import (
     claim_of,
     environment_of,
     gpu_names,
-    notify_events,
+    notified_of,
     options_of,
     refuse_oversized_exec,
     span,
@@ -166,7 +166,7 @@ def hold_submission_of(
         only_lease=request.adopt,
         key=checked_key(request.key),
         named=gpu_names(request.claim.named),
-        notify=notify_events(request.notify),
+        notify=notified_of(request.notify),
     )
 
 

@@ -28,7 +28,7 @@ _MOST_KEPT = 2000
 _VARYING = (
     "id", "name", "user", "reason", "position", "expected_start_at", "command", "claim",
     "submitted_at", "kind", "terminal", "grace", "gives_up_at", "refusals", "waits_for", "behind",
-    "sized", "retry_of", "label", "queue",
+    "waits_for_labels", "behind_label", "sized", "retry_of", "label", "queue", "notify",
 )  # fmt: skip
 """The fields in which jobs that have never run differ, in their order in a JobView."""
 
@@ -62,6 +62,8 @@ class _Why(NamedTuple):
     refusals: bytes
     waits_for: bytes
     behind: bytes
+    waits_for_labels: bytes = b"[]"
+    behind_label: bytes = _NULL
 
 
 class JobJson:
@@ -120,10 +122,13 @@ class JobJson:
             why.refusals,
             why.waits_for,
             why.behind,
+            why.waits_for_labels,
+            why.behind_label,
             _NULL if is_hidden or usage.size_reason is None else _encode(usage.size_reason),
             _number(usage.retry_of),
             _encode(job.label),
             _encode(queue or self._views.queue(job.queue, waits.block)),
+            _encode(job.notify),
         )
         return b"".join(parts)
 
@@ -135,7 +140,10 @@ class JobJson:
         if known is None or known[0] is not found:
             if len(self._whys) >= _MOST_KEPT:
                 self._whys.clear()
-            rest = _encode(found.refusals), _encode(found.waits_for), _number(found.behind)
+            rest = (
+                _encode(found.refusals), _encode(found.waits_for), _number(found.behind),
+                _encode(found.waits_for_labels), _encode(found.behind_label),
+            )  # fmt: skip
             known = self._whys[id(found)] = found, _Why(_encode(found.why), *rest)
         why = known[1]
         # A pause of the queue goes before the reason.

@@ -25,7 +25,7 @@ from gpulease.server.validation import (
     claim_of,
     environment_of,
     gpu_names,
-    notify_events,
+    notified_of,
     options_of,
     refuse,
     refuse_oversized_exec,
@@ -107,7 +107,7 @@ def submission_of(
         after=dependencies_of(request.queue.after),
         indices=indices,
         named=gpu_names(request.claim.named),
-        notify=notify_events(request.notify),
+        notify=notified_of(request.notify),
     )
 
 

@@ -105,6 +105,7 @@ class JobViews:
             kind=job.kind,
             adopted=is_adopted(job),
             slurm_job=None if job.slurm is None else job.slurm.id,
+            notify=list(job.notify),
             terminal=job.terminal,
             main_exited_at=instant(job.main_exited_at),
             suspended=self._is_suspended(job),
@@ -116,6 +117,8 @@ class JobViews:
             refusals=explained.refusals if explained else [],
             waits_for=explained.waits_for if explained else [],
             behind=explained.behind if explained else None,
+            waits_for_labels=explained.waits_for_labels if explained else [],
+            behind_label=explained.behind_label if explained else None,
             unheld=[
                 UnheldView(each.pid, each.command, each.why)
                 for each in self._sources.unheld(job.id)
@@ -125,7 +128,7 @@ class JobViews:
             first_use_at=instant(job.activity.first_use_at),
             **self._activity(job),
             sized=job.usage.size_reason,
-            advised=size_next_time(job),
+            advised=size_next_time(job, self._scheduler.policy.smallest_lease),
             out_of_memory=job.usage.out_of_memory,
             retry_of=job.usage.retry_of,
             retried_as=job.usage.retried_as,

@@ -6,10 +6,10 @@ In a long queue most jobs wait for the same reason: `WaitReasonCache` draws it o
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gpulease.domain.gpu import JobId, job_title
+from gpulease.domain.gpu import job_title
 from gpulease.domain.job import AT_A_LIMIT, QUEUED_AGAIN, Exit, Job, Outcome
 from gpulease.domain.lease import Claim, State
-from gpulease.domain.placement import Obstacle, ObstacleKind
+from gpulease.domain.placement import Obstacle, ObstacleKind, Refusal
 from gpulease.domain.plan import Plan, WaitReason
 from gpulease.errors import EXIT_TIME_LIMIT, split_hint
 from gpulease.wire.jobs import RefusalView
@@ -75,6 +75,9 @@ class WaitExplanation:
     waits_for: list[int]
     behind: int | None
     """The job with the reservation that keeps GPUs from it."""
+    waits_for_labels: list[str]
+    """Empty if people see the same numbers."""
+    behind_label: str | None
 
 
 class WaitReasonCache:
@@ -99,11 +102,16 @@ class WaitReasonCache:
 def explanation(claim: Claim, waiting: WaitReason, gpus: int) -> WaitExplanation:
     """Return a reason as numbers and sentences, on a machine with so many GPUs."""
     reserved = (each for each in _obstacles(waiting) if each.kind is ObstacleKind.RESERVED)
+    behind = next((job for each in reserved for job in each.waits_for), None)
+    refusal = waiting.refusal
+    labels = refusal.labels_of(refusal.waits_for)
     return WaitExplanation(
         why_it_waits(claim, waiting, gpus),
         [RefusalView(each.gpu, each.index, each.why, each.label) for each in _obstacles(waiting)],
-        list(waiting.refusal.waits_for),
-        next((job for each in reserved for job in each.waits_for), None),
+        list(refusal.waits_for),
+        behind,
+        [] if labels == [*map(str, refusal.waits_for)] else labels,
+        None if behind is None else refusal.labels_of([behind])[0],
     )
 
 
@@ -160,11 +168,13 @@ def _obstacles(waiting: WaitReason) -> Sequence[Obstacle]:
 def _one_of(obstacles: Sequence[Obstacle]) -> str:
     slurm = {job: each.slurm.get(job) for each in obstacles for job in each.waits_for}
     jobs = sorted(slurm)
+    labels = Refusal(tuple(obstacles)).labels_of(jobs)
     if len(jobs) == 1:
-        return job_title(jobs[0], slurm[jobs[0]])
-    named = ", ".join(_short(job, slurm[job]) for job in jobs[:_MOST_JOBS_NAMED])
+        return job_title(labels[0], slurm[jobs[0]])
+    first = list(zip(jobs, labels, strict=True))[:_MOST_JOBS_NAMED]
+    named = ", ".join(_short(label, slurm[job]) for job, label in first)
     return f"one of the jobs {named}{', ...' if len(jobs) > _MOST_JOBS_NAMED else ''}"
 
 
-def _short(job: JobId, slurm: int | None) -> str:
-    return str(job) if slurm is None else f"{slurm} of Slurm"
+def _short(label: str, slurm: int | None) -> str:
+    return label if slurm is None else f"{slurm} of Slurm"

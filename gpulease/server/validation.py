@@ -10,9 +10,9 @@ from fractions import Fraction
 from typing import NoReturn
 
 from gpulease.domain.lease import LONGEST_TIME, Claim
-from gpulease.domain.notifications import OF_JOBS, NotifyEvent
 from gpulease.errors import BadValue, TooLarge
 from gpulease.units import MOST_PARTS, Share, format_size, round_up_size
+from gpulease.wire.notifications import notify_events
 from gpulease.wire.requests import (
     LARGEST_EXEC,
     LARGEST_STRING,
@@ -27,10 +27,6 @@ from gpulease.wire.text import printable
 MOST_GPUS = 1024
 _LONGEST_KEY = 64
 _LARGEST_SIZE = 1 << 60
-_MOST_EVENTS = 32
-_MOST_DIGITS = 9
-_TIME_LEFT_S = 600
-_LONGEST_TIME_LEFT_S = int(LONGEST_TIME.total_seconds())
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,31 +132,12 @@ def gpu_names(names: Sequence[str]) -> tuple[str, ...]:
     return tuple(names)
 
 
-def notify_events(names: Sequence[str]) -> tuple[str, ...]:
-    """Return the events of which the owner of a job is notified, each once.
-
-    Raises:
-        BadValue: there is no such event, or its span is out of range.
-    """
-    within("number of events", len(names), 0, _MOST_EVENTS)
-    asked = [each for name in names for each in (OF_JOBS if name == "all" else (name,))]
-    # A span that is given replaces the default.
-    named = dict(_event(each) for each in sorted(asked, key=len))
-    return tuple(f"{name}={seconds}" if seconds else name for name, seconds in named.items())
-
-
-def _event(text: str) -> tuple[str, int | None]:
-    name, equals, seconds = text.partition("=")
-    if name not in OF_JOBS or (equals and name != NotifyEvent.TIME_LEFT):
-        refuse(
-            f"no event named {text[:40]!r}",
-            f"use some of {', '.join(OF_JOBS)}, all, or none",
-        )
-    if name != NotifyEvent.TIME_LEFT:
-        return name, None
-    if equals and not (seconds.isascii() and seconds.isdecimal() and len(seconds) <= _MOST_DIGITS):
-        refuse(f"{seconds[:40]!r} is no number of seconds before the time limit")
-    return name, within("time left", int(seconds or _TIME_LEFT_S), 1, _LONGEST_TIME_LEFT_S)
+def notified_of(names: Sequence[str]) -> tuple[str, ...]:
+    """Return the events of which the owner of a job is notified, each once."""
+    try:
+        return notify_events(names)
+    except BadValue as error:
+        refuse(error.message, error.hint)
 
 
 def _model(model: str) -> str:

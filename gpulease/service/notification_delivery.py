@@ -28,7 +28,7 @@ PAUSES = (
     timedelta(hours=1),
 )
 """The times between attempts: a restart of the receiver, its maintenance, and an outage. After the
-last one the message is given up: later it would be no news."""
+last one the message is given up: it is too old."""
 AT_ONCE = 8
 """Users to whom messages are sent at the same time: each takes a process of some 50 MiB."""
 _HELD_FOR_S = 40.0
@@ -115,6 +115,9 @@ class NotificationDelivery:
         self._serving: dict[int, asyncio.Task[None]] = {}
         self._budgets: dict[int, MessageBudget] = {}
         self._failures = LogOnce(_log)
+        self.sent = 0
+        """Messages that all receivers have."""
+        self.given_up = 0
 
     def wake(self) -> None:
         """Look for new notifications soon."""
@@ -152,10 +155,8 @@ class NotificationDelivery:
         """Send the due messages of a user, one after another."""
         try:
             while (due := await self._next(uid)) is not None:
-                delivery = await self._send(due)
-                if delivery is None:
+                while (delivery := await self._send(due)) is None:
                     await asyncio.sleep(_TRY_AGAIN_S)
-                    continue
                 await self._settle(due, delivery)
         except Exception as error:  # noqa: BLE001  it must not end the messages of others
             self._failures.say("serve", "cannot send notifications", why=repr(error), bug=error)
@@ -183,14 +184,20 @@ class NotificationDelivery:
         if budget.takes_one(self._clock.steady()):
             return due
         await asyncio.sleep(budget.wait(self._clock.steady()).total_seconds())
-        titles, number = await self._until_written(lambda: self._records.new_of(uid, _TITLES))
-        if number > 1:
-            message = collected(uid, titles, number)
-            now = self._clock.now()
-            await self._until_written(lambda: self._records.replace_new(message, now))
-            due = await self._until_written(lambda: self._records.next_of(uid, now))
+        due = await self._until_written(lambda: self._collect(uid))
         budget.note_collected(self._clock.steady())
         return due
+
+    def _collect(self, uid: int) -> Notification | None:
+        """Store one message for the new ones, and return the next; in the thread that writes.
+
+        In one call: what is stored between counting and replacing would be lost.
+        """
+        now = self._clock.now()
+        titles, number = self._records.new_of(uid, _TITLES)
+        if number > 1:
+            self._records.replace_new(collected(uid, titles, number), now)
+        return self._records.next_of(uid, now)
 
     async def _settle(self, sent: Notification, delivery: Delivery) -> None:
         error, job = delivery.error, sent.message.job
@@ -205,7 +212,10 @@ class NotificationDelivery:
             next_at = self._clock.now() + self._pauses[sent.attempts]
         await self._until_written(lambda: self._records.settle(sent, next_at, error, failure))
         if error is None:
+            self.sent += 1
             self._failures.passed(sent.message.uid)
+        elif next_at is None:
+            self.given_up += 1
         if next_at is None:
             await self._sender.forget(sent.id)
 

@@ -14,6 +14,7 @@ from gpulease.domain.notifications import (
     message_on,
     message_on_time,
     time_is_short,
+    time_is_short_from,
 )
 from gpulease.service.observation import Observation
 from gpulease.service.ports import Clock, InThread, Store, Transaction
@@ -21,18 +22,22 @@ from gpulease.service.ports import Clock, InThread, Store, Transaction
 
 def notify_owners(tx: Transaction, changed: Iterable[tuple[Job | None, Job]]) -> None:
     """Store the messages about changes of jobs, each before and after one."""
-    for before, after in changed:
-        message = message_on(before, after)
-        if message is not None:
-            tx.add_message(message, after.ended_at or after.started_at or after.submitted_at)
+    found = [(message_on(before, after), after) for before, after in changed]
+    tx.add_messages([(message, _changed_at(job)) for message, job in found if message is not None])
 
 
-def add_once(tx: Transaction, message: Message, at: datetime) -> bool:
-    """Store a message, unless there was one about the same event of the job."""
+def _changed_at(job: Job) -> datetime:
+    return job.ended_at or job.started_at or job.submitted_at
+
+
+def add_once(
+    tx: Transaction, message: Message, at: datetime, since: datetime | None = None
+) -> bool:
+    """Store a message, unless there was one about the same event of the job (since then)."""
     assert message.job is not None, "it is about a job"
-    if tx.has_message(message.job, message.event):
+    if tx.has_message(message.job, message.event, since):
         return False
-    tx.add_message(message, at)
+    tx.add_messages([(message, at)])
     return True
 
 
@@ -43,7 +48,8 @@ class TimeLeftWatch:
         self._store = store
         self._clock = clock
         self._in_writer = in_writer
-        self._notified: set[JobId] = set()
+        self._notified: set[tuple[JobId, datetime | None]] = set()
+        """Each job with the end of its time, which its owner may extend."""
 
     async def observe(self, _: Observation) -> None:
         """Store the messages that are due.
@@ -53,13 +59,14 @@ class TimeLeftWatch:
         """
         now = self._clock.now()
         running = [job for job in self._store.holding() if job.notify]
-        self._notified &= {job.id for job in running}
-        due = [job for job in running if time_is_short(job, now) and job.id not in self._notified]
+        self._notified &= {(job.id, job.expires_at) for job in running}
+        short = [job for job in running if time_is_short(job, now)]
+        due = [job for job in short if (job.id, job.expires_at) not in self._notified]
         if due:
             await self._in_writer(lambda: self._notify(due, now))
-            self._notified |= {job.id for job in due}
+            self._notified |= {(job.id, job.expires_at) for job in due}
 
     def _notify(self, due: Iterable[Job], now: datetime) -> None:
         with self._store.write() as tx:
             for job in due:
-                add_once(tx, message_on_time(job, now), now)
+                add_once(tx, message_on_time(job, now), now, time_is_short_from(job))

@@ -263,10 +263,10 @@ class Transaction(Protocol):
     def note(self, job: JobId, event: Event) -> None:
         """Add to the history of an unchanged job, which may have ended."""
 
-    def add_message(self, message: Message, at: datetime) -> None:
-        """Store a notification that is to be sent."""
+    def add_messages(self, messages: Sequence[tuple[Message, datetime]]) -> None:
+        """Store notifications that are to be sent, each with its time."""
 
-    def has_message(self, job: JobId, event: str) -> bool:
+    def has_message(self, job: JobId, event: str, since: datetime | None = None) -> bool:
         """Return whether a notification of this event of a job is stored, sent or not."""
 
     def save_hooks(self, job: JobId, reports: Reports) -> None:

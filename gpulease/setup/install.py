@@ -25,6 +25,7 @@ from gpulease.config import (
     Settings,
     read_settings,
 )
+from gpulease.daemon_packages import install_hint
 from gpulease.errors import GpuleaseError, SetupFailed
 from gpulease.host.state_dir import JOBS
 from gpulease.path_ownership import refuse_if_changeable
@@ -140,7 +141,7 @@ def _check_web(programs: Path) -> None:
     if subprocess.run(program, check=False, capture_output=True, env=_ENVIRONMENT).returncode:
         raise SetupFailed(
             "cannot install the web page: its packages are not installed",
-            f"in a clone of gpulease: {programs}/pip install '.[daemon,web]'",
+            install_hint("daemon", "web", pip=f"{programs}/pip"),
         )
 
 

@@ -10,14 +10,14 @@ from gpulease.domain.gpu import GpuUuid, JobId
 from gpulease.domain.memory_series import (
     HOLDS_FOR_S,
     JOB_SPAN_S,
-    Column,
     GpuSeries,
     Grid,
     JobSeries,
     JobSpan,
+    Series,
     Span,
     by_owner,
-    columns,
+    series_of,
 )
 from gpulease.store.engine import translate_errors
 from gpulease.store.memory_history import (
@@ -31,7 +31,7 @@ from gpulease.store.store import SqlStore
 
 _US = 1_000_000
 # Rows move from a finer resolution to a coarser one, so an instant is in one of them only. The
-# database adds up what is in one step: rows that are longer than a step stay alone.
+# database merges what is in one step: rows that are longer than a step stay alone.
 _GPU = text(
     """
     SELECT min(at) / 1000000, max(used), max(leased), max(committed), max(unmanaged),
@@ -85,7 +85,7 @@ class MemorySeries:
         with self._reading() as connection:
             rows = [*_gpu_rows(connection, gpu, grid), *self._gpu_samples(gpu)]
             owners = self._owners(connection, gpu, grid)
-        found = columns(grid, rows, _GPU_WIDTH)
+        found = series_of(grid, rows, _GPU_WIDTH)
         return GpuSeries(by_owner(found[0], owners), *found)
 
     def job(self, job: JobId, gpu: GpuUuid, grid: Grid) -> JobSeries:
@@ -102,9 +102,9 @@ class MemorySeries:
             for each in self._spans
             if each.job == job and each.gpu == gpu
         ]
-        return JobSeries(*columns(grid, rows, _JOB_WIDTH))
+        return JobSeries(*series_of(grid, rows, _JOB_WIDTH))
 
-    def _owners(self, connection: Connection, gpu: GpuUuid, grid: Grid) -> Mapping[str, Column]:
+    def _owners(self, connection: Connection, gpu: GpuUuid, grid: Grid) -> Mapping[str, Series]:
         spans: dict[str, list[Span]] = {}
         for each in JOB_RESOLUTIONS:
             for at_s, user, used in _ask(connection, _OWNERS, each, grid, {"gpu": gpu}):
@@ -116,7 +116,7 @@ class MemorySeries:
                 unwritten[key] = unwritten.get(key, 0) + (span.used or 0)
         for (user, at_s), used in unwritten.items():
             spans.setdefault(user, []).append(Span(at_s, JOB_SPAN_S, (used,)))
-        return {user: columns(grid, each, 1)[0] for user, each in spans.items()}
+        return {user: series_of(grid, each, 1)[0] for user, each in spans.items()}
 
     def _gpu_samples(self, uuid: GpuUuid) -> Iterator[Span]:
         for sample in self._samples:

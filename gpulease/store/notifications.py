@@ -1,29 +1,48 @@
 """The notifications that are to be sent, and how attempts to send them went."""
 
 from collections.abc import Sequence
+from contextlib import suppress
 from datetime import datetime, timedelta
 from typing import Any
 
-from sqlalchemy import Row, delete, func, select, update
+from sqlalchemy import Row, delete, func, or_, select, update
 
 from gpulease.domain.gpu import JobId
 from gpulease.domain.notifications import Message, Notification, NotifyEvent
+from gpulease.errors import RecordUnwritable
 from gpulease.service.ports import Event
 from gpulease.store import statements
+from gpulease.store.engine import translate_errors
 from gpulease.store.rows import message_values
 from gpulease.store.store import SqlStore
-from gpulease.store.tables import NotificationRow
+from gpulease.store.tables import JobRow, NotificationRow
 
 KEPT_FOR = timedelta(days=7)
 """How long a notification stays on record after it was sent or given up."""
 _IS_PENDING = NotificationRow.next_at.is_not(None)
+_IS_NEW = (
+    _IS_PENDING,
+    NotificationRow.attempts == 0,
+    NotificationRow.event != NotifyEvent.COLLECTED,
+)
 
 
 class Notifications:
-    """Reads and changes notifications. All methods run in the thread that writes."""
+    """Reads and changes notifications; only `waiting` may run in another thread than the writer."""
 
     def __init__(self, store: SqlStore) -> None:
         self._store = store
+
+    def waiting(self) -> int | None:
+        """Return how many are to be sent; None if the file cannot be read."""
+        number = select(func.count()).where(_IS_PENDING)
+        with (
+            suppress(RecordUnwritable),
+            translate_errors(self._store.path),
+            self._store.engine.connect() as connection,
+        ):
+            return connection.scalar(number)
+        return None
 
     def pending_users(self) -> dict[int, datetime]:
         """Return the users with notifications to be sent, and when each is due next."""
@@ -44,11 +63,11 @@ class Notifications:
         first = of_user.where(*is_due).order_by(NotificationRow.id).limit(1)
         with self._store.write_connection() as connection:
             row = connection.execute(first).first()
-        return None if row is None else _notification_of(row)
+        return None if row is None else notification_of(row)
 
     def new_of(self, uid: int, most: int) -> tuple[Sequence[str], int]:
         """Return the titles of the first new notifications of a user, and how many there are."""
-        new = _IS_PENDING, NotificationRow.uid == uid, NotificationRow.attempts == 0
+        new = *_IS_NEW, NotificationRow.uid == uid
         first = select(NotificationRow.title).where(*new).order_by(NotificationRow.id).limit(most)
         with self._store.write_connection() as connection:
             titles = connection.scalars(first).all()
@@ -56,7 +75,7 @@ class Notifications:
 
     def replace_new(self, message: Message, at: datetime) -> None:
         """Store a message in place of the new notifications of a user."""
-        new = _IS_PENDING, NotificationRow.uid == message.uid, NotificationRow.attempts == 0
+        new = *_IS_NEW, NotificationRow.uid == message.uid
         values = message_values(message, at)
         with self._store.write_connection() as connection:
             connection.execute(update(NotificationRow).where(*new).values(next_at=None))
@@ -80,13 +99,19 @@ class Notifications:
             connection.execute(this.values(values))
 
     def delete_old(self, now: datetime) -> None:
-        """Delete what was sent or given up some days ago."""
+        """Delete what was sent or given up some days ago, unless its job still runs.
+
+        The job must not be announced again.
+        """
         old = NotificationRow.next_at.is_(None), NotificationRow.at < now - KEPT_FOR
+        live = select(JobRow.id).where(statements.LIVE)
+        is_over = or_(NotificationRow.job.is_(None), NotificationRow.job.not_in(live))
         with self._store.write_connection() as connection:
-            connection.execute(delete(NotificationRow).where(*old))
+            connection.execute(delete(NotificationRow).where(*old, is_over))
 
 
-def _notification_of(row: Row[Any]) -> Notification:
+def notification_of(row: Row[Any]) -> Notification:
+    """Return the notification that a row describes."""
     job = None if row.job is None else JobId(row.job)
     message = Message(row.uid, NotifyEvent(row.event), row.title, row.body, job)
     return Notification(row.id, message, row.attempts)

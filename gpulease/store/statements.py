@@ -82,7 +82,7 @@ CHANGE_LEASE = _text(
 NOTE_OVER = _text(update(_leases).where(*_THIS_LEASE).values(over_for_us=bindparam("over_for_us")))
 ADD_EVENT = "INSERT INTO events (job, at, kind, detail) VALUES (?, ?, ?, ?)"
 ADD_MESSAGE = _insert("notifications", "id", "attempts", "error")
-FIND_MESSAGE = "SELECT 1 FROM notifications WHERE job = ? AND event = ?"
+FIND_MESSAGE = "SELECT 1 FROM notifications WHERE job = ? AND event = ? AND at >= ?"
 INVOCATION_OF = "SELECT content FROM invocations WHERE job = ?"
 
 # AUTOINCREMENT continues from here; see sqlite.org/autoinc.html.

@@ -229,14 +229,16 @@ class SqlTransaction:
         changed, self._changed = self._changed, []
         return changed
 
-    def add_message(self, message: Message, at: datetime) -> None:
-        """Store a notification that is to be sent."""
-        self._execute(statements.ADD_MESSAGE, message_values(message, at))
-        self._announced()
+    def add_messages(self, messages: Sequence[tuple[Message, datetime]]) -> None:
+        """Store notifications that are to be sent, each with its time."""
+        self._execute_all(statements.ADD_MESSAGE, [message_values(*each) for each in messages])
+        if messages:
+            self._announced()
 
-    def has_message(self, job: JobId, event: str) -> bool:
+    def has_message(self, job: JobId, event: str, since: datetime | None = None) -> bool:
         """Return whether a notification of this event of a job is stored, sent or not."""
-        found = self._writer.driver.execute(statements.FIND_MESSAGE, (job, event))
+        which = (job, event, instant(since) or 0)
+        found = self._writer.driver.execute(statements.FIND_MESSAGE, which)
         return found.fetchone() is not None
 
     def save(self, job: Job, event: Event | None) -> None:

@@ -16,7 +16,7 @@ _MICROSECOND = timedelta(microseconds=1)
 
 def all_windows(connection: Connection) -> Sequence[Window]:
     """Return the windows, in the order in which they were made."""
-    return [_window(row) for row in connection.execute(select(WindowRow).order_by(WindowRow.id))]
+    return [window_of(row) for row in connection.execute(select(WindowRow).order_by(WindowRow.id))]
 
 
 def add(connection: Connection, window: Window) -> Window:
@@ -43,7 +43,8 @@ def remove(connection: Connection, window: WindowId) -> None:
     connection.execute(delete(WindowRow).where(WindowRow.id == window))
 
 
-def _window(row: Any) -> Window:
+def window_of(row: Any) -> Window:
+    """Return the window that a row describes."""
     return Window(
         id=WindowId(row.id),
         name=row.name,

@@ -4,6 +4,7 @@ import sys
 from importlib.util import find_spec
 from typing import NoReturn
 
+from gpulease.daemon_packages import install_hint
 from gpulease.errors import BadConfiguration
 
 NEEDED = ("jinja2", "prometheus_client", "starlette", "uvicorn")
@@ -16,7 +17,7 @@ def main() -> NoReturn:
     if missing:
         error = BadConfiguration(
             f"cannot start gpulease-web: its packages are not installed: {', '.join(missing)}",
-            "in a clone of gpulease: pip install '.[web]'",
+            install_hint("web"),
         )
         sys.stderr.write(error.text() + "\n")
         sys.exit(error.exit_code)

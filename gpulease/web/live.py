@@ -62,7 +62,7 @@ class LiveStatus:
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the sections, and each again when it changes, until the browser goes away."""
+        """Send the sections, and each again when it changes, until the browser disconnects."""
         if scope["method"] == "HEAD":
             await Response(headers=_HEADERS)(scope, receive, send)
             return
@@ -85,14 +85,14 @@ class LiveStatus:
     def _join(self) -> None:
         self._listeners += 1
         if self._asking is None:
-            self._asking = asyncio.create_task(self._ask_again_and_again(), name="status")
+            self._asking = asyncio.create_task(self._poll(), name="status")
 
     def _leave(self) -> None:
         self._listeners -= 1
         if not self._listeners and self._asking is not None:
             self._asking.cancel()
             self._asking = None
-            self._events.clear()  # the next listener must not see the past
+            self._events.clear()  # the next listener gets a fresh status first
 
     async def _write(self, send: Send) -> None:
         headers = [(name.encode(), value.encode()) for name, value in _HEADERS.items()]
@@ -110,7 +110,7 @@ class LiveStatus:
                     await changed.wait()
         await send({"type": "http.response.body", "body": b""})
 
-    async def _ask_again_and_again(self) -> None:
+    async def _poll(self) -> None:
         loop = asyncio.get_running_loop()
         while True:
             begun = loop.time()

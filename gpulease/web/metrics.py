@@ -381,6 +381,21 @@ TABLE: Final = (
         "gpulease_database_size_bytes", (), "The database with its log.",
         _one(lambda seen: seen.counted.database),
     ),
+    # Notifications.
+    Row(
+        "gpulease_notifications_sent_total", (),
+        "Notifications that all receivers of the user have.",
+        _one(lambda seen: seen.counted.notifications_sent), "counter",
+    ),
+    Row(
+        "gpulease_notifications_given_up_total", (),
+        "Notifications that a receiver did not take after the last attempt.",
+        _one(lambda seen: seen.counted.notifications_given_up), "counter",
+    ),
+    Row(
+        "gpulease_notifications_waiting", (), "Notifications that are still to be sent.",
+        _one(lambda seen: seen.counted.notifications_waiting),
+    ),
     # By job.
     Row(
         "gpulease_job_memory_leased_bytes", ("job", "user", *_GPU), "The lease of a job.",

@@ -261,6 +261,10 @@ class JobView:
     """The jobs that have to end, or to start, before memory is free for it."""
     behind: int | None = None
     """The job that memory is reserved for; jobs that would delay it wait."""
+    waits_for_labels: list[str] = field(default_factory=list)
+    """`waits_for` as people see it (17_3 for an element of an array), if that differs."""
+    behind_label: str | None = None
+    """`behind` as people see it."""
     suggestions: list[SuggestionView] = field(default_factory=list)
     """Changes with which it would start now, where one job was asked for; empty in lists."""
     unheld: list[UnheldView] = field(default_factory=list)
@@ -297,6 +301,8 @@ class JobView:
     """Its process used GPUs before it had the lease: no framework in it is limited."""
     slurm_job: int | None = None
     """The job of Slurm that its lease belongs to; null for none."""
+    notify: list[str] = field(default_factory=list)
+    """The events of which its owner is notified, such as fail or time-left=600 (seconds)."""
     events: list[EventView] = field(default_factory=list)
     """The history, oldest first, where one job was asked for; empty in lists of jobs."""
 
@@ -326,6 +332,9 @@ class ExplainView:
     """The preemptible jobs that would make way for it at once."""
     begin_at: str | None = None
     """It would not start before, if that alone blocks it."""
+    waits_for_labels: list[str] = field(default_factory=list)
+    """As in JobView."""
+    behind_label: str | None = None
 
 
 @dataclass(slots=True)

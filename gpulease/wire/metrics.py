@@ -89,3 +89,8 @@ class MetricsView:
     """CPU time of the daemon."""
     resident: int
     """Bytes of memory of the daemon."""
+    notifications_sent: int = 0
+    """Messages that all receivers have."""
+    notifications_given_up: int = 0
+    notifications_waiting: int | None = None
+    """Messages that are still to be sent; null if the database cannot be read."""

@@ -1,11 +1,53 @@
-"""What the daemon and the program that sends a notification say to each other, and a test of it."""
+"""The events of jobs that users are notified of, and messages to the program that sends one."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+
+from gpulease.errors import BadValue
 
 VARIABLE = "GPULEASE_NOTIFICATION"
 """Has a `NotificationOrder` as JSON, in the environment of the program."""
 MODULE = "gpulease.notify"
 """The program, which runs as the user."""
+END = b"end"
+"""The last line of what the program reports: all results are above."""
+TIME_LEFT = "time-left"
+EVENTS_OF_JOBS = ("start", "end", "fail", "oom", "over-lease", TIME_LEFT)
+"""The events that a job can ask for."""
+_MOST_EVENTS = 32
+_TIME_LEFT_S = 600
+_LONGEST_TIME_LEFT_S = 3650 * 24 * 3600
+"""The longest time limit of a job."""
+_MOST_DIGITS = 9
+
+
+def notify_events(names: Sequence[str]) -> tuple[str, ...]:
+    """Return the events of which the owner of a job is notified, each once.
+
+    Raises:
+        BadValue: there is no such event, or its span is out of range.
+    """
+    if len(names) > _MOST_EVENTS:
+        raise BadValue(f"{len(names)} events are too many (the limit is {_MOST_EVENTS})")
+    asked = [each for name in names for each in (EVENTS_OF_JOBS if name == "all" else (name,))]
+    # A span that is given replaces the default.
+    named = dict(_event(each) for each in sorted(asked, key=len))
+    return tuple(f"{name}={seconds}" if seconds else name for name, seconds in named.items())
+
+
+def _event(text: str) -> tuple[str, int | None]:
+    name, equals, seconds = text.partition("=")
+    if name not in EVENTS_OF_JOBS or (equals and name != TIME_LEFT):
+        events = ", ".join(EVENTS_OF_JOBS)
+        raise BadValue(f"no event named {text[:40]!r}", f"use some of {events}, all, or none")
+    if name != TIME_LEFT:
+        return name, None
+    if equals and not (seconds.isascii() and seconds.isdecimal() and len(seconds) <= _MOST_DIGITS):
+        raise BadValue(f"{seconds[:40]!r} is no number of seconds before the time limit")
+    span = int(seconds or _TIME_LEFT_S)
+    if not 1 <= span <= _LONGEST_TIME_LEFT_S:
+        raise BadValue(f"the time left {span} is out of range (1 to {_LONGEST_TIME_LEFT_S})")
+    return name, span
 
 
 @dataclass(slots=True)

@@ -3,7 +3,10 @@
 import subprocess
 import sys
 
-RARE = {"alembic", "mako", "gpulease.daemon.recover", "gpulease.store.recovery", "gpulease.setup"}
+RARE = {
+    "alembic", "mako", "gpulease.daemon.recover", "gpulease.store.recovery",
+    "gpulease.store.salvage", "gpulease.setup",
+}  # fmt: skip
 FOREIGN = {"anyio", "fastapi", "pydantic", "rich", "starlette", "typer"}
 
 

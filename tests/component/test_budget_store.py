@@ -130,6 +130,18 @@ def test_a_notification_is_one_statement_in_the_commit_of_what_it_is_about(store
         assert "notifications" not in "".join(sent) or number
 
 
+def test_notifications_of_a_whole_array_are_announced_once(store: SqlStore) -> None:
+    announced: list[int] = []
+    store.announced = lambda: announced.append(1)
+    indices = Indices(tuple(range(100)))
+    with store.write() as tx:
+        tx.add_array(replace(order(), indices=indices, notify=("end",)), indices, NOON)
+    jobs.cancel_all(store, lambda _: True, lambda _: "me", CLOCK)
+    with store.engine.connect() as connection:
+        found = connection.exec_driver_sql("SELECT count(*) FROM notifications").scalar()
+    assert (found, announced) == (100, [1])
+
+
 def test_the_lease_of_a_job_of_slurm_is_eight_statements_in_one_commit(store: SqlStore) -> None:
     named = replace(order().claim, named=(reading().uuid,))
     asked = replace(order(), claim=named, slurm=SlurmJob(17, "n1"))

@@ -18,6 +18,7 @@ from daemon_stand_in import views
 from daemon_stand_in.daemon import StandIn
 from gpulease.cli import commands
 from gpulease.cli.completion import script
+from gpulease.domain.notifications import OF_JOBS
 
 PATIENCE_S = 20.0
 
@@ -292,6 +293,11 @@ def test_gpus_are_completed_by_index(shell: Shell) -> None:
         "2\tNVIDIA RTX 6000 Ada Generation, unreadable",
     ]
     assert candidates(shell, "drain", "1") == ["1"]
+
+
+def test_events_are_completed_one_after_another(shell: Shell) -> None:
+    assert candidates(shell, "run", "--notify", "") == [*OF_JOBS, "all", "none"]
+    assert candidates(shell, "run", "--notify", "fail,o") == ["fail,oom", "fail,over-lease"]
 
 
 def test_users_are_completed(shell: Shell) -> None:

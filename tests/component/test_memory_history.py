@@ -24,8 +24,9 @@ from gpulease.service.ports import Event, Policy
 from gpulease.service.scheduler import Scheduler
 from gpulease.store.memory_history import JOB_RESOLUTIONS, MemoryHistory, Sample
 from gpulease.store.memory_series import MemorySeries
-from gpulease.store.recovery import is_sound, rebuild, salvage
+from gpulease.store.recovery import is_sound, rebuild
 from gpulease.store.retention import Retention
+from gpulease.store.salvage import salvage
 from gpulease.store.store import SqlStore
 
 T = TypeVar("T")

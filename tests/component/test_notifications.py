@@ -4,6 +4,7 @@ import asyncio
 import os
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -13,16 +14,25 @@ from typing import TypeVar
 import pytest
 from receiver import Receiver, receiving
 
-from fakes import NOON, order
+from fakes import ALICE, NOON, FakeClock, order, reading
 from gpulease.daemon.clock import SystemClock
 from gpulease.domain.gpu import JobId
 from gpulease.domain.job import Owner
-from gpulease.domain.notifications import Message, NotifyEvent
+from gpulease.domain.notifications import BURST, Message, Notification, NotifyEvent
+from gpulease.errors import TooMany
 from gpulease.host.launcher import Launcher
 from gpulease.host.notification_sender import NotificationSender
-from gpulease.service.notification_delivery import NotificationDelivery
+from gpulease.notify.receivers import NotSent, receivers_of
+from gpulease.notify.settings import NotifySettings
+from gpulease.service import jobs, notification_delivery, scheduler, submission
+from gpulease.service.notification_delivery import Delivery, NotificationDelivery
+from gpulease.service.notifications import TimeLeftWatch
+from gpulease.service.observation import Observation
+from gpulease.service.ports import Policy, WorkerStarted
+from gpulease.service.queue_state import QueueState
 from gpulease.store.notifications import KEPT_FOR, Notifications
 from gpulease.store.store import SqlStore
+from gpulease.wire.notifications import NotificationOrder
 
 T = TypeVar("T")
 SELF = os.geteuid()
@@ -45,18 +55,26 @@ def in_writer(call: Callable[[], T]) -> Awaitable[T]:
     return asyncio.to_thread(call)
 
 
+def configure(home: Path, *lines: str) -> None:
+    folder = home / "gpulease"
+    folder.mkdir(exist_ok=True)
+    (folder / "config.toml").write_text("\n".join(["[notify]", *lines]))
+
+
+def sender_of(launcher: Launcher, home: Path, within_s: float = 25) -> NotificationSender:
+    return NotificationSender(
+        launcher, home / "notifications", {"XDG_CONFIG_HOME": str(home)}, as_other_users=False,
+        within=timedelta(seconds=within_s),
+    )  # fmt: skip
+
+
 @asynccontextmanager
 async def delivering(
     store: SqlStore, home: Path, *lines: str, pauses: int = 2, within_s: float = 25
 ) -> AsyncIterator[NotificationDelivery]:
-    folder = home / "gpulease"
-    folder.mkdir(exist_ok=True)
-    (folder / "config.toml").write_text("\n".join(["[notify]", *lines]))
+    configure(home, *lines)
     launcher = Launcher()
-    sender = NotificationSender(
-        launcher, home / "notifications", {"XDG_CONFIG_HOME": str(home)}, as_other_users=False,
-        within=timedelta(seconds=within_s),
-    )  # fmt: skip
+    sender = sender_of(launcher, home, within_s)
     delivery = NotificationDelivery(
         Notifications(store), sender, SystemClock(), in_writer, [timedelta(seconds=0.05)] * pauses
     )
@@ -83,6 +101,13 @@ def rows(store: SqlStore) -> list[tuple[int, bool, str | None]]:
         return [(attempts, bool(pending), error) for attempts, pending, error in found]
 
 
+async def is_soon(is_so: Callable[[], bool]) -> None:
+    """Wait: a result is on record before it is counted."""
+    async with asyncio.timeout(60):
+        while not is_so():
+            await asyncio.sleep(0.01)
+
+
 async def settled(store: SqlStore) -> list[tuple[int, bool, str | None]]:
     until = time.monotonic() + 60
     while any(pending for _, pending, _ in rows(store)) or not rows(store):
@@ -93,8 +118,7 @@ async def settled(store: SqlStore) -> list[tuple[int, bool, str | None]]:
 
 def add(store: SqlStore, *messages: Message) -> None:
     with store.write() as tx:
-        for each in messages:
-            tx.add_message(each, NOON)
+        tx.add_messages([(each, NOON) for each in messages])
 
 
 def test_only_the_receivers_that_failed_get_it_again(
@@ -104,9 +128,12 @@ def test_only_the_receivers_that_failed_get_it_again(
     command = f'command = ["sh", "-c", "echo sent >> {tmp_path}/sent"]'
 
     async def scenario() -> None:
-        async with delivering(store, tmp_path, f'urls = ["{receiver.url}"]', command):
+        async with delivering(store, tmp_path, f'urls = ["{receiver.url}"]', command) as delivery:
             add(store, message("job 1 ended"))
+            assert Notifications(store).waiting() == 1
             assert await settled(store) == [(2, False, None)]
+            await is_soon(lambda: delivery.sent == 1)
+            assert (delivery.given_up, Notifications(store).waiting()) == (0, 0)
             while list((tmp_path / "notifications").iterdir()):
                 await asyncio.sleep(0.02)
 
@@ -124,10 +151,12 @@ def test_a_message_is_given_up_after_the_last_attempt_and_the_job_says_why(
         job = tx.add(mine, NOON)
 
     async def scenario() -> None:
-        async with delivering(store, tmp_path, f'urls = ["{receiver.url}"]'):
+        async with delivering(store, tmp_path, f'urls = ["{receiver.url}"]') as delivery:
             add(store, message("job 1 ended", job.id), message("job 1 ended", job.id))
             why = "url 1 (json): Apprise could not send it"
             assert await settled(store) == [(3, False, why)] * 2
+            await is_soon(lambda: delivery.given_up == 2)
+            assert delivery.sent == 0
 
     asyncio.run(scenario())
     assert receiver.refuses == 94
@@ -170,6 +199,125 @@ def test_a_user_who_does_not_exist_is_an_error_on_record(store: SqlStore, tmp_pa
     asyncio.run(scenario())
 
 
+class Refusing:
+    """A sender that starts nothing at first when it gets a collected message."""
+
+    def __init__(self) -> None:
+        self.sent: list[Message] = []
+        self.refuses = 3
+
+    async def send(self, sent: Notification) -> Delivery | None:
+        if sent.message.event is NotifyEvent.COLLECTED and self.refuses:
+            self.refuses -= 1
+            return None
+        self.sent.append(sent.message)
+        return Delivery()
+
+    async def clean(self, _: frozenset[int]) -> None:
+        pass
+
+    async def forget(self, _: int) -> None:
+        pass
+
+
+def test_what_is_stored_while_messages_are_collected_is_not_lost(
+    store: SqlStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(notification_delivery, "_TRY_AGAIN_S", 0.01)
+    sender, stored = Refusing(), list[str]()
+
+    def and_store_one(call: Callable[[], T]) -> T:
+        result = call()
+        if len(sender.sent) <= BURST:
+            stored.append(f"job {len(stored)} ended")
+            add(store, message(stored[-1]))
+        return result
+
+    def busy_writer(call: Callable[[], T]) -> Awaitable[T]:
+        return asyncio.to_thread(and_store_one, call)
+
+    async def scenario() -> None:
+        delivery = NotificationDelivery(Notifications(store), sender, SystemClock(), busy_writer)
+        running = asyncio.create_task(delivery.run())
+        until = time.monotonic() + 60
+        while len(sender.sent) <= BURST:
+            assert time.monotonic() < until
+            await asyncio.sleep(0.02)
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+    asyncio.run(scenario())
+    *single, last = sender.sent
+    assert len(single) == BURST and sender.refuses == 0
+    number = int(last.title.split()[0])
+    _, waiting = Notifications(store).new_of(SELF, 0)
+    assert BURST + number + waiting == len(stored)
+
+
+def test_a_job_that_is_extended_is_announced_again_and_a_restart_announces_nothing(
+    store: SqlStore,
+) -> None:
+    clock = FakeClock()
+    with store.write() as tx:
+        tx.add_gpus([reading()], NOON)
+    seen = Observation((reading(),), {}, NOON)
+    asked = replace(order(time_limit=timedelta(hours=1)), notify=("time-left=600",))
+    job = submission.submit(store, asked, seen, Policy(), clock, QueueState(store))
+    scheduler.reconcile(store, seen, Policy(), clock)
+    jobs.note_started(store, job.id, WorkerStarted(10, 9, NOON))
+
+    def titles(watch: TimeLeftWatch, minutes: int) -> list[str]:
+        clock.at = NOON + timedelta(minutes=minutes)
+        asyncio.run(watch.observe(seen))
+        return [each.partition(") ")[2] for each in Notifications(store).new_of(ALICE.uid, 9)[0]]
+
+    watch = TimeLeftWatch(store, clock, in_writer)
+    assert titles(watch, 49) == []
+    assert len(titles(watch, 51)) == 1
+    jobs.extend(store, job.id, timedelta(minutes=30), "me", clock)
+    assert len(titles(watch, 52)) == 1
+    assert len(titles(watch, 81)) == 2
+    assert len(titles(TimeLeftWatch(store, clock, in_writer), 82)) == 2
+    with store.write_connection() as connection:
+        connection.exec_driver_sql("UPDATE notifications SET next_at = NULL")
+    Notifications(store).delete_old(clock.at + 2 * KEPT_FOR)
+    assert len(rows(store)) == 2, "the job still runs"
+
+
+def test_a_report_that_is_lost_is_no_success(store: SqlStore, tmp_path: Path) -> None:
+    remove = (
+        f'command = ["sh", "-c", "echo sent >> {tmp_path}/sent; rm {tmp_path}/notif*/*/stdout"]'
+    )
+
+    async def scenario() -> None:
+        async with delivering(store, tmp_path, remove, pauses=1):
+            add(store, message("job 1 ended"))
+            ((attempts, _, error),) = await settled(store)
+            assert attempts == 2 and error is not None and "did not report" in error
+
+    asyncio.run(scenario())
+    assert (tmp_path / "sent").read_text() == "sent\n" * 2
+
+
+def test_a_user_tests_once_at_a_time(tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    configure(tmp_path, f'command = ["sh", "-c", "until test -e {gate}; do sleep 0.05; done"]')
+
+    async def scenario() -> None:
+        launcher = Launcher()
+        sender = sender_of(launcher, tmp_path)
+        first = asyncio.create_task(sender.test(message("test")))
+        await asyncio.sleep(0)
+        with pytest.raises(TooMany):
+            await sender.test(message("test"))
+        gate.touch()
+        assert [each.error for each in (await first).receivers] == [None]
+        assert [each.error for each in (await sender.test(message("test"))).receivers] == [None]
+        await launcher.close()
+
+    asyncio.run(scenario())
+
+
 def test_old_notifications_are_deleted_and_pending_ones_stay(store: SqlStore) -> None:
     add(store, message("one"), message("two"))
     records = Notifications(store)
@@ -197,3 +345,25 @@ def test_a_receiver_that_hangs_is_ended_and_others_get_the_message_meanwhile(
     asyncio.run(scenario())
     assert receiver.titles == ["job 1 ended"]
     assert not Path(f"/proc/{pid.read_text().strip()}").exists()
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of Apprise's imports
+def test_each_receiver_says_what_is_wrong_with_it(receiver: Receiver) -> None:
+    receiver.refuses = 1
+    asked = NotificationOrder("test", "title", "body", 10, verbose=True)
+    nowhere = "/nonexistent/program"
+    settings = NotifySettings(
+        command=(nowhere,), mail="me@example.org", sendmail=nowhere,
+        urls=(receiver.url, "json://127.0.0.1:9/"),
+    )  # fmt: skip
+    receivers = receivers_of(settings)
+    with ThreadPoolExecutor(len(receivers)) as pool:
+        sent = [pool.submit(each.send, asked, 10) for each in receivers]
+    command, mail, refused, unreachable = (each.exception() for each in sent)
+    assert isinstance(command, NotSent) and isinstance(mail, NotSent)
+    assert nowhere not in str(command) and nowhere in (command.hint or "")
+    assert "sendmail" in str(mail) and nowhere in (mail.hint or "")
+    assert isinstance(refused, NotSent) and isinstance(unreachable, NotSent)
+    assert "503" in refused.output and "Connection" not in refused.output
+    assert "Connection" in unreachable.output and "503" not in unreachable.output
+    assert refused.hint is None

@@ -80,8 +80,14 @@ def test_another_size_is_used_at_once(daemon: StandIn) -> None:
 
 def test_while_the_daemon_is_away_the_last_page_stays_with_a_note(daemon: StandIn) -> None:
     terminal = watching(daemon, "1s")
+    terminal.resize(24, 50)
     daemon.close()
     terminal.read_until("cannot reach the daemon")
+    # The terminal does not wrap: what is longer would overwrite the last column.
+    note = terminal.shown.rpartition("since ")[2]
+    terminal.read_until("\x1b", after=len(terminal.shown) - len(note))
+    note = terminal.shown.rpartition("since ")[2].partition("\x1b")[0]
+    assert len(f"since {note}") == 50 and note.endswith("…")
     before = len(terminal.shown)
     daemon.status.jobs[0].name = "another"
     daemon.open()

@@ -1,4 +1,4 @@
-"""Notifications on real daemons: each reaches its receiver once, whoever is killed meanwhile."""
+"""Notifications on real daemons: each reaches its receiver once, also if the daemon is killed."""
 
 import os
 import shutil
@@ -174,6 +174,7 @@ def test_a_command_and_mail_get_the_message_with_a_small_environment(
     assert variables["GPULEASE_EVENT"] == "end" and variables["GPULEASE_JOB"] == str(number)
     assert variables["HOME"] == str(tmp_path)
     assert not variables.keys() & {"GPULEASE_NOTIFICATION", "CUDA_VISIBLE_DEVICES", "VIRTUAL_ENV"}
+    assert not [name for name in variables if name.startswith("PYTHON")]
     mail = (tmp_path / "mail").read_text()
     assert mail.startswith("-i -- me@example.org\nTo: me@example.org\n")
     assert f"job {number} (true) succeeded" in mail and "Auto-Submitted" in mail
@@ -259,6 +260,9 @@ def test_run_takes_the_events_of_the_users_file_and_warns_without_a_receiver(
     wait_for("two are announced", lambda: len(receiver.titles) >= 2)
     wrong = daemon.run("run", "--mem", "1G", "--notify", "ends", "true", env=variables, check=False)
     assert wrong.returncode == 125 and "no event named 'ends'" in wrong.stderr
+    configure(tmp_path, 'events = ["ends"]', lines[1])
+    refused = daemon.run("notify", "--test", env=variables, check=False)
+    assert refused.returncode == 125 and "no event named 'ends'" in refused.stderr
     configure(tmp_path)
     done = daemon.run("run", "--mem", "1G", "--notify", "all", "true", env=variables)
     assert "no receiver is configured" in done.stderr and "notify --test" in done.stderr

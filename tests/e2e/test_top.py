@@ -87,13 +87,48 @@ def test_jobs_and_the_queue_appear_as_they_come(daemon: Daemon) -> None:
     async def look(user: User) -> None:
         await user.until("RUNNING 0", "2 x Simulated 8G", "0 running, 0 waiting")
         job = daemon.submit("--mem", "6G", "--name", "bert", "sleep", "600")
-        await user.until("RUNNING 1", "bert", "active")
+        await user.until("RUNNING 1", "bert", "6G")
         daemon.submit("--mem", "8G", "--gpus", "2", "--name", "llm", "true")
-        await user.until("WAITING 1", "llm", "no room", "1 running (1 yours), 1 waiting (1 yours)")
+        await user.until(
+            "WAITING 1", "llm", f"after job {job}", "1 running (1 yours), 1 waiting (1 yours)"
+        )
         daemon.cancel(job)
         await user.until("RUNNING 0", gone="bert")
 
     use(daemon, look)
+
+
+def test_a_long_listing_leaves_lines_to_the_queue_and_tab_goes_there(daemon: Daemon) -> None:
+    for number in range(14):
+        started(daemon, "--mem", "1G", "--name", f"bert-{number}", "sleep", "600")
+    array = daemon.submit("--mem", "8G", "--array", "0-29", "--name", "sweep", "true")
+    for number in range(6):
+        daemon.submit("--mem", "8G", "--name", f"llm-{number}", "true")
+
+    async def go(user: User) -> None:
+        await user.until("RUNNING 14  8 more below", "WAITING 36  1 more below", "bert-3", "llm-0")
+        await user.until(f"{array}_[0-29]")
+        await user.press("tab", "e")
+        await user.until(f"cannot extend array {array}: ", f"hint: gpulease extend {array} +1h")
+        await user.press("k")
+        await user.until(f"cannot keep {array}_[0-29]: it waits in the queue")
+        await user.press("c", "y")
+        await user.until("30 jobs are cancelled", "WAITING 6")
+        await user.press("up", "c")
+        await user.until("bert-0 of ")
+        await user.press("n", "end", "down", "c")
+        await user.until("llm-0 of ")
+        await user.press("n", "slash")
+        await user.type("nothing")
+        await user.press("enter")
+        await user.until("RUNNING 0 of 14", "WAITING 0 of 6")
+        await user.press("escape")
+        await user.pilot.resize_terminal(80, 12)
+        await user.until("WAITING 6", gone="RUNNING")
+        await user.press("tab")
+        await user.until("RUNNING 14", gone="WAITING")
+
+    use(daemon, go)
 
 
 def test_cancelling_asks_first(daemon: Daemon) -> None:
@@ -163,10 +198,10 @@ def test_rows_are_filtered_and_sorted_by_keys(daemon: Daemon) -> None:
         await user.until("zoo", "bert", "bart")
         assert order(user) == ["zoo", "bert", "bart"]
         await user.press("s", "s", "s")
-        await user.until("NAME^")
+        await user.until("name^")
         assert order(user) == ["bart", "bert", "zoo"]
         await user.press("r")
-        await user.until("NAMEv")
+        await user.until("namev")
         assert order(user) == ["zoo", "bert", "bart"]
         await user.press("slash")
         await user.until("Show only")

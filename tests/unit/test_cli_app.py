@@ -51,7 +51,7 @@ def test_no_pointer_hides_a_verb_and_each_points_to_one() -> None:
         (["nonsense"], "no such command"),
         (["ps"], "gpulease list lists jobs"),
         (["queue"], "gpulease list lists jobs"),
-        (["TOP"], "gpulease status shows GPUs"),
+        (["TOP"], "did you mean gpulease top?"),
         (["smi"], "gpulease status shows GPUs"),
         (["kill", "17"], "gpulease cancel ends jobs"),
         (["rm", "17"], "gpulease cancel ends jobs"),

@@ -346,7 +346,7 @@ def pages(width: int | None) -> dict[str, Page]:
         "status-hold": status.page(views.status(jobs=[hold()]), NOW, width),
         "show-hold": job_page.page(hold(), NOW, {views.FIRST: 0}),
         "show-lingering": job_page.page(lingering(), NOW, {views.FIRST: 0}),
-        "show-waiting": job_page.page(patient, NOW),
+        "show-waiting": job_page.page(replace(patient, notify=["fail", "time-left=600"]), NOW),
         "show-behind": job_page.page(
             replace(patient, behind=12, suggestions=suggested(), refusals=[]), NOW
         ),

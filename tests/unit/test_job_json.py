@@ -60,6 +60,7 @@ jobs = st.builds(
         retry_of=st.none() | st.just(JobId(1)),
     ),
     queue=options,
+    notify=st.just(()) | st.just(("fail", "time-left=600")),
 )
 changes = st.tuples(
     st.sampled_from(

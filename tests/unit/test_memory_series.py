@@ -10,14 +10,14 @@ from fakes import NOON
 from gpulease.domain.gpu import GpuUuid, JobId
 from gpulease.domain.memory_series import (
     JOB_SPAN_S,
-    Column,
     Grid,
     JobSpan,
     JobSpans,
+    Series,
     Span,
     by_owner,
-    columns,
     grid_over,
+    series_of,
 )
 
 AT_S = int(NOON.timestamp())
@@ -62,29 +62,29 @@ def test_the_memory_of_a_job_has_no_finer_steps_than_its_spans() -> None:
     assert grid_over(NOON, NOON + timedelta(seconds=3), 300, JOB_SPAN_S) == Grid(AT_S, 10, 1)
 
 
-def column(grid: Grid, *spans: tuple[int, int, int]) -> Column:
+def series(grid: Grid, *spans: tuple[int, int, int]) -> Series:
     """Return a series of spans, each as seconds after the begin, seconds, and its value."""
     made = [Span(grid.begin_s + at_s, lasts_s, (value,)) for at_s, lasts_s, value in spans]
-    return columns(grid, made, 1)[0]
+    return series_of(grid, made, 1)[0]
 
 
 def test_a_step_has_the_largest_value_that_begins_in_it() -> None:
-    assert column(Grid(AT_S, 60, 3), (0, 1, 5), (59, 1, 7), (60, 1, 6)) == [7, 6, None]
+    assert series(Grid(AT_S, 60, 3), (0, 1, 5), (59, 1, 7), (60, 1, 6)) == [7, 6, None]
 
 
 def test_a_long_span_is_in_each_of_its_steps_until_another_begins() -> None:
-    assert column(Grid(AT_S, 10, 6), (-20, 40, 3), (30, 60, 9)) == [3, 3, None, 9, 9, 9]
-    assert column(Grid(AT_S, 1, 4), (0, 60, 3), (2, 60, 1)) == [3, 3, 1, 1]
+    assert series(Grid(AT_S, 10, 6), (-20, 40, 3), (30, 60, 9)) == [3, 3, None, 9, 9, 9]
+    assert series(Grid(AT_S, 1, 4), (0, 60, 3), (2, 60, 1)) == [3, 3, 1, 1]
 
 
 def test_what_is_unknown_is_no_zero() -> None:
     grid = Grid(AT_S, 10, 2)
     spans = [Span(AT_S, 10, (None, 4)), Span(AT_S + 5, 5, (None, 2))]
-    assert columns(grid, spans, 2) == [[None, None], [4, None]]
+    assert series_of(grid, spans, 2) == [[None, None], [4, None]]
 
 
 def test_owners_with_the_most_use_are_named() -> None:
-    owners: dict[str, Column] = {"ana": [1, None], "bob": [5, 5], "cyd": [2, 2]}
+    owners: dict[str, Series] = {"ana": [1, None], "bob": [5, 5], "cyd": [2, 2]}
     named = by_owner([9, 9], owners, most=1)
     assert named == [("bob", [5, 5]), (None, [3, 2])]
 

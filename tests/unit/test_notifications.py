@@ -2,19 +2,20 @@
 
 from dataclasses import replace
 from datetime import timedelta
+from pathlib import Path
 
 import pytest
 
 from fakes import ALICE, NOON, G, order, reading
+from gpulease.cli.notify_options import checked_settings
 from gpulease.domain.gpu import JobId
 from gpulease.domain.health import Drain, GpuAvailability
 from gpulease.domain.job import Exit, Job, Outcome, grant, worker_gone, worker_started
-from gpulease.domain.lease import Trigger
+from gpulease.domain.lease import LONGEST_TIME, Trigger
 from gpulease.domain.notifications import (
     BURST,
     FIRST_PAUSE,
     LONGEST_PAUSE,
-    OF_JOBS,
     QUIET_AFTER,
     MessageBudget,
     NotifyEvent,
@@ -24,8 +25,8 @@ from gpulease.domain.notifications import (
     time_is_short,
 )
 from gpulease.domain.placement import Placement
-from gpulease.errors import BadValue, with_hint
-from gpulease.server.validation import notify_events
+from gpulease.errors import BadConfiguration, BadValue, with_hint
+from gpulease.wire.notifications import EVENTS_OF_JOBS, notify_events
 
 LATER = NOON + timedelta(hours=2)
 
@@ -154,8 +155,37 @@ def test_a_collected_message_lists_the_first_and_counts_the_others() -> None:
 def test_events_are_checked_and_each_counts_once() -> None:
     assert notify_events(["fail", "end", "fail"]) == ("end", "fail")
     assert notify_events([]) == ()
-    assert set(notify_events(["all"])) == {*OF_JOBS[:-1], "time-left=600"}
+    assert set(notify_events(["all"])) == {*EVENTS_OF_JOBS[:-1], "time-left=600"}
     assert "time-left=30" in notify_events(["all", "time-left=30"])
     for wrong in ("ends", "end=3", "time-left=x", "time-left=0", "gpu-drained", ""):
         with pytest.raises(BadValue):
             notify_events([wrong])
+    longest = int(LONGEST_TIME.total_seconds())
+    assert notify_events([f"time-left={longest}"])
+    with pytest.raises(BadValue):
+        notify_events([f"time-left={longest + 1}"])
+    assert set(EVENTS_OF_JOBS) <= set(NotifyEvent)
+
+
+@pytest.mark.parametrize(
+    ("lines", "wrong"),
+    [
+        ('events = "fail,time-left=2h"', None),
+        ('events = ["none"]', None),
+        ("mail = 'me@example.org'", None),
+        ('events = ["fale"]', "no event named 'fale'"),
+        ('events = ["time-left=soon"]', "cannot read the time 'soon'"),
+        ('time_left = "0.3s"', "cannot read the time"),
+    ],
+)
+def test_a_file_that_submissions_cannot_use_is_no_good_for_notify_either(
+    tmp_path: Path, lines: str, wrong: str | None
+) -> None:
+    (tmp_path / "gpulease").mkdir()
+    (tmp_path / "gpulease" / "config.toml").write_text(f"[notify]\n{lines}\n")
+    variables = {"XDG_CONFIG_HOME": str(tmp_path)}
+    if wrong is None:
+        checked_settings(variables)
+    else:
+        with pytest.raises(BadConfiguration, match=wrong):
+            checked_settings(variables)

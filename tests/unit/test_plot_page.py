@@ -8,11 +8,11 @@ import pytest
 
 from daemon_stand_in import views
 from goldens import compare
-from gpulease.cli.chart import Limit, Times
+from gpulease.cli.chart import Chart, Limit, Times
 from gpulease.cli.format import display_width, instant
 from gpulease.cli.memory_layers import gpu_layers, job_layers, owner_layers
 from gpulease.cli.plot_file import draw_into
-from gpulease.cli.plot_page import Chart, job_charts, text_of
+from gpulease.cli.plot_page import job_charts, text_of
 from gpulease.cli.render import Screen
 from gpulease.cli.tables import line
 from gpulease.units import GIB, MIB

@@ -137,6 +137,8 @@ def test_a_job_with_more_than_it_needed_is_advised_what_others_are_told() -> Non
     assert size_next_time(ended(used)) == advised_size(used) == 4 * GIB
     for outcome in (Outcome.CANCELLED, Outcome.TIME_LIMIT, Outcome.RELEASED):
         assert size_next_time(ended(used, outcome)) == 4 * GIB
+    assert size_next_time(ended(used), 5 * GIB) == 5 * GIB
+    assert size_next_time(ended(used), 8 * GIB) is None
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,8 @@ import pytest
 
 from daemon_stand_in import views
 from gpulease.cli import list_page, render, status_page
-from gpulease.cli.format import display_width, shorten_middle
-from gpulease.cli.gpu_rows import amount, bar
+from gpulease.cli.format import amount, display_width, shorten_middle
+from gpulease.cli.gpu_rows import bar
 from gpulease.cli.status_tables import models
 from gpulease.cli.tables import draw
 from gpulease.units import GIB, KIB
@@ -95,7 +95,24 @@ def test_each_waiting_job_has_one_line_and_says_what_it_waits_for() -> None:
 
     assert row_of(lines, "1").endswith("19:00, after one of 1-4")
     assert row_of(lines, "2").endswith("19:00, after job 60")
-    assert any(line.split()[0] == "9" and "held by its owner" in line for line in lines if line)
+    assert any(line.split()[0] == "9" and line.endswith("held") for line in lines if line)
+
+
+def test_a_reason_is_shown_whole_or_left_out_beside_a_time() -> None:
+    sweep = [
+        replace(job, id=2 * job.id - 84, user="eyesual", name=f"vit-b16-aug-seed{job.id}")
+        for job in queue(3)
+    ]
+    wide = replace(sweep[0], id=41, position=4, name="llm", claim=views.claim(70 * GIB, gpus=4))
+    array = replace(wide, id=42, position=5, label="13_1999", expected_start_at=None)
+    jobs = [replace(job, behind=None, waits_for=[1, 2, 3, 4, 14]) for job in (*sweep, wide, array)]
+    reason = "after one of 1-4,14"
+    lines = shown(machine(1, jobs), 80)
+    assert row_of(lines, "5").endswith(reason)
+    for first in ("1-3", "4"):
+        assert row_of(lines, first).endswith(("19:00", f"19:00, {reason}"))
+    assert any(line.strip() == reason for line in shown(machine(1, jobs), 60))
+    assert "…" not in "".join(line for line in shown(machine(1, jobs), 100) if "one of" in line)
 
 
 def test_similar_jobs_in_the_queue_share_a_row() -> None:
@@ -205,6 +222,9 @@ def test_a_row_says_why_a_gpu_is_not_simply_available() -> None:
     # Nobody else says that this memory is gone.
     gpu.memory.unmanaged = 2 * GIB
     assert gpu_row(gpu).endswith("2G used without a lease")
+    gone = ProcessView(8, None, None, None, 2 * GIB, 80)
+    text = "\n".join(shown(views.status(gpus=[replace(gpu, processes=[gone])])))
+    assert "pid 8" not in text and "2G used without" not in text
     stranger = ProcessView(7, "bob", "python", "python3 x.py", 2 * GIB, None)
     assert gpu_row(replace(gpu, processes=[stranger])).endswith("64C")
 

@@ -34,7 +34,7 @@ def holder(number: int, user: str, leased: int, used: int, **changed: Any) -> Jo
 
 
 def drawn(gpu: GpuView, *jobs: JobView, marks: Marks = LETTERS, width: int = 24) -> str:
-    (shown,) = shown_gpus([gpu], jobs, {})
+    (shown,) = shown_gpus(views.status(gpus=[gpu], jobs=list(jobs)), {})
     return plain(bar(shown, width, {}, marks))
 
 
@@ -108,7 +108,7 @@ def test_a_user_keeps_a_style_while_others_come_and_go() -> None:
 @pytest.mark.parametrize("has_panels", [True, False])
 def test_every_line_of_a_gpu_has_the_width_of_its_place(width: int, has_panels: bool) -> None:
     gpus = [*views.busy_status().gpus, gpu(power=251.3, power_limit=400.0, kept_for=1234)]
-    shown = shown_gpus(gpus, views.busy_status().jobs, {})
+    shown = shown_gpus(replace(views.busy_status(), gpus=gpus), {})
     lines = gpu_lines(shown, Layout(1, width, has_panels), {}, BLOCKS, NOW)
     assert len(lines) == len(gpus) * (PANEL if has_panels else 1)
     assert {width_of(line) for line in lines} == {width}
@@ -116,7 +116,9 @@ def test_every_line_of_a_gpu_has_the_width_of_its_place(width: int, has_panels: 
 
 def test_gpus_stand_in_columns_from_top_to_bottom() -> None:
     gpus = [views.gpu(index, f"GPU-{index}") for index in range(5)]
-    lines = gpu_lines(shown_gpus(gpus, [], {}), Layout(2, 39, False), {}, LETTERS, NOW)
+    lines = gpu_lines(
+        shown_gpus(views.status(gpus=gpus), {}), Layout(2, 39, False), {}, LETTERS, NOW
+    )
     indexes = [[word for word in plain(line).split() if word.isdecimal()] for line in lines]
     assert indexes == [["0", "3"], ["1", "4"], ["2"]]
 
@@ -126,17 +128,34 @@ def test_gpus_stand_in_columns_from_top_to_bottom() -> None:
     [
         ({"kept_for": 5}, "kept for job 5"),
         ({"state": "drained"}, "drained"),
-        ({"state": "unreadable"}, "cannot be read"),
-        ({"slurm": True}, "Slurm"),
+        ({"state": "unreadable"}, "unreadable"),
+        ({"slurm": True}, "assigned by Slurm"),
     ],
 )
 @pytest.mark.parametrize("has_panels", [True, False])
 def test_a_gpu_says_why_it_takes_no_job(
     changed: dict[str, Any], word: str, has_panels: bool
 ) -> None:
-    shown = shown_gpus([gpu(**changed)], [], {})
+    shown = shown_gpus(views.status(gpus=[gpu(**changed)]), {})
     lines = gpu_lines(shown, Layout(1, 80, has_panels), {}, LETTERS, NOW)
     assert word in plain(lines[0])
+
+
+@pytest.mark.parametrize(
+    ("state", "free"), [("available", "15.5G"), ("drained", "0"), ("lost", "?"), ("faulty", "0")]
+)
+def test_a_gpu_has_as_much_free_memory_as_in_status(state: str, free: str) -> None:
+    shown = shown_gpus(views.status(gpus=[gpu(state=state)]), {})
+    (line,) = gpu_lines(shown, Layout(1, 80, has_panels=False), {}, LETTERS, NOW)
+    assert f" {free} free" in plain(line)
+
+
+def test_a_gpu_gives_all_reasons_why_it_takes_no_job() -> None:
+    job = holder(12, "ana", 4, 4, claim=views.claim(exclusive=True))
+    drained = gpu(state="drained", detail="drained by root: new cable")
+    shown = shown_gpus(views.status(gpus=[drained], jobs=[job]), {})
+    (line,) = gpu_lines(shown, Layout(1, 80, has_panels=False), {}, LETTERS, NOW)
+    assert plain(line).rstrip().endswith("drained by root: new cable; exclusive: job 12")
 
 
 def test_a_panel_shows_temperature_power_and_the_last_minutes() -> None:
@@ -145,7 +164,11 @@ def test_a_panel_shows_temperature_power_and_the_last_minutes() -> None:
         trends.see(gpu(utilization=90 - 40 * ago), NOW - ago * STEP_S)
     power = gpu(power=251.3, power_limit=400.0)
     title, memory, minutes = gpu_lines(
-        shown_gpus([power], [], {views.FIRST: trends}), Layout(1, 90, True), {}, LETTERS, NOW
+        shown_gpus(views.status(gpus=[power]), {views.FIRST: trends}),
+        Layout(1, 90, True),
+        {},
+        LETTERS,
+        NOW,
     )
     assert plain(title).endswith(" 64C 251W of 400W")
     assert plain(memory).endswith("7G used  15.5G free of 24G  ")

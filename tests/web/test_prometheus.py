@@ -159,7 +159,7 @@ def test_the_alert_rules_are_loaded(story: World) -> None:
     assert len(group["rules"]) > 10
 
 
-def test_a_daemon_that_is_away_is_told_from_a_web_server_that_is_away(story: World) -> None:
+def test_metrics_tell_a_stopped_daemon_from_a_stopped_web_server(story: World) -> None:
     recorded = story.prometheus
     began = recorded.value("gpulease_daemon_start_time_seconds")
     story.daemon.kill(signal.SIGKILL)

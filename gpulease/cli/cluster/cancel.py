@@ -7,10 +7,11 @@ from contextlib import suppress
 from fnmatch import fnmatchcase
 from functools import cache
 
+from gpulease.cli.caller import refuse_unknown_user
 from gpulease.cli.cluster.jobs import elements, read_queue, state_of, uses_gpus
 from gpulease.cli.cluster.refusals import refusal
 from gpulease.cli.cluster.selection import Row, announce, by_array, is_array, select
-from gpulease.cli.job_selection import Selection, for_each, no_match, refuse_stranger
+from gpulease.cli.job_selection import Selection, for_each, no_match
 from gpulease.cli.render import print_stdout
 from gpulease.errors import BadUsage, SlurmFailed
 from gpulease.slurm.commands import run_slurm
@@ -40,7 +41,8 @@ def cancel_jobs(wanted: Selection, user: str | None, grace: str | None) -> int:
 
 def _of_user(wanted: Selection, user: str) -> dict[str, list[Row]]:
     """Return the live jobs of a user that use GPUs, all or those that match --name."""
-    refuse_stranger(user, "cancel")
+    hint = "gpulease list --all shows the jobs of all users"
+    refuse_unknown_user(user, "cancel jobs of", hint)
     pattern = wanted.pattern or "*"
     found = by_array(
         [

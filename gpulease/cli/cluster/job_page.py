@@ -66,7 +66,7 @@ def array_page(word: str, elements: Sequence[JobView], now: datetime) -> Page:
         ("elements", str(counts.total())),
         ("state", ", ".join(f"{count} {state}" for state, count in counts.most_common())),
         ("user", clean(elements[0].user)),
-        ("requested", requested(elements[0])),
+        ("asks", requested(elements[0])),
     )
     shown = sorted(elements, key=lambda job: job.state == "ended")[:_MOST_ROWS]
     more = len(elements) - len(shown)
@@ -91,14 +91,14 @@ def labelled_lines(found: Iterable[tuple[str, str | None]]) -> Page:
 def fields(job: JobView, now: datetime) -> Iterator[tuple[str, str | None]]:
     """Yield the name and the text of each line."""
     state = outcome_of(job)
-    yield "state", f"ended: {state}" if job.state == "ended" else state
+    yield "state", state
     yield "reason", reason_of(job, now)
     when = expected(job, now)
-    yield "expected", None if when == UNKNOWN else f"{when} (a prediction of Slurm)"
+    yield "starts", None if when == UNKNOWN else f"{when} (a prediction of Slurm)"
     yield "user", clean(job.user)
     limit = job.claim.time_limit
     at_most = "" if limit is None else f" for at most {format_span(timedelta(seconds=limit))}"
-    yield "requested", f"{requested(job)}{at_most}"
+    yield "asks", f"{requested(job)}{at_most}"
     yield "node", nodes_of(job)
     yield "GPU", gpus_of(job)
     yield "partition", clean(job.partition)

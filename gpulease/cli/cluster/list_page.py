@@ -6,12 +6,12 @@ from datetime import datetime, timedelta
 from fnmatch import fnmatchcase
 from typing import get_args
 
+from gpulease.cli.caller import refuse_unknown_user
 from gpulease.cli.cluster.job_lines import code_of, expected, nodes_of, outcome_of, requested
 from gpulease.cli.cluster.jobs import order_of, read_queue, uses_gpus, view
 from gpulease.cli.cluster.nodes import shard_size
 from gpulease.cli.cluster.views import JobList, JobView
 from gpulease.cli.format import NOT_FAILED, SUSPENDED, UNKNOWN, between, clean, clock, instant
-from gpulease.cli.job_selection import refuse_stranger
 from gpulease.cli.render import local_time, print_stdout, screen_of, show_paged
 from gpulease.cli.tables import Column, Line, Page, Style, Table, line
 from gpulease.errors import BadUsage
@@ -46,7 +46,8 @@ def print_list(
     begin = None if since is None else now - timedelta(seconds=since)
     found = _found(state, user, name, begin, ended=ended)
     if user is not None and not found:
-        refuse_stranger(user)
+        hint = "gpulease list --all shows the jobs of all users"
+        refuse_unknown_user(user, "list jobs of", hint)
     shown = found if most is None else found[-most:] if ended else found[:most]
     listed = JobList(shown, len(found))
     if json:
@@ -114,10 +115,10 @@ def table(jobs: Sequence[JobView], now: datetime) -> Table:
         Column("USER", wraps=True),
         Column("NAME", leaves=1, shrinks=True, cuts="middle", least=40, below=""),
         Column("STATE"),
-        Column("REQUEST", right=True, leaves=3, below="request "),
+        Column("ASKS", right=True, leaves=3, below="asks "),
         Column("NODE", leaves=2, wraps=True, below="on "),
         Column("SUBMITTED", right=True, leaves=5),
-        *((Column("EXPECTED", right=True, leaves=4, below="expected "),) if waiting else ()),
+        *((Column("STARTS", right=True, leaves=4, below="starts "),) if waiting else ()),
         Column("RAN", right=True, leaves=4, below="ran "),
         *((Column("EXIT", right=True),) if codes else ()),
     )

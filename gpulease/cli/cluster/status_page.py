@@ -57,7 +57,7 @@ _UNKNOWN_MEMORY = MemoryView(None, None, None, None, None, None, None)
 def print_status(*, queue: str | None, json: bool, watch: str | None = None) -> int:
     """Print the state of the cluster, with the first jobs of the queue: a number, or "all".
 
-    With `watch`, a span such as 10s, it is printed again and again.
+    With `watch`, a span such as 10s, it is printed again after each span.
     """
     first = rows_asked_for(queue)
     if watch is not None:

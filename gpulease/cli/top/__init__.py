@@ -9,6 +9,7 @@ import typer
 
 from gpulease.cli.connect import SocketOption, connect
 from gpulease.cli.render import Screen, screen_of
+from gpulease.daemon_packages import install_hint
 from gpulease.errors import BadUsage, GpuleaseError
 from gpulease.locations import environment
 from gpulease.units import parse_span
@@ -23,9 +24,9 @@ def top(
     ] = "2s",
     socket: SocketOption = None,
 ) -> int:
-    """Show the GPUs, jobs and the queue live; open jobs, and act on your own.
+    """Show GPUs, jobs and the queue live; open jobs, and act on yours.
 
-    ? shows the keys. It needs a terminal, and the extra `top` of gpulease.
+    ? shows the keys. It needs a terminal, and the extra "top" of gpulease.
 
     \b
     Examples:
@@ -35,7 +36,7 @@ def top(
     if find_spec("textual") is None:
         raise GpuleaseError(
             "cannot show the live view: the package textual is not installed",
-            "in a clone of gpulease: pip install '.[top]'; without it: gpulease status --watch",
+            f"{install_hint('top')}; without it: gpulease status --watch",
         )
     seconds = parse_span(every).total_seconds()
     if seconds < _LEAST_S:
@@ -56,13 +57,13 @@ def top(
 def _check_terminal() -> None:
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise BadUsage(
-            "cannot show the live view: standard input and output are no terminal",
-            "gpulease status prints the same, with --watch again and again",
+            "cannot show the live view: standard input or output is not a terminal",
+            "gpulease status prints it once, gpulease status --watch every two seconds",
         )
     if environment().get("TERM", "dumb") == "dumb":
         raise BadUsage(
             "cannot show the live view: this terminal cannot move its cursor (TERM=dumb)",
-            "gpulease status prints the same, with --watch again and again",
+            "gpulease status prints it once, gpulease status --watch every two seconds",
         )
 
 

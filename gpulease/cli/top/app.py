@@ -19,7 +19,7 @@ from gpulease.cli import extend, keep
 from gpulease.cli.attach import attach_to_job
 from gpulease.cli.cancel_jobs import result as cancelled
 from gpulease.cli.cancel_jobs import summary
-from gpulease.cli.format import clean, id_of, named
+from gpulease.cli.format import clean, id_of, ids_of, named
 from gpulease.cli.render import own_name
 from gpulease.cli.signals import Killed
 from gpulease.cli.top.help import TEXT
@@ -28,7 +28,7 @@ from gpulease.cli.top.jobs import Jobs
 from gpulease.cli.top.machine_screen import MachineScreen
 from gpulease.cli.top.poll import Look, Poller
 from gpulease.cli.top.screens import Ask, Confirm, Help
-from gpulease.cli.top.sections import Item, Stranger, parse_filter
+from gpulease.cli.top.sections import Item, Stranger, array_waiting, parse_filter
 from gpulease.cli.top.text import Terminal
 from gpulease.cli.top.trend import MOST, STEP_S
 from gpulease.client import Client
@@ -200,17 +200,23 @@ class TopApp(App[None]):
         """Cancel the selected job."""
         if (job := self._chosen()) is None:
             return
-        queue = job.queue
-        if queue is not None and queue.array_waiting is not None and queue.array is not None:
-            request = CancelJobsRequest(array=queue.array)
-            question = f"Cancel all jobs of array {queue.array}, {named(job)} of {clean(job.user)}?"
+        if array_waiting(job) is not None and job.queue is not None:
+            array = job.queue.array
+            request = CancelJobsRequest(array=array)
+            question = f"Cancel all jobs of array {array}, {named(job)} of {clean(job.user)}?"
             self._confirm(question, lambda client: summary(client.cancel_all(request)))
         else:
             self._confirm(f"Cancel {_named(job)}?", lambda client: cancelled(client.cancel(job.id)))
 
     def action_extend(self) -> None:
         """Change the time limit of the selected job."""
-        if (job := self._chosen()) is not None:
+        if (job := self._chosen()) is None:
+            return
+        if array_waiting(job) is not None and job.queue is not None:
+            array = job.queue.array
+            hint = f"gpulease extend {array} +1h extends all its jobs"
+            self._refuse(f"cannot extend array {array}: top extends one job at a time", hint)
+        else:
             self._ask(
                 f"Add time to the limit of {_named(job)}, or remove some: +2h, -30m",
                 "+1h",
@@ -219,7 +225,7 @@ class TopApp(App[None]):
 
     def action_keep(self) -> None:
         """Protect the lease of the selected job."""
-        if (job := self._chosen()) is not None:
+        if (job := self._chosen_started("keep")) is not None:
             self._ask(
                 f"Keep the lease of {_named(job)}, even if it is idle, for",
                 "1h",
@@ -228,7 +234,7 @@ class TopApp(App[None]):
 
     def action_attach(self) -> None:
         """Connect the terminal to the selected job."""
-        if (job := self._chosen()) is not None:
+        if (job := self._chosen_started("attach to")) is not None:
             question = f"Attach to {_named(job)}? Ctrl-\\ and then d come back here."
             confirm = Confirm(question, self._terminal)
             self.push_screen(confirm, lambda yes: self._go_to(job.id) if yes else None)
@@ -253,8 +259,19 @@ class TopApp(App[None]):
         item: Item | None = self._machine.selected
         if isinstance(item, JobView):
             return item
-        self._machine.say("no job is selected", style="warn")
+        self._refuse("no job is selected")
         return None
+
+    def _chosen_started(self, verb: str) -> JobView | None:
+        """Return the job of an action that a job in the queue does not allow; say so there."""
+        job = self._chosen()
+        if job is None or job.state != "queued":
+            return job
+        self._refuse(f"cannot {verb} {ids_of([job])}: it waits in the queue")
+        return None
+
+    def _refuse(self, why: str, hint: str | None = None) -> None:
+        (self._job or self._machine).say(why, hint, "warn")
 
     def _confirm(self, question: str, act: Act) -> None:
         confirm = Confirm(question, self._terminal)

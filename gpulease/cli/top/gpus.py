@@ -7,11 +7,23 @@ larger of both the name. The pieces differ in their characters, and in colour wh
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from gpulease.cli.format import UNKNOWN, clean, degrees, index_of, percent, size, truncate
+from gpulease.cli.format import (
+    UNKNOWN,
+    amount,
+    clean,
+    degrees,
+    display_width,
+    index_of,
+    percent,
+    shorten,
+    size,
+    truncate,
+)
+from gpulease.cli.status_page import free_of, notes
 from gpulease.cli.top.text import Line, Span, apart, fitted, width_of
 from gpulease.cli.top.trend import Trend, sparkline
 from gpulease.wire.jobs import JobView
-from gpulease.wire.machine import GpuView
+from gpulease.wire.machine import GpuView, StatusView
 from gpulease.wire.text import model
 
 PANEL = 3
@@ -25,7 +37,6 @@ _OWNER_STYLES = 8
 _TREND = 12
 """Characters of the sparkline in a row."""
 _LEAST_BAR = 12
-_WORDS = {"divided": "divided by MIG", "unreadable": "cannot be read"}
 
 
 @dataclass(frozen=True)
@@ -78,6 +89,9 @@ class Shown:
     owners: tuple[Owner, ...]
     alone: int | None
     """The job that leases it exclusively."""
+    state: str
+    """Why it is not simply available; otherwise empty."""
+    style: str
     trends: Trends
 
 
@@ -91,7 +105,7 @@ class Layout:
     has_panels: bool
 
     def height(self, count: int) -> int:
-        """Return the lines that so many GPUs take."""
+        """Return the lines that `count` GPUs take."""
         lines = -(-count // self.columns)
         return lines * PANEL if self.has_panels else lines
 
@@ -132,13 +146,11 @@ def gpu_lines(
     return lines
 
 
-def shown_gpus(
-    gpus: Sequence[GpuView], jobs: Sequence[JobView], trends: Mapping[str, Trends]
-) -> list[Shown]:
+def shown_gpus(view: StatusView, trends: Mapping[str, Trends]) -> list[Shown]:
     """Return what is known of each GPU."""
-    owners: dict[str, dict[str, Owner]] = {gpu.uuid: {} for gpu in gpus}
+    owners: dict[str, dict[str, Owner]] = {gpu.uuid: {} for gpu in view.gpus}
     alone: dict[str, int] = {}
-    for job in jobs:
+    for job in view.jobs:
         for lease in job.leases if job.state not in {"queued", "ended"} else ():
             here = owners.setdefault(lease.gpu, {})
             owner = here.setdefault(clean(job.user), Owner(clean(job.user)))
@@ -151,10 +163,18 @@ def shown_gpus(
             gpu,
             tuple(each for _, each in sorted(owners[gpu.uuid].items())),
             alone.get(gpu.uuid),
+            *_state(gpu, alone.get(gpu.uuid), view),
             trends.get(gpu.uuid) or Trends(),
         )
-        for gpu in gpus
+        for gpu in view.gpus
     ]
+
+
+def _state(gpu: GpuView, alone: int | None, view: StatusView) -> tuple[str, str]:
+    """Return in the words of `status` why a GPU is not simply available, and the style."""
+    found = list(notes(gpu, alone, view))
+    texts = [each.text if each.job is None else f"{each.text} {each.job}" for each in found]
+    return "; ".join(texts), found[0].style if found else ""
 
 
 def owner_styles(jobs: Sequence[JobView], before: Mapping[str, str]) -> dict[str, str]:
@@ -213,7 +233,7 @@ def _row(
     spans: list[Span] = [(f"{index_of(gpu):>3} ", "title")]
     figures: list[Span] = [(f" {_free(shown):>6} free", _free_style(shown))]
     if width >= _ROW_WIDTH + 8:
-        figures.insert(0, (f" {size(gpu.memory.used):>6} used", ""))
+        figures.insert(0, (f" {amount(gpu.memory.used):>6} used", ""))
     figures.append((f" {percent(gpu.utilization):>4}", ""))
     if gpu.temperature is not None:
         figures.append((f" {degrees(gpu.temperature):>4}", ""))
@@ -221,16 +241,15 @@ def _row(
         if gpu.power is not None:
             figures.append((f" {_watts(gpu.power):>4}", ""))
         figures.append((f" {_history(shown, _TREND, marks, now)}", "dim"))
-    state = _state(shown)
-    right = tuple(figures)
-    space = width - width_of(tuple(spans)) - width_of(right)
-    if state and space >= _LEAST_BAR + len(state) + 1:
-        right = (*figures, (f" {state}", "warn"))
-        space -= len(state) + 1
-    elif state:
-        right = ((f" {state}", "warn"),)
-        space = width - width_of(tuple(spans)) - width_of(right)
-    return [fitted((*spans, *bar(shown, max(0, space), styles, marks), *right), width)]
+    room = width - width_of(tuple(spans)) - _LEAST_BAR
+    if shown.state:
+        # A note replaces figures, the last first.
+        state = shorten(f" {shown.state}", room)
+        while figures and width_of(tuple(figures)) + display_width(state) > room:
+            figures.pop()
+        figures.append((state, shown.style))
+    space = width - width_of((*spans, *figures))
+    return [fitted((*spans, *bar(shown, max(0, space), styles, marks), *figures), width)]
 
 
 def _panel(
@@ -240,7 +259,7 @@ def _panel(
     gpu = shown.gpu
     memory = gpu.memory
     figures = (
-        (f" {size(memory.used):>6} used ", ""),
+        (f" {amount(memory.used):>6} used ", ""),
         (f"{_free(shown):>6} free", _free_style(shown)),
         (f" of {size(memory.total):<5}", "dim"),
     )
@@ -254,12 +273,11 @@ def _panel(
 
 def _title(shown: Shown, width: int, marks: Marks) -> Line:
     gpu = shown.gpu
-    state = clean(gpu.detail or "") or _state(shown)
     left: Line = (
         (marks.rule * 2 + " ", "dim"),
         (f"GPU {index_of(gpu)}", "title"),
         (f" {model(gpu.name, gpu.memory.total)} ", "dim"),
-        *(((f"{state} ", "warn"),) if state else ()),
+        *(((f"{shown.state} ", shown.style),) if shown.state else ()),
     )
     limit = "" if gpu.power_limit is None else f" of {_watts(gpu.power_limit)}"
     known = [degrees(gpu.temperature), f"{_watts(gpu.power)}{limit}"]
@@ -283,25 +301,12 @@ def _history(shown: Shown, count: int, marks: Marks, now: float) -> str:
     return sparkline(known.last(count, now), blocks=marks.blocks)
 
 
-def _state(shown: Shown) -> str:
-    """Return why a GPU takes no job, or only one; empty for one that is free to lease."""
-    gpu = shown.gpu
-    if gpu.state != "available":
-        return _WORDS.get(gpu.state, gpu.state)
-    if gpu.slurm:
-        return "Slurm"
-    if shown.alone is not None:
-        return f"exclusive: job {shown.alone}"
-    return "" if gpu.kept_for is None else f"kept for job {gpu.kept_for}"
-
-
 def _free(shown: Shown) -> str:
-    gpu = shown.gpu
-    return size(gpu.memory.headroom if gpu.state == "available" else None)
+    return amount(free_of(shown.gpu))
 
 
 def _free_style(shown: Shown) -> str:
-    return "good" if shown.gpu.memory.headroom and not _state(shown) else ""
+    return "good" if free_of(shown.gpu) and not shown.state else ""
 
 
 def _watts(value: float | None) -> str:

@@ -56,7 +56,7 @@ class Pane(Lines, can_focus=True):
         self.action_scroll(len(content) if self._at_end else 0)
 
     def action_scroll(self, by: int) -> None:
-        """Scroll by so many lines."""
+        """Scroll down by some lines; up, if below zero."""
         room = max(1, self.size.height - 1)
         last = max(0, len(self._content) - room)
         self._offset = max(0, min(self._offset + by, last))
@@ -139,7 +139,7 @@ class JobScreen(TopScreen):
     def see(
         self, job: JobView, memory: JobMemoryView | None, status: StatusView, now: datetime
     ) -> None:
-        """Show the job as it is now."""
+        """Show the present state of the job."""
         self.job, self._labels, self._now = job, labels_of(status), now
         self._memory_view = memory or self._memory_view
         self._draw()

@@ -1,6 +1,6 @@
 """The listing of jobs, strangers and the queue: the visible rows, and the selected one."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import ClassVar
@@ -11,7 +11,7 @@ from textual.message import Message
 
 from gpulease.cli.top.lines import Lines
 from gpulease.cli.top.rows import Listing
-from gpulease.cli.top.sections import Item, Section, Sort, key_of
+from gpulease.cli.top.sections import Item, Section, Sort, jobs_in, key_of
 from gpulease.cli.top.text import Line, Terminal, fitted, plain
 
 _HEAD = 2
@@ -42,6 +42,13 @@ class Jobs(Lines, can_focus=True):
 
     class Moved(Message):
         """Another row was selected by a key."""
+
+    class Left(Message):
+        """A key went past the first or the last row."""
+
+        def __init__(self, by: int) -> None:
+            super().__init__()
+            self.by = by
 
     class Opened(Message):
         """A row was opened."""
@@ -89,6 +96,8 @@ class Jobs(Lines, can_focus=True):
 
     def action_move(self, by: int) -> None:
         """Select another row."""
+        if abs(by) == 1 and not 0 <= self._selected + by < len(self._items):
+            self.post_message(self.Left(by))
         self._select(self._selected + by)
         self.post_message(self.Moved())
 
@@ -138,9 +147,23 @@ class Jobs(Lines, can_focus=True):
         selected = self.selected if self.has_focus else None
         self.show([self._line(row, listings[row.section.kind], selected) for row in shown])
 
+    def _title(self, section: Section) -> Line:
+        """Return the title of a section, and what of it is below the last line."""
+        below = self._rows[self._offset + self.size.height :]
+        jobs = jobs_in(row.item for row in below if row.section is section and row.item)
+        # How many of those that the daemon was not asked for match a filter is unknown.
+        jobs += 0 if section.left_out else section.more
+        more = f"  {jobs} more below" if jobs else ""
+        titles = [row.section.title for row in below if row.is_title]
+        return (
+            (section.title, "title"),
+            (more, "dim"),
+            *((f"  {title}", "dim") for title in titles),
+        )
+
     def _line(self, row: _Row, listing: Listing, selected: Item | None) -> Line:
         if row.is_title:
-            return ((row.section.title, "title"),)
+            return self._title(row.section)
         if row.item is None:
             return listing.heading(self._order)
         drawn = listing.line(row.item)
@@ -156,3 +179,8 @@ def _head(section: Section) -> tuple[_Row, _Row]:
 def _rows(section: Section) -> list[_Row]:
     head = _head(section)[: _HEAD if section.items else 1]
     return [*head, *(_Row(section, item) for item in section.items)]
+
+
+def lines_of(sections: Iterable[Section]) -> int:
+    """Return the lines that sections take in full."""
+    return sum(len(_rows(section)) for section in sections)

@@ -5,7 +5,7 @@ from typing import ClassVar
 
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
-from textual.containers import Horizontal
+from textual.containers import Horizontal, Vertical
 from textual.events import Resize
 
 from gpulease.cli.format import clean, index_of, shorten
@@ -19,7 +19,7 @@ from gpulease.cli.top.gpus import (
     owner_styles,
     shown_gpus,
 )
-from gpulease.cli.top.jobs import Jobs
+from gpulease.cli.top.jobs import Jobs, lines_of
 from gpulease.cli.top.lines import Lines
 from gpulease.cli.top.screens import TopScreen
 from gpulease.cli.top.sections import (
@@ -27,9 +27,9 @@ from gpulease.cli.top.sections import (
     Item,
     Section,
     Sort,
+    jobs_in,
     labels_of,
     sections,
-    stands_for,
 )
 from gpulease.cli.top.text import Line, Terminal, apart
 from gpulease.wire.history import GpuHistoryView
@@ -38,6 +38,8 @@ from gpulease.wire.text import model
 
 _WIDE = 160
 """From this width on, the queue is beside the jobs."""
+_LEAST = 8
+"""Lines in which both have rows, below each other."""
 _CLOCK = 8
 
 
@@ -49,7 +51,8 @@ class MachineScreen(TopScreen):
     #head {{ width: 1fr; }}
     #clock {{ width: {_CLOCK}; }}
     #gpus {{ height: 1; }}
-    #queue {{ margin-left: 2; }}
+    .beside {{ layout: horizontal; }}
+    .beside #queue {{ margin-left: 2; }}
     """
     KEYS = "Enter open  c cancel  e extend  k keep  a attach  s sort  / find  ? help  q quit"
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -76,12 +79,15 @@ class MachineScreen(TopScreen):
         self._gpus = Lines(terminal, id="gpus")
         self._jobs = Jobs(terminal, id="jobs")
         self._queue = Jobs(terminal, id="queue")
+        self._listing = Vertical(self._jobs, self._queue)
+        self._at_queue = False
+        """Whether keys go to the queue."""
 
     def compose(self) -> ComposeResult:
         """Put the parts below each other."""
         yield Horizontal(self._head, self._clock, id="top")
         yield self._gpus
-        yield Horizontal(self._jobs, self._queue)
+        yield self._listing
         yield self.note
         yield self.keys
 
@@ -97,17 +103,16 @@ class MachineScreen(TopScreen):
     @property
     def selected(self) -> Item | None:
         """The selected row."""
-        return (self._queue if self._queue.has_focus else self._jobs).selected
+        return (self._queue if self._at_queue else self._jobs).selected
 
     @property
     def needs_all(self) -> bool:
         """Whether more than the first jobs of the queue have to be known."""
         is_usual = self.wanted == Filter() and self._order == Sort()
-        listing = self._queue if self._queue.display else self._jobs
-        return not is_usual or listing.is_near_end
+        return not is_usual or self._queue.is_near_end
 
     def see(self, status: StatusView, at: float) -> None:
-        """Show the machine as it is now."""
+        """Show the present state of the machine."""
         self._status, self._now = status, at
         for gpu in status.gpus:
             self._trends.setdefault(gpu.uuid, Trends()).see(gpu, at)
@@ -150,9 +155,18 @@ class MachineScreen(TopScreen):
         self.filter_by(Filter())
 
     def action_side(self) -> None:
-        """Go to the other side of the listing."""
-        if self._queue.display:
-            (self._jobs if self._queue.has_focus else self._queue).focus()
+        """Go to the other part of the listing."""
+        self._at_queue = not self._at_queue
+        self._draw()
+
+    def on_jobs_left(self, message: Jobs.Left) -> None:
+        """Go on to the part below or above."""
+        if (message.by > 0) is not self._at_queue and not self._is_wide:
+            self.action_side()
+
+    @property
+    def _is_wide(self) -> bool:
+        return self.size.width >= _WIDE
 
     def _draw(self) -> None:
         if self._status is None or not self.size.width:
@@ -168,35 +182,46 @@ class MachineScreen(TopScreen):
     def _draw_gpus(self, status: StatusView) -> None:
         self._styles = owner_styles([job for job in status.jobs if job.leases], self._styles)
         arranged = layout(len(status.gpus), self.size.width, self.size.height)
-        shown = shown_gpus(status.gpus, status.jobs, self._trends)
+        shown = shown_gpus(status, self._trends)
         lines = gpu_lines(shown, arranged, self._styles, self._marks, self._now)
         self._set_height(self._gpus, len(lines))
         self._gpus.show(lines)
 
     def _draw_rows(self, found: list[Section], status: StatusView, now: datetime) -> None:
         queue = [section for section in found if section.kind == "queue"]
-        is_wide = self.size.width >= _WIDE and bool(queue)
-        if self._queue.display != is_wide:
-            if self._queue.has_focus:
-                self._jobs.focus()
-            self._queue.display = is_wide
+        jobs = [section for section in found if section.kind != "queue"]
+        self._arrange(lines_of(jobs), lines_of(queue))
         labels = labels_of(status)
-        left = [section for section in found if section.kind != "queue"] if is_wide else found
-        self._jobs.show_sections(left, labels, self._order, now)
-        if is_wide:
-            self._queue.show_sections(queue, labels, self._order, now)
+        self._jobs.show_sections(jobs, labels, self._order, now)
+        self._queue.show_sections(queue, labels, self._order, now)
 
-    def _set_height(self, widget: Lines, height: int) -> None:
-        if widget.styles.height is None or widget.styles.height.value != height:
+    def _arrange(self, jobs: int, queue: int) -> None:
+        """Put the queue beside or below the jobs; each gets half of the lines if it needs them.
+
+        Without room for both, the part with the selected row is shown.
+        """
+        self._at_queue = self._at_queue and queue > 0
+        lines = self.size.height - 2 - len(self._gpus.lines)
+        both = queue > 0 and (self._is_wide or lines >= _LEAST)
+        self._listing.set_class(self._is_wide, "beside")
+        self._jobs.display = both or not self._at_queue
+        self._queue.display = both or self._at_queue
+        share = max(lines - queue, lines // 2)
+        is_below = both and not self._is_wide
+        self._set_height(self._jobs, min(jobs, share) if is_below else "1fr")
+        listing = self._queue if self._at_queue else self._jobs
+        if not listing.has_focus:
+            listing.focus()
+
+    def _set_height(self, widget: Lines, height: int | str) -> None:
+        if str(widget.styles.height) != str(height):
             widget.styles.height = height
 
     def _title(self, status: StatusView) -> Line:
         """Return the first line: the machine, and how many jobs it has."""
         waiting = [job for job in status.jobs if job.state == "queued"]
-        count = max(status.waiting or 0, sum(map(stands_for, waiting)))
-        # The jobs of the user are known if the daemon was asked for the whole queue.
-        known = waiting if sum(map(stands_for, waiting)) == count else []
-        mine = sum(stands_for(job) for job in known if job.user == self._user)
+        count = max(status.waiting or 0, jobs_in(waiting))
+        mine = sum(each.jobs for each in status.waiting_by_user if each.user == self._user)
         running = [job for job in status.jobs if job.state != "queued"]
         own = sum(job.user == self._user for job in running)
         right = f"{counts(len(running), count, own, mine)}  "

@@ -36,7 +36,7 @@ class OutputText:
         text = self._rests.pop(kind, "") + self._decoders[kind].decode(piece)
         *complete, rest = text.split("\n")
         self._lines.extend(_readable(line) for line in complete)
-        # A progress bar writes one line again and again.
+        # A progress bar rewrites one line.
         self._rests[kind] = rest[max(rest.rfind("\r", 0, -1), 0) :][-_LONGEST_LINE:]
 
     def lines(self) -> list[str]:
@@ -45,7 +45,7 @@ class OutputText:
 
 
 def _readable(line: str) -> str:
-    """Return what a line shows in the end: without escapes, and what was written over."""
+    """Return what a line shows in the end: without escapes, and overwritten text."""
     plain = _ESCAPES.sub("", line.rstrip("\r")).expandtabs()
     return clean(plain[plain.rfind("\r") + 1 :][:_LONGEST_LINE])
 

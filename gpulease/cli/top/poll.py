@@ -1,7 +1,7 @@
 """Asks the daemon, in a thread: the screen reacts to keys while the daemon does not answer.
 
-One thread does all requests, one after the other: looks at the machine, every few seconds and at
-once after each change, and what the user asked for.
+One thread makes all requests, one after the other: what the user asks for, and looks at the
+machine, every few seconds and at once after each change.
 """
 
 import time
@@ -34,7 +34,7 @@ class Look:
     at: float
     """Seconds since the epoch."""
     status: StatusView | None
-    """None: the daemon did not answer, or not what was asked for."""
+    """None: the daemon did not answer, or refused."""
     job: JobView | None = None
     """The job that is open."""
     memory: JobMemoryView | None = None
@@ -47,7 +47,7 @@ Then = Callable[[object, GpuleaseError | None], None]
 
 
 class Poller:
-    """Looks at a daemon from a thread of its own, and passes each look to `seen`."""
+    """Looks at a daemon from its thread, and passes each look to `seen`."""
 
     def __init__(self, client: Client, every: float, seen: Callable[[Look], None]) -> None:
         self._client = client.within(ANSWER_WITHIN_S)
@@ -85,7 +85,7 @@ class Poller:
         self.look()
 
     def ask(self, call: Call, then: Then) -> None:
-        """Do a request, pass on its result or its error, and look at once."""
+        """Make a request, pass on its result or its error, and look at once."""
         self._calls.put((call, then))
 
     def _run(self) -> None:

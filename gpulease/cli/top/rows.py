@@ -5,10 +5,11 @@ Only the rows on the screen are drawn, so a queue of a thousand jobs costs its s
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from gpulease.cli.format import (
     UNKNOWN,
+    amount,
     between,
     clean,
     clock,
@@ -17,16 +18,14 @@ from gpulease.cli.format import (
     ids_of,
     index_of,
     instant,
-    is_above,
     label,
-    lacks_limit,
     named,
-    reason_of,
     requested,
     size,
-    until,
 )
+from gpulease.cli.status_page import state_of, why_waiting
 from gpulease.cli.top.sections import (
+    FAR,
     Item,
     Kind,
     Section,
@@ -38,9 +37,11 @@ from gpulease.cli.top.sections import (
     where,
 )
 from gpulease.cli.top.text import Column, Line, Span, row, widths
-from gpulease.wire.jobs import JobView
+from gpulease.units import format_span
+from gpulease.wire.jobs import JobView, LeaseView
 
 _LONGEST_NAME = 40
+_MINUTE = timedelta(minutes=1)
 
 
 class Listing:
@@ -85,7 +86,7 @@ class Listing:
             (clean(job.user), ""),
             (named(job), ""),
             (where(job, self._labels), ""),
-            (size(sum(used)) if used else UNKNOWN, "bad" if above else ""),
+            (amount(sum(used)) if used else UNKNOWN, "bad" if above else ""),
             (size(leased), "dim"),
             (_left(job, self._now), ""),
             _state(job, self._now),
@@ -98,8 +99,7 @@ class Listing:
             (clean(job.user), ""),
             (named(job), ""),
             (requested(job), ""),
-            (clock(job.expected_start_at, self._now) if job.expected_start_at else "", ""),
-            (reason_of(job, self._now) or "", "dim"),
+            (_starts(job, self._now), "dim"),
         ]
 
     def _stranger(self, stranger: Stranger) -> list[Span]:
@@ -109,7 +109,7 @@ class Listing:
             (user_of(stranger), ""),
             (name_of(stranger), ""),
             (index_of(stranger.gpu), ""),
-            (size(process.memory), "unmanaged"),
+            (amount(process.memory), "unmanaged"),
             (between(process.started_at, None, self._now), ""),
         ]
 
@@ -118,39 +118,39 @@ def _id_of(item: Item) -> str:
     return str(item.process.pid) if isinstance(item, Stranger) else ids_of([item])
 
 
+def _starts(job: JobView, now: datetime) -> str:
+    at = clock(job.expected_start_at, now) if job.expected_start_at else ""
+    return ", ".join(filter(None, (at, why_waiting(job, now)))) or UNKNOWN
+
+
 def _state(job: JobView, now: datetime) -> Span:
-    stops = min((lease.stops_at for lease in job.leases if lease.stops_at), default=None)
-    if stops is not None:
-        return f"over, stops in {until(stops, now)}", "bad"
-    if any(lease.over_since_at for lease in job.leases):
-        return "over", "bad"
-    if job.idle_ends_at is not None:
-        return f"idle, ends in {until(job.idle_ends_at, now)}", "warn"
-    if lacks_limit(job):
-        return "no framework limit", "warn"
-    if any(is_above(job, lease) for lease in job.leases) and not job.suspended:
-        return "above", "warn"
-    return label(job), "" if label(job) == "active" else "warn"
+    """Write the state of the lease that is in the most trouble; nothing if the job simply runs."""
+    if not job.leases:
+        return label(job), "warn"
+    drawn = [state_of(job, lease, now)[0] for lease in sorted(job.leases, key=_trouble)]
+    text, style = next((each for each in drawn if each[0]), drawn[0])
+    return text, style
+
+
+def _trouble(lease: LeaseView) -> tuple[bool, str]:
+    return lease.over_since_at is None, lease.stops_at or FAR
 
 
 def _left(job: JobView, now: datetime) -> str:
     """Write the time left, without seconds where there are minutes: a row then changes rarely."""
     if job.expires_at is None:
         return ""
-    seconds = int((instant(job.expires_at) - now).total_seconds())
-    if seconds < 60:
-        return f"{max(0, seconds)}s"
-    minutes = seconds // 60
-    return f"{minutes}m" if minutes < 60 else f"{minutes // 60}h{minutes % 60:02}"
+    left = instant(job.expires_at) - now
+    return format_span(left - left % _MINUTE if left >= _MINUTE else left)
 
 
 _SORTED_COLUMN: Mapping[Kind, Mapping[SortColumn, str]] = {
-    "jobs": {"job": "JOB", "user": "USER", "name": "NAME", "gpu": "GPU", "memory": "USES",
-             "time": "LEFT"},
-    "strangers": {"job": "PID", "user": "USER", "name": "COMMAND", "gpu": "GPU", "memory": "USES",
-                  "time": "AGE"},
-    "queue": {"usual": "PLACE", "job": "JOB", "user": "USER", "name": "NAME", "memory": "ASKS",
-              "time": "STARTS"},
+    "jobs": {"job": "JOB", "user": "user", "name": "name", "gpu": "gpu", "memory": "uses",
+             "time": "left"},
+    "strangers": {"job": "PID", "user": "user", "name": "command", "gpu": "gpu", "memory": "uses",
+                  "time": "age"},
+    "queue": {"usual": "PLACE", "job": "job", "user": "user", "name": "name", "memory": "asks",
+              "time": "starts"},
 }  # fmt: skip
 
 
@@ -177,29 +177,29 @@ class _Widest:
 
 
 def _columns(kind: Kind, widest: _Widest) -> tuple[Column, ...]:
-    number = Column("JOB", min(16, max(5, widest.ids)), right=True)
-    user = Column("USER", min(12, max(5, widest.users)), leaves=1)
-    name = Column("NAME", 10, grows=1, most=_LONGEST_NAME, keeps_end=True)
+    number = Column("job" if kind == "queue" else "JOB", min(16, max(5, widest.ids)), right=True)
+    user = Column("user", min(12, max(5, widest.users)), leaves=1)
+    name = Column("name", 10, grows=1, most=_LONGEST_NAME, keeps_end=True)
     match kind:
         case "jobs":
             return (
                 number,
                 user,
                 name,
-                Column("GPU", 4, right=True),
-                Column("USES", 6, right=True),
-                Column("LEASE", 6, right=True),
-                Column("LEFT", 6, right=True, leaves=2),
-                Column("STATE", min(24, max(6, widest.states))),
+                Column("gpu", 4, right=True),
+                Column("uses", 6, right=True),
+                Column("lease", 6, right=True),
+                Column("left", 7, right=True, leaves=2),
+                Column("", min(24, max(6, widest.states))),
             )
         case "strangers":
             return (
                 Column("PID", max(7, number.width), right=True),
                 user,
-                Column("COMMAND", 10, grows=1),
-                Column("GPU", 4, right=True),
-                Column("USES", 6, right=True),
-                Column("AGE", 7, right=True, leaves=2),
+                Column("command", 10, grows=1),
+                Column("gpu", 4, right=True),
+                Column("uses", 6, right=True),
+                Column("age", 7, right=True, leaves=2),
             )
         case "queue":
             return (
@@ -207,7 +207,6 @@ def _columns(kind: Kind, widest: _Widest) -> tuple[Column, ...]:
                 number,
                 user,
                 name,
-                Column("ASKS", min(14, max(4, widest.asks)), right=True),
-                Column("STARTS", 9, leaves=2),
-                Column("REASON", 16, grows=2),
+                Column("asks", min(14, max(4, widest.asks)), right=True),
+                Column("starts", 20, grows=2),
             )

@@ -3,21 +3,21 @@
 The rows are filtered and sorted here; `rows` draws those on the screen.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from gpulease.cli.format import UNKNOWN, clean, id_of, index_of, label, named
+from gpulease.cli.format import UNKNOWN, alike, clean, id_of, index_of, label, named
 from gpulease.errors import BadUsage
-from gpulease.wire.jobs import JobView
+from gpulease.wire.jobs import ArrayWaitingView, JobView
 from gpulease.wire.machine import GpuView, ProcessView, StatusView
-from gpulease.wire.text import shown_command
+from gpulease.wire.text import ranges, shown_command
 from gpulease.wire.unmanaged import unmanaged_processes
 
 Kind = Literal["jobs", "strangers", "queue"]
 SortColumn = Literal["usual", "job", "user", "name", "gpu", "memory", "time"]
 SORT_COLUMNS: tuple[SortColumn, ...] = ("usual", "job", "user", "name", "gpu", "memory", "time")
-_FAR = "9999"
+FAR = "9999"
 """After every instant that the daemon sends."""
 _TITLES: Mapping[Kind, str] = {
     "jobs": "RUNNING",
@@ -90,14 +90,14 @@ class Section:
     kind: Kind
     items: Sequence[Item]
     left_out: int
-    """Rows that the filter hides."""
+    """Jobs, or processes, that the filter hides."""
     more: int = 0
     """Jobs of the queue that the daemon was not asked for."""
 
     @property
     def title(self) -> str:
-        """What the section is, and how many rows are shown of how many."""
-        count = len(self.items)
+        """What the section is, and how many jobs the filter shows of how many."""
+        count = jobs_in(self.items)
         if self.left_out:
             return f"{_TITLES[self.kind]} {count} of {count + self.left_out + self.more}"
         return f"{_TITLES[self.kind]} {count + self.more}"
@@ -107,9 +107,9 @@ def sections(view: StatusView, wanted: Filter, order: Sort) -> list[Section]:
     """Return the parts of the listing; those without any row before the filter are left out."""
     labels = labels_of(view)
     running = [job for job in view.jobs if job.state != "queued"]
-    waiting = [job for job in view.jobs if job.state == "queued"]
+    waiting = [_row(group) for group in alike(job for job in view.jobs if job.state == "queued")]
     outside = [Stranger(gpu, it) for gpu in view.gpus for it in unmanaged_processes(gpu, view)]
-    more = max(0, (view.waiting or 0) - sum(map(stands_for, waiting)))
+    more = max(0, (view.waiting or 0) - jobs_in(waiting))
     found: list[Section] = []
     every: tuple[tuple[Kind, Sequence[Item], int], ...] = (
         ("jobs", running, 0),
@@ -119,9 +119,19 @@ def sections(view: StatusView, wanted: Filter, order: Sort) -> list[Section]:
     for kind, items, unseen in every:
         if items or kind == "jobs":
             kept = [item for item in items if matches(item, wanted, labels)]
-            hidden = len(items) - len(kept)
+            hidden = jobs_in(items) - jobs_in(kept)
             found.append(Section(kind, ordered(kept, order, labels), hidden, unseen))
     return found
+
+
+def _row(group: Sequence[JobView]) -> JobView:
+    """Return what stands for elements of an array that are alike."""
+    first = group[0]
+    if len(group) == 1 or first.queue is None:
+        return first
+    indices = ranges(sorted(job.queue.array_index or 0 for job in group if job.queue is not None))
+    elements = ArrayWaitingView(indices, len(group))
+    return replace(first, queue=replace(first.queue, array_waiting=elements))
 
 
 def labels_of(view: StatusView) -> dict[str, str]:
@@ -129,10 +139,16 @@ def labels_of(view: StatusView) -> dict[str, str]:
     return {gpu.uuid: index_of(gpu) for gpu in view.gpus}
 
 
-def stands_for(job: JobView) -> int:
-    """Return how many queued jobs a row is for."""
-    elements = None if job.queue is None else job.queue.array_waiting
-    return 1 if elements is None else elements.jobs
+def jobs_in(items: Iterable[Item]) -> int:
+    """Return how many jobs, or processes, rows stand for: one may be for many of an array."""
+    return sum(1 if (array := array_waiting(item)) is None else array.jobs for item in items)
+
+
+def array_waiting(item: Item) -> ArrayWaitingView | None:
+    """Return the elements of an array that a row of the queue stands for."""
+    if isinstance(item, Stranger) or item.queue is None:
+        return None
+    return item.queue.array_waiting
 
 
 def matches(item: Item, wanted: Filter, labels: Mapping[str, str]) -> bool:
@@ -163,10 +179,10 @@ def ordered(items: Sequence[Item], order: Sort, labels: Mapping[str, str]) -> li
     return usual[::-1] if order.reverse else usual
 
 
-def _usual(item: Item) -> tuple[int, int]:
+def _usual(item: Item) -> tuple[bool, int, int]:
     if isinstance(item, Stranger):
-        return item.gpu.index, item.process.pid
-    return (item.position or 0, item.id)
+        return False, item.gpu.index, item.process.pid
+    return item.position is None, item.position or 0, item.id
 
 
 def _memory(item: Item, _labels: Mapping[str, str]) -> int:
@@ -181,8 +197,8 @@ def _memory(item: Item, _labels: Mapping[str, str]) -> int:
 def _time(item: Item, _labels: Mapping[str, str]) -> str:
     """Return when a job ends, when one is expected to start, or when a process began."""
     if isinstance(item, Stranger):
-        return item.process.started_at or _FAR
-    return (item.expected_start_at if item.state == "queued" else item.expires_at) or _FAR
+        return item.process.started_at or FAR
+    return (item.expected_start_at if item.state == "queued" else item.expires_at) or FAR
 
 
 def user_of(item: Item) -> str:

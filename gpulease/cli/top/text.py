@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gpulease.cli.format import display_width, shorten, shorten_middle, truncate
+from gpulease.cli.render import IN_ASCII
 
 Span = tuple[str, str]
 """A text and the name of its style."""
@@ -31,8 +32,10 @@ def width_of(line: Line) -> int:
 
 
 def ascii_only(text: str) -> str:
-    """Return text in ASCII: ~ where something was cut, and ? for other characters."""
-    return text if text.isascii() else text.replace("…", "~").encode("ascii", "replace").decode()
+    """Return text in ASCII, with the marks of `status`, and ? for other characters."""
+    if text.isascii():
+        return text
+    return text.translate(IN_ASCII).encode("ascii", "replace").decode()
 
 
 def fitted(line: Line, width: int) -> Line:

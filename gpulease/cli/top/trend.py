@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 STEP_S = 10
-"""Seconds for each character. A sparkline moves once in so many seconds, which over ssh is less to
-send than at each look."""
+"""Seconds for each character. A sparkline moves at each step and not at each look, which sends less
+over ssh."""
 MOST = 120
 """Steps that are kept: 20 minutes."""
 _BLOCKS = "▁▂▃▄▅▆▇█"
