@@ -50,5 +50,7 @@ def build(
         metrics_by_job: whether the metrics have series for each job.
     """
     served = routes(daemon, live, metrics_by_job=metrics_by_job)
-    handlers = {GpuleaseError: failed, 404: not_found}
-    return HttpRules(Starlette(routes=served, exception_handlers=handlers), base, names)
+    app = Starlette(routes=served, exception_handlers={GpuleaseError: failed, 404: not_found})
+    # It would redirect to a path without the base, and by http behind a proxy that has https.
+    app.router.redirect_slashes = False
+    return HttpRules(app, base, names)

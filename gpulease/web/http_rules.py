@@ -5,10 +5,11 @@ from collections.abc import Collection
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
-from starlette.responses import PlainTextResponse
+from starlette.responses import PlainTextResponse, RedirectResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 _READS = ("GET", "HEAD")
+_LONGEST_PATH = 1000
 HEADERS = {
     # No inline script or style, no other origin, no form, no frame.
     "content-security-policy": (
@@ -48,8 +49,14 @@ class HttpRules:
     def _application(self, scope: Scope) -> ASGIApp:
         if scope["method"] not in _READS:
             return _NO_WRITES
+        if len(scope["path"]) > _LONGEST_PATH:
+            return _TOO_LONG
         asked = Headers(scope=scope).get("host", "")
-        return self._app if self._names is None or is_known(asked, self._names) else _NO_SUCH_NAME
+        if self._names is not None and not is_known(asked, self._names):
+            return _NO_SUCH_NAME
+        if self._base and scope["path"] == self._base:
+            return RedirectResponse(f"{self._base}/")
+        return self._app
 
     def _without_base(self, scope: Scope) -> Scope:
         """Remove the base, which some proxies remove themselves."""
@@ -79,6 +86,7 @@ def is_known(host: str, names: Collection[str]) -> bool:
 _NO_WRITES = PlainTextResponse(
     "cannot change anything here: this page only reads\n", 405, {"allow": ", ".join(_READS)}
 )
+_TOO_LONG = PlainTextResponse("cannot find this page: its path is too long\n", 414)
 _NO_SUCH_NAME = PlainTextResponse(
     "cannot serve this name: on loopback, gpulease-web answers to localhost, addresses and the "
     "name of this machine\n\nhint: start gpulease-web with --host NAME\n",

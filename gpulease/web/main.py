@@ -20,6 +20,7 @@ from gpulease.client.discovery import has_daemon
 from gpulease.client.unix_socket import trusted_users
 from gpulease.errors import BadConfiguration, BadUsage, GpuleaseError
 from gpulease.web.app import build
+from gpulease.web.connections import BoundedProtocol
 from gpulease.web.daemon_reader import ANSWER_WITHIN_S, DaemonReader
 from gpulease.web.live import MOST_LISTENERS, LiveStatus
 
@@ -90,8 +91,9 @@ def _serve(given: argparse.Namespace) -> None:
         base = _base(given.base)
         app = build(daemon, live, base, names, metrics_by_job=given.metrics_jobs)
         settings = uvicorn.Config(
-            app, ws="none", lifespan="off", access_log=False, server_header=False,
-            log_config=None, proxy_headers=False, timeout_graceful_shutdown=_ENDS_WITHIN_S,
+            app, http=BoundedProtocol, ws="none", lifespan="off", access_log=False,
+            server_header=False, log_config=None, proxy_headers=False,
+            timeout_graceful_shutdown=_ENDS_WITHIN_S,
             limit_concurrency=given.most_listeners + _OTHER_CONNECTIONS,
         )  # fmt: skip
         _log.info("serving %s for the daemon on %s", _shown(listening), daemon.path)

@@ -6,14 +6,26 @@ import pytest
 
 from daemon_stand_in import views
 from gpulease.errors import BadUsage, GpuleaseError
+from gpulease.web.arrays import array_of
 from gpulease.web.bars import bar_of
 from gpulease.web.charts import PLOT_HEIGHT, PLOT_WIDTH, Curve, memory_chart, plain_chart
 from gpulease.web.http_rules import is_known
-from gpulease.web.live import values_of
+from gpulease.web.live import sections, values_of
 from gpulease.web.main import listen
 from gpulease.web.templates import render
-from gpulease.web.text import COLORS, clock, colors, size, until
-from gpulease.wire.jobs import ClaimView
+from gpulease.web.text import (
+    COLORS,
+    address_of,
+    clock,
+    colors,
+    event_time,
+    id_of,
+    jobs_in,
+    remark_on,
+    size,
+    until,
+)
+from gpulease.wire.jobs import ArrayWaitingView, ClaimView, EventView, JobView, QueueView
 from gpulease.wire.machine import GpuView, MemoryView, ProcessView
 from gpulease.wire.text import claimed, ordinal, printable
 
@@ -126,3 +138,64 @@ def test_links_are_relative_to_the_page(path: str, root: str) -> None:
     drawn = render("error.html", path, error=GpuleaseError("cannot"), again=None)
     assert f'href="{root}static/style.css"' in drawn
     assert f'href="{root}queue"' in drawn
+
+
+def test_a_gpu_says_all_that_keeps_jobs_from_it() -> None:
+    gpu = views.gpu(0, views.FIRST, name="Simulated 24G", state="drained", detail="new fan")
+    alone = views.running(12, claim=views.claim(exclusive=True))
+    drawn = sections(views.status(gpus=[gpu], jobs=[alone]))
+    assert "drained" in drawn["gpus"]
+    assert "new fan" in drawn["gpus"]
+    assert "exclusive: job" in drawn["gpus"]
+    assert "1 x Simulated 24G<" in drawn["machine"], "the size once"
+
+
+def test_a_job_that_simply_runs_has_no_remark_and_a_short_command() -> None:
+    job = views.running(12, command="/opt/env/bin/python3 /home/ana/train.py --lr 1")
+    assert remark_on(job, views.NOW) == ""
+    drawn = sections(views.status(jobs=[job]))["jobs"]
+    assert ">train.py --lr 1<" in drawn
+    assert "active" not in drawn
+    over = views.running(12)
+    over.leases[0].over_since_at = "2026-03-02T14:04:00Z"
+    over.leases[0].stops_at = "2026-03-02T14:10:00Z"
+    assert remark_on(over, views.NOW) == "over, stops in 5m"
+    assert remark_on(views.running(12, suspended=True), views.NOW) == "suspended"
+
+
+def element(number: int, index: int, **changed: object) -> JobView:
+    queue = QueueView("normal", 0, False, None, [], False, False, 13, index, 8, 0)
+    return views.job(number, label=f"13_{index}", queue=queue, **changed)
+
+
+def test_an_array_counts_the_last_attempt_of_each_element() -> None:
+    jobs = [
+        element(13, 1, state="ended", outcome="exited", exit_status=2),
+        element(14, 2, state="active"),
+        element(15, 3),
+        element(16, 4),
+        element(17, 1, state="ended", outcome="exited", exit_status=0),
+    ]
+    array = array_of(jobs)
+    assert (array.indices, array.counts) == ("1-4", "2 queued, 1 running, 1 succeeded")
+    assert [(row.indices, row.count) for row in array.rows] == [("2", 1), ("1", 1), ("3-4", 2)]
+
+
+def test_the_first_element_and_its_array_have_addresses_of_their_own() -> None:
+    assert address_of(element(13, 1)) == "13_1"
+    assert address_of(element(15, 3)) == "15"
+    assert address_of(views.job(7, label="7")) == "7"
+    waiting = element(15, 3)
+    assert waiting.queue is not None
+    waiting.queue.array_waiting = ArrayWaitingView("3-99", 97)
+    assert (address_of(waiting), id_of(waiting)) == ("13", "13_[3-99]")
+    assert jobs_in([waiting, views.job(7)]) == 98
+
+
+def test_events_within_an_hour_have_seconds() -> None:
+    begin = NOON - timedelta(days=1)
+    events = [EventView((begin + timedelta(seconds=n)).isoformat(), "grant", None) for n in (0, 7)]
+    assert event_time(events[1], events, NOON).endswith("00:07")
+    events.append(EventView(NOON.isoformat(), "end", None))
+    assert event_time(events[1], events, NOON).endswith(":00")
+    assert event_time(events[2], events, NOON).count(":") == 2, "what has just happened"

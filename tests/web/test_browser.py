@@ -112,6 +112,9 @@ def test_a_phone_scrolls_no_page_sideways(busy_web: Web, open_page: Open, path: 
     page = open_page(busy_web.url + path, viewport={"width": 390, "height": 844}, is_mobile=True)
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
     assert page.evaluate("document.documentElement.clientWidth") == 390
+    broken = "[...document.querySelectorAll('tbody th a, .line, .short')].filter("
+    broken += "each => each.getClientRects().length > 1).map(each => each.textContent)"
+    assert page.evaluate(broken) == []
 
 
 def test_the_machine_is_shown_as_it_is(busy_web: Web, open_page: Open) -> None:
@@ -181,9 +184,12 @@ def test_a_daemon_that_goes_away_is_a_notice_until_it_is_back(
     page.get_by_text("Live.").wait_for()
     daemon.kill()
     page.get_by_text("cannot reach the daemon").wait_for()
+    assert page.get_by_text("Live.").count() == 0
+    assert page.get_by_text("Not live").count() == 1
     assert page.locator("#gpus tbody tr").count() == 2, "what was known stays"
     daemon.start()
     page.get_by_text("cannot reach the daemon").wait_for(state="detached")
+    page.get_by_text("Live.").wait_for()
 
 
 def test_an_error_page_becomes_the_page_when_the_daemon_is_back(

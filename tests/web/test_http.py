@@ -153,6 +153,33 @@ def test_what_is_missing_is_said_to_be_missing(served: Web) -> None:
         assert served.get(path).status == 200, path
 
 
+def test_labels_of_elements_are_addresses_and_the_id_of_an_array_is_all_of_it(
+    daemon: Daemon, served: Web
+) -> None:
+    array = daemon.submit("--mem", "1G", "--held", "--array", "1-300", "sleep", "600")
+    assert f"Job {array}_7 " in served.get(f"/jobs/{array}_7").text
+    assert f"Job {array}_1 " in served.get(f"/jobs/{array}_1").text
+    shown = served.get(f"/jobs/{array}").text
+    assert "300 queued" in shown
+    assert f"{array}_[1-300]" in shown
+    for label in (f"{array}_0", f"{array}_", f"{array}_x", "_1", f"{array}_{1 << 70}"):
+        assert served.get(f"/jobs/{label}").status == 404, label
+    queue = served.get("/queue").text
+    assert "300 waiting" in queue
+    assert "Next" not in queue, "one row shows all of them"
+
+
+def test_an_ended_job_shows_what_it_needed_and_how_it_ended(daemon: Daemon, served: Web) -> None:
+    job = daemon.submit("--mem", "1G", "sh", "-c", "exit 2")
+    daemon.wait_until(job, "ended")
+    shown = served.get(f"/jobs/{job}").text
+    assert "ended: exited" in shown
+    assert "worker-started" in shown
+    assert ">Peak<" in shown
+    assert ">Uses<" not in shown
+    assert ">exited<" in served.get("/past").text
+
+
 def test_a_daemon_that_is_away_gives_a_page_that_recovers(daemon: Daemon, served: Web) -> None:
     daemon.kill(signal.SIGTERM)
     gone = wait_for(
@@ -161,6 +188,7 @@ def test_a_daemon_that_is_away_gives_a_page_that_recovers(daemon: Daemon, served
     )
     assert "cannot reach the daemon" in gone.text
     assert gone.headers["refresh"] == "5"
+    assert "--socket" not in gone.text, "that is for the command"
     daemon.start()
     wait_for("it is back", lambda: all(served.get(path).status in (200, 404) for path in PAGES))
 
@@ -258,6 +286,20 @@ def test_it_works_under_the_path_of_a_proxy(daemon: Daemon, strips: bool) -> Non
         found = crawled(outside, parts.path)
         assert {f"/deep/path{each}" for each in PAGES} <= set(found)
         assert "/deep/path/static/live.js" in found
+
+
+def test_a_base_needs_no_slash_and_nothing_leads_out_of_it(daemon: Daemon) -> None:
+    with web(daemon.socket, "--base", "/deep/path") as served:
+        reply = served.get("/deep/path")
+        assert (reply.status, reply.headers["location"]) == (307, "/deep/path/")
+        assert served.get("/deep/path/queue/").status == 404
+        assert served.get("/deep/path/jobs/").status == 404
+
+
+def test_a_long_path_has_a_short_answer(served: Web) -> None:
+    reply = served.get("/" * 50_000)
+    assert reply.status == 414
+    assert len(reply.text) < 100
 
 
 @needs_root
