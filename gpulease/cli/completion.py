@@ -25,6 +25,7 @@ from gpulease.client import Client, trusted_users
 from gpulease.errors import GpuleaseError, NoDaemon
 from gpulease.wire.jobs import JobView
 from gpulease.wire.machine import GpuView
+from gpulease.wire.notifications import EVENTS_OF_JOBS
 
 T = TypeVar("T")
 
@@ -46,9 +47,6 @@ _STATES = {
 _OF_ALL_USERS = frozenset({"show", "plot"})
 _SHELL_ACTIONS = {"COMMAND": "program", "PATH": "files", "FILE": "files", "DIR": "folders"}
 """What the shell completes, by the word that stands for it in the help."""
-NOTIFY_EVENTS = (
-    "start", "end", "fail", "oom", "over-lease", "time-left", "all", "none",
-)  # fmt: skip
 
 
 def completion(
@@ -243,7 +241,7 @@ def _users() -> dict[str, str]:
 
 def _notify_events(typed: str) -> dict[str, str]:
     before, comma, _ = typed.rpartition(",")
-    return {f"{before}{comma}{event}": "" for event in NOTIFY_EVENTS}
+    return {f"{before}{comma}{event}": "" for event in (*EVENTS_OF_JOBS, "all", "none")}
 
 
 def _ask(socket: Path | None, request: Callable[[Client], T]) -> T:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from _thread import allocate_lock, start_new_thread
 from itertools import chain
 
 from gpulease.cli.format import amount, clean, clock, instant, named, percent, size
@@ -70,7 +71,7 @@ def print_history(
         "outcome": None if state in (None, "ended") else state.replace("-", "_"),
         "name": name,
     }
-    client = light_client(socket)
+    client = light_client(socket, "history")
     if as_csv:
         _print_csv(_pages(client, asked, limit))
         return
@@ -91,6 +92,36 @@ def print_history(
 
 def _pages(client: LightClient, asked: dict[str, str | None], limit: int | None) -> Jobs:
     """Yield pages of at most `limit` jobs in all; the first one may be empty."""
+    return ahead(_fetched(client, asked, limit))
+
+
+def ahead(pages: Jobs) -> Jobs:
+    """Yield pages, of which a thread fetches the next one while its caller prints the last."""
+    found: list[tuple[Sequence[PastJobView] | None, BaseException | None]] = []
+    is_ready = allocate_lock()
+
+    def fetch() -> None:
+        try:
+            found.append((next(pages, None), None))
+        except BaseException as error:  # noqa: BLE001  the caller raises it
+            found.append((None, error))
+        is_ready.release()
+
+    is_ready.acquire()
+    fetch()
+    while True:
+        is_ready.acquire()
+        page, error = found.pop()
+        if error is not None:
+            raise error
+        if page is None:
+            return
+        # At the end of the command, such a thread is not waited for.
+        start_new_thread(fetch, ())
+        yield page
+
+
+def _fetched(client: LightClient, asked: dict[str, str | None], limit: int | None) -> Jobs:
     before: str | None = None
     while limit is None or limit > 0:
         most = _PAGE if limit is None else min(limit, _PAGE)

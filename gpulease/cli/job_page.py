@@ -63,7 +63,7 @@ _FRAMEWORKS = {
 }
 _MUCH_LESS = 50
 """Percent of a lease."""
-BRIEF = timedelta(seconds=30)
+_BRIEF = timedelta(seconds=30)
 """After a shorter run the daemon advises no size: it may have missed the peak."""
 _SHORT_HISTORY = timedelta(hours=1)
 
@@ -273,8 +273,8 @@ def _end(job: JobView) -> str:
         why = why.removeprefix(f"exited with {status}").removeprefix(": ")
         status = None
     else:
-        how = outcome
-        why = why.removeprefix(outcome)
+        # A reason such as "cancelled by root" begins with the outcome.
+        how, why = (why, "") if why.startswith(outcome) else (outcome, why)
     shown = "" if status is None else f"; exit status {status}"
     return ": ".join(filter(None, (how, why))) + shown
 
@@ -325,14 +325,14 @@ def _used(job: JobView) -> str | None:
     text = f"{amount(most.needed)} of {size(most.memory)} at most ({share}%)"
     if job.advised:
         return f"{text}; next time {_asking(job)}--mem {size(job.advised)}"
-    is_short = share < _MUCH_LESS and job.exit_status == 0 and _ran_briefly(job)
+    is_short = share < _MUCH_LESS and job.exit_status == 0 and not job.sized and _ran_briefly(job)
     return f"{text}; it ran too briefly to advise a size" if is_short else text
 
 
 def _ran_briefly(job: JobView) -> bool:
     if job.started_at is None or job.ended_at is None:
         return False
-    return instant(job.ended_at) - instant(job.started_at) < BRIEF
+    return instant(job.ended_at) - instant(job.started_at) < _BRIEF
 
 
 def _asking(job: JobView) -> str:

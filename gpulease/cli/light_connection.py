@@ -11,14 +11,14 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-def light_client(socket: Path | str | None) -> LightClient:
+def light_client(socket: Path | str | None, verb: str | None = None) -> LightClient:
     """Return a client of the first daemon that answers; `socket` is the value of --socket.
 
     Raises:
-        NoDaemon: no daemon answers.
+        NoDaemon: no daemon answers; the message says what cannot be done, `verb`.
     """
     if (transport := listening(socket, environment())) is not None:
         return LightClient(transport)
     from gpulease.cli.connect import reach
 
-    return reach(socket)
+    return reach(socket, verb)

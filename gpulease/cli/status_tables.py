@@ -189,7 +189,7 @@ def _queue_table(rows: Sequence[WaitingRow]) -> Table:
         Column("job"),
         Column("user", wraps=True),
         Column(
-            "name", leaves=3, shrinks=True, cuts="middle", least=16, narrows_first=True, below=""
+            "name", leaves=3, shrinks=True, cuts="middle", least=12, narrows_first=True, below=""
         ),
         Column("asks"),
         Column("starts", leaves=4, shrinks=True, cuts="parts", least=least, below=""),

@@ -40,7 +40,7 @@ _ENTER = "\x1b[?1049h\x1b[?25l\x1b[?7l"
 """Another screen, without a cursor, on which long lines do not wrap."""
 _LEAVE = "\x1b[?7h\x1b[?25h\x1b[?1049l"
 _ATOMIC = "\x1b[?2026h{}\x1b[?2026l"
-"""Terminals that know this show what is between at once."""
+"""Terminals that support synchronized output show the text between these at once."""
 _QUITS = frozenset(b"qQ\x03\x04")
 
 

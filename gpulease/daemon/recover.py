@@ -221,7 +221,10 @@ def is_sound_copy(copy: Path, scratch: Path) -> bool:
     """Return whether a backup is intact; checks a copy, since SQLite creates files next to it."""
     looked_at = scratch / "look.db"
     shutil.copyfile(copy, looked_at)
-    return is_sound(looked_at)
+    try:
+        return is_sound(looked_at)
+    finally:
+        looked_at.unlink()
 
 
 def _read(path: Path, scratch: Path, model: Path | None) -> Salvage:

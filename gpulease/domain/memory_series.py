@@ -23,7 +23,7 @@ _STEPS_S = (1, 2, 5, 10, 20, 30, 60, 120, 300, 900, 1800, 3600, 7200, 14400, 288
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """The steps of a series. They begin at multiples of their length, as in any other series."""
+    """The steps of a series. They begin at multiples of their length, in each series."""
 
     begin_s: int
     """Seconds since 1970."""

@@ -42,7 +42,8 @@ class NotifyEvent(StrEnum):
 
 LONGEST_BODY = 4000
 """Characters of a message."""
-_LISTED = 20
+LISTED = 20
+"""Titles in a collected message."""
 _ASKED_FOR = frozenset({Outcome.CANCELLED, Outcome.RELEASED, Outcome.PREEMPTED, Outcome.REQUEUED})
 """Ends without success that are no failures."""
 _MUCH_LESS = 0.8
@@ -222,7 +223,7 @@ def test_message(uid: int) -> Message:
 
 def collected(uid: int, titles: Sequence[str], number: int) -> Message:
     """Return one message in place of `number` ones, of which `titles` are the first."""
-    lines = list(titles[:_LISTED])
+    lines = list(titles[:LISTED])
     if number > len(lines):
         lines.append(f"and {number - len(lines)} more; gpulease history lists past jobs")
     body = "\n".join(lines)[:LONGEST_BODY]

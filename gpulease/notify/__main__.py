@@ -1,7 +1,7 @@
 """Send one message to all receivers of this user, and report what happened at each.
 
-All receivers get it at the same time, and what hangs is left behind: the shim around this program
-ends what it has started.
+All receivers get it at the same time, and this program does not wait for those that hang: the shim
+around it ends what it has started.
 """
 
 import os

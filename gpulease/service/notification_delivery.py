@@ -12,7 +12,7 @@ from datetime import datetime, timedelta
 from typing import Protocol, TypeVar
 
 from gpulease.domain.job import one_line
-from gpulease.domain.notifications import Message, MessageBudget, Notification, collected
+from gpulease.domain.notifications import LISTED, Message, MessageBudget, Notification, collected
 from gpulease.errors import RecordUnwritable
 from gpulease.service.log_once import LogOnce
 from gpulease.service.ports import Clock, Event, InThread
@@ -34,7 +34,6 @@ AT_ONCE = 8
 _HELD_FOR_S = 40.0
 """For which an attempt counts among them. The shim of the sender ends it sooner, unless its file
 system hangs."""
-_TITLES = 20
 _GATHER_S = 0.2
 """Time for more messages to arrive: many jobs may end at once."""
 _TRY_AGAIN_S = 5.0
@@ -194,7 +193,7 @@ class NotificationDelivery:
         In one call: what is stored between counting and replacing would be lost.
         """
         now = self._clock.now()
-        titles, number = self._records.new_of(uid, _TITLES)
+        titles, number = self._records.new_of(uid, LISTED)
         if number > 1:
             self._records.replace_new(collected(uid, titles, number), now)
         return self._records.next_of(uid, now)

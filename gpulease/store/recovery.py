@@ -89,7 +89,9 @@ def _rebuild(
     migrate(engine, revision if revision in known_revisions() else "head")
     engine.dispose()
     with closing(sqlite3.connect(target, isolation_level=None)) as connection:
-        connection.execute("PRAGMA synchronous=OFF")  # The checkpoint at the end syncs it.
+        # One transaction fills the file: its write-ahead log would be larger than the file.
+        connection.execute("PRAGMA journal_mode=DELETE")
+        connection.execute("PRAGMA synchronous=OFF")  # It is synced before it is put in place.
         connection.execute("BEGIN")
         tables = _tables(connection)
         for name in tables:
@@ -97,7 +99,6 @@ def _rebuild(
         _repair_references(connection, tables, counts)
         _skip_ids(connection, damaged, copies, taken)
         connection.execute("COMMIT")
-        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
     engine = open_engine(target)
     bring_up_to_date(target, engine)
     _drop_unreadable(engine, counts)

@@ -62,7 +62,7 @@ class DaemonReader:
             loop = asyncio.get_running_loop()
             future = loop.run_in_executor(self._threads, self._answer, question)
             asked = self._asked[key] = _Asked(future, time.monotonic() + fresh_for)
-        # A browser that goes away does not take the answer from others.
+        # If one browser disconnects, the others still get the answer.
         answer: Answer = await asyncio.shield(asked.answer)
         return answer
 
@@ -71,7 +71,7 @@ class DaemonReader:
         now = time.monotonic()
         done = [(key, each) for key, each in self._asked.items() if each.answer.done()]
         for key, each in done:
-            # It takes the exception out, too: asyncio complains of those that nobody has seen.
+            # This retrieves the exception, too: asyncio logs those that nothing has retrieved.
             failed = each.answer.cancelled() or each.answer.exception() is not None
             if failed or each.fresh_until <= now:
                 del self._asked[key]

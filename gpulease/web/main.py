@@ -28,7 +28,7 @@ _log = logging.getLogger("gpulease.web")
 _DEFAULT = "127.0.0.1:8080"
 _OTHER_CONNECTIONS = 500
 _UNACKNOWLEDGED_MS = 30_000
-"""After so long without an acknowledgement the kernel drops a connection, and what it holds."""
+"""Time without an acknowledgement after which the kernel drops a connection and its buffers."""
 _ENDS_WITHIN_S = 5
 _LARGEST_PORT = 65535
 _BACKLOG = 256
@@ -42,7 +42,7 @@ examples:
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
-    """Serve the web page; exit with 0 at its end, 2 or 78 if it cannot start so."""
+    """Serve the web page; exit with 0 at its end, 2 or 78 for bad arguments or settings."""
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
     try:
@@ -118,7 +118,7 @@ def _client(given: Path | None) -> Client:
 def _base(given: str) -> str:
     base = given.rstrip("/")
     if base and not base.startswith("/"):
-        raise BadUsage(f"cannot use the base {given!r}: it is no path", "--base /gpulease")
+        raise BadUsage(f"cannot use the base {given!r}: it is not a path", "--base /gpulease")
     return base
 
 
@@ -135,7 +135,7 @@ def listen(address: str) -> socket.socket:
         host, _, port = address.rpartition(":")
         if not host or not port.isdecimal() or int(port) > _LARGEST_PORT:
             raise BadUsage(
-                f"cannot listen on {address!r}: it is no address",
+                f"cannot listen on {address!r}: it is not an address",
                 "--listen 127.0.0.1:8080, --listen [::1]:8080, --listen unix:/path",
             )
         return _listen_on_port(host.strip("[]"), int(port))

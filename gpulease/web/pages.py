@@ -45,7 +45,7 @@ _WORST_FIRST = ("failure", "warning", "ok")
 
 
 class _Person(NamedTuple):
-    """A user, with what is known of each."""
+    """A user, with share and use where they are known."""
 
     user: str
     share: ShareView | None

@@ -18,7 +18,7 @@ from daemon_stand_in import views
 from daemon_stand_in.daemon import StandIn
 from gpulease.cli import commands
 from gpulease.cli.completion import script
-from gpulease.domain.notifications import OF_JOBS
+from gpulease.wire.notifications import EVENTS_OF_JOBS
 
 PATIENCE_S = 20.0
 
@@ -296,7 +296,7 @@ def test_gpus_are_completed_by_index(shell: Shell) -> None:
 
 
 def test_events_are_completed_one_after_another(shell: Shell) -> None:
-    assert candidates(shell, "run", "--notify", "") == [*OF_JOBS, "all", "none"]
+    assert candidates(shell, "run", "--notify", "") == [*EVENTS_OF_JOBS, "all", "none"]
     assert candidates(shell, "run", "--notify", "fail,o") == ["fail,oom", "fail,over-lease"]
 
 

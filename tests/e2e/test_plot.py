@@ -118,7 +118,7 @@ def test_what_cannot_be_written_is_refused(daemon: Daemon, job: int, tmp_path: P
 def test_show_draws_the_chart_below_the_job(daemon: Daemon, job: int) -> None:
     shown = daemon.run("show", "--plot", str(job)).stdout
 
-    assert shown.index("requested") < shown.index("█")
+    assert shown.index("asks") < shown.index("█")
     refused = daemon.run("show", "--plot", "--json", str(job), check=False)
     assert refused.returncode == 125
 

@@ -232,7 +232,7 @@ def test_an_open_job_shows_its_details_its_memory_and_its_output(daemon: Daemon)
     async def read(user: User) -> None:
         await user.until("bert")
         await user.press("enter")
-        await user.until(f"job {job}  bert", "DETAILS", "requested", "MEMORY", "OUTPUT", "line 5")
+        await user.until(f"job {job}  bert", "DETAILS", "asks", "MEMORY", "OUTPUT", "line 5")
         shown = user.screen
         await user.until("─ lease", "started")
         await user.press("tab", "tab", "home")
@@ -252,7 +252,7 @@ def test_on_a_small_screen_an_open_job_has_one_pane_at_a_time(daemon: Daemon) ->
     async def read(user: User) -> None:
         await user.until("bert")
         await user.press("enter")
-        await user.until("DETAILS", "requested", gone="OUTPUT")
+        await user.until("DETAILS", "asks", gone="OUTPUT")
         await user.press("tab")
         await user.until("MEMORY", gone="DETAILS")
         await user.press("tab")

@@ -89,7 +89,7 @@ def test_status_shows_the_gpus_of_all_nodes_and_the_jobs_on_them(idle: Cluster) 
     assert shown["waiting"] == 1
     text = ask(idle, "status")
     assert "n3: gpulease has published nothing there" in text
-    assert re.search(rf"{job}  alice  train +active +n2 +0 +16G", text)
+    assert re.search(rf"{job}  alice  train +n2 +0 +16G", text)
 
 
 def test_what_strangers_use_is_shown(idle: Cluster) -> None:

@@ -1,6 +1,8 @@
 """Past jobs as the API shows them, and what others do not see of them."""
 
+from collections.abc import Iterator, Sequence
 from datetime import datetime, timedelta
+from threading import Event
 from typing import Any
 
 import pytest
@@ -8,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from fakes import ALICE, NOON, G
-from gpulease.cli.history_page import COLUMNS, trace_of
+from gpulease.cli.history_page import COLUMNS, ahead, trace_of
 from gpulease.domain.job import Outcome
 from gpulease.replay.trace_file import read_trace
 from gpulease.server.history import history_view
@@ -128,3 +130,22 @@ def test_every_export_is_a_trace(
         assert job.submit_s == pytest.approx(submitted, abs=0.001)
         assert (job.time_limit_s is None) == (past.time_limit is None)
         assert job.utilization == (None if past.utilization is None else past.utilization / 100)
+
+
+def test_the_next_page_is_fetched_while_the_last_one_is_printed() -> None:
+    first, second = history_view([ended(2)], 1, None).jobs, history_view([ended(1)], 1, None).jobs
+    is_fetched = Event()
+
+    def fetched() -> Iterator[Sequence[PastJobView]]:
+        yield first
+        is_fetched.set()
+        yield second
+        raise OSError
+
+    pages = ahead(fetched())
+
+    assert next(pages) is first
+    assert is_fetched.wait(10)
+    assert next(pages) is second
+    with pytest.raises(OSError):
+        next(pages)

@@ -4,12 +4,15 @@ from dataclasses import replace
 
 import pytest
 
-from fakes import NOON, hold_order, order
+from fakes import NOON, G, hold_order, order, reading
 from gpulease.domain.gpu import JobId
 from gpulease.domain.job import Exit, Job, Outcome
 from gpulease.domain.lease import State
+from gpulease.domain.plan import plan, why_waiting
+from gpulease.domain.queue_options import ArrayElement, QueueOptions
+from gpulease.domain.snapshot import Snapshot
 from gpulease.errors import with_hint
-from gpulease.server.reasons import exit_status, reason
+from gpulease.server.reasons import exit_status, explanation, reason
 
 JOB = order().queued(JobId(1), NOON)
 
@@ -47,3 +50,27 @@ def test_a_hold_has_no_processes_to_wait_for() -> None:
 )
 def test_the_exit_status_is_that_of_a_shell(job: Job, status: int | None) -> None:
     assert exit_status(job) == status
+
+
+@pytest.mark.parametrize("passes", [1, 2], ids=["as it starts", "while it runs"])
+@pytest.mark.parametrize("exclusive", [False, True])
+def test_reasons_name_elements_of_arrays_as_people_see_them(passes: int, exclusive: bool) -> None:
+    """The id of an element stands nowhere else."""
+    jobs = [
+        replace(
+            order(5 * G, exclusive=exclusive).queued(JobId(place + 1), NOON),
+            queue=QueueOptions(array=ArrayElement(JobId(1), place)),
+        )
+        for place in range(4)
+    ]
+    decided = plan(Snapshot(jobs, [reading("GPU-a", 0), reading("GPU-b", 1)], NOON))
+    for _ in range(passes - 1):
+        decided = plan(replace(decided.after, gpus=None))
+    waiting = explanation(jobs[3].claim, why_waiting(decided, jobs[3]), 2)
+    assert waiting.waits_for[:2] == [1, 2]
+    assert waiting.waits_for_labels[:2] == ["1_0", "1_1"]
+    assert waiting.why is not None and "1_0, 1_1" in waiting.why
+    if exclusive:
+        assert [each.why.split()[:2] for each in waiting.refusals] == [
+            ["job", "1_0"], ["job", "1_1"]
+        ]  # fmt: skip

@@ -13,10 +13,11 @@ from gpulease.domain.job import Job, Owner, aging, grant, worker_started
 from gpulease.domain.lease import Claim
 from gpulease.domain.limits import UserLimits
 from gpulease.domain.placement import Placement
-from gpulease.domain.plan import Plan, plan, started
-from gpulease.domain.queue_options import Priority
+from gpulease.domain.plan import Plan, plan, started, why_waiting
+from gpulease.domain.queue_options import ArrayElement, Priority
 from gpulease.domain.queue_policy import PolicyName, QueuePolicy
 from gpulease.domain.snapshot import Snapshot
+from gpulease.server.reasons import explanation
 
 CAROL = Owner(1002, 1002, "carol")
 HOUR = timedelta(hours=1)
@@ -60,6 +61,17 @@ def test_a_job_for_other_gpus_than_the_oldest_gets_a_reservation_too() -> None:
     assert kept(decided) == {2: {"GPU-0"}, 4: {"GPU-2"}}
     assert decided.reserved == {"GPU-0": 2, "GPU-2": 4}
     assert not decided.grants
+
+
+def test_a_reservation_for_an_element_of_an_array_is_named_as_people_see_it() -> None:
+    options = replace(FOR_TEST_GPU.queue, array=ArrayElement(JobId(2), 7))
+    later = job(5, 2, CAROL, named=FIRST)
+    element = replace(FOR_TEST_GPU, queue=options, claim=Claim(23 * G, named=FIRST))
+    decided = decide(TEST_GPU, element, later)
+    waiting = explanation(later.claim, why_waiting(decided, later), len(CARDS))
+    assert (waiting.behind, waiting.behind_label) == (2, "2_7")
+    assert "job 2_7" in (waiting.why or "")
+    assert any("job 2_7" in each.why for each in waiting.refusals)
 
 
 def test_small_jobs_do_not_overtake_a_large_one_for_as_long_as_they_come() -> None:

@@ -7,11 +7,12 @@ from datetime import timedelta, timezone
 import pytest
 
 from daemon_stand_in import views
-from gpulease.cli import list_page, render, status_page
+from gpulease.cli import job_page, list_page, render, status_page
 from gpulease.cli.format import amount, display_width, shorten_middle
 from gpulease.cli.gpu_rows import bar
 from gpulease.cli.status_tables import models
 from gpulease.cli.tables import draw
+from gpulease.domain.memory_estimate import LONG_ENOUGH
 from gpulease.units import GIB, KIB
 from gpulease.wire.jobs import ArrayWaitingView, JobList, JobView, LeaseView, QueueView
 from gpulease.wire.machine import GpuView, ProcessView, StatusView, UserWaitingView, WindowView
@@ -113,6 +114,18 @@ def test_a_reason_is_shown_whole_or_left_out_beside_a_time() -> None:
         assert row_of(lines, first).endswith(("19:00", f"19:00, {reason}"))
     assert any(line.strip() == reason for line in shown(machine(1, jobs), 60))
     assert "…" not in "".join(line for line in shown(machine(1, jobs), 100) if "one of" in line)
+
+
+def test_elements_are_named_as_they_stand_in_other_rows() -> None:
+    labels = ["1", "2", "13_2", "13_3", "9_7"]
+    job = views.job(5, position=1, waits_for=[1, 2, 15, 16, 38], waits_for_labels=labels)
+    lines = shown(machine(1, [replace(job, expected_start_at=None)]), 100)
+    assert row_of(lines, "1").endswith("after one of 1-2,13_[2-3],9_7")
+    behind = replace(job, behind=38, behind_label="9_7")
+    assert row_of(shown(machine(1, [behind]), 100), "1").endswith("after job 9_7")
+    text = draw(job_page.page(behind, NOW), None)
+    assert "job 1, job 2, job 13_2, job 13_3, job 9_7" in text
+    assert "the reservation of job 9_7" in text
 
 
 def test_similar_jobs_in_the_queue_share_a_row() -> None:
@@ -323,6 +336,16 @@ def test_a_command_is_shown_without_the_paths_of_interpreter_and_script(
     command: str, short: str
 ) -> None:
     assert shown_command(command) == short
+
+
+@pytest.mark.parametrize("seconds", [29, 30])
+def test_a_run_that_was_too_short_for_advice_says_so(seconds: int) -> None:
+    lease = LeaseView(views.FIRST, 8 * GIB, None, None, [], needed=54 << 20)
+    ended = f"2026-03-02T14:00:{seconds}Z"
+    job = views.over(1, leases=[lease], started_at="2026-03-02T14:00:00Z", ended_at=ended)
+    text = draw(job_page.page(job, NOW), None)
+    assert "54M of 8G at most (1%)" in text
+    assert ("too briefly" in text) is (seconds < LONG_ENOUGH.total_seconds())
 
 
 def test_an_end_is_said_once() -> None:

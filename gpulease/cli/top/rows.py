@@ -208,5 +208,5 @@ def _columns(kind: Kind, widest: _Widest) -> tuple[Column, ...]:
                 user,
                 name,
                 Column("asks", min(14, max(4, widest.asks)), right=True),
-                Column("starts", 20, grows=2),
+                Column("starts", 20, grows=1),
             )
