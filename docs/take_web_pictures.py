@@ -151,12 +151,12 @@ def gpu(index: int, **fields: Any) -> machine.GpuView:
     return view
 
 
-def status() -> machine.StatusView:
+def status(rows: int = 20) -> machine.StatusView:
     gpus = [gpu(0), gpu(1, stray=3 * G), gpu(2), gpu(3)]
     queued = list(waiting())
     return machine.StatusView(
         "gpu01", "575.57.08", __version__, False, NOW.isoformat(), gpus,
-        [*running(), *queued[:20]], waiting=len(queued), more="gpulease list",
+        [*running(), *queued[:rows]], waiting=len(queued), more="gpulease list",
     )  # fmt: skip
 
 
@@ -261,8 +261,8 @@ def answer(target: str) -> object:
     if what.startswith("gpus/"):
         return gpu_history(float(parse_qs(parts.query)["since"][0]))
     views = {
-        "status": status, "doctor": doctor, "shares": shares, "report": report,
-        "history": past,
+        "status": lambda: status(int(parse_qs(parts.query)["queue"][0])),
+        "doctor": doctor, "shares": shares, "report": report, "history": past,
         "jobs/41/memory": job_memory,
         "jobs/41": lambda: next(each for each in running() if each.id == 41),
     }  # fmt: skip

@@ -8,6 +8,8 @@ from gpulease.wire.jobs import JobView
 from gpulease.wire.text import ranges
 
 MOST_ROWS = 100
+MOST_LINKS = 8
+"""Of one row."""
 _RUNNING = ("granted", "active", "releasing")
 
 
@@ -15,10 +17,12 @@ _RUNNING = ("granted", "active", "releasing")
 class ElementRow:
     """An element that runs, or the elements that have one state for one reason."""
 
-    job: JobView
-    """The first of them."""
-    indices: str
-    count: int
+    jobs: Sequence[JobView]
+
+    @property
+    def indices(self) -> str:
+        """Their indices, as ranges."""
+        return _indices(self.jobs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +65,7 @@ def _rows(elements: Iterable[JobView]) -> list[ElementRow]:
         key = not runs, state_of(job), job.exit_status, job.reason, job.id if runs else None
         groups.setdefault(key, []).append(job)
     ordered = sorted(groups.items(), key=lambda item: bool(item[0][0]))
-    return [ElementRow(each[0], _indices(each), len(each)) for _, each in ordered]
+    return [ElementRow(each) for _, each in ordered]
 
 
 def _indices(jobs: Iterable[JobView]) -> str:

@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
 from gpulease.errors import GpuleaseError, NoSuchJob, NoSuchRoute, NotAllowed
-from gpulease.web.arrays import MOST_ROWS, array_of
+from gpulease.web.arrays import MOST_LINKS, MOST_ROWS, array_of
 from gpulease.web.charts import Chart, Curve, memory_chart, plain_chart
 from gpulease.web.daemon_reader import DaemonReader
 from gpulease.web.live import LiveStatus, sections, values_of
@@ -126,7 +126,7 @@ class Pages:
         jobs = await self._daemon.ask(
             ("array", number), lambda client: client.elements(number), _ARRAY_FRESH_FOR_S
         )
-        return _page(request, "array.html", array=array_of(jobs), most=MOST_ROWS)
+        return _page(request, "array.html", array=array_of(jobs), most=MOST_ROWS, links=MOST_LINKS)
 
     async def _memory_of(self, job: int) -> JobMemoryView | None:
         """Return the memory of a job over time; None from an older daemon."""

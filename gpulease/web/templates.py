@@ -24,6 +24,7 @@ _FILTERS: tuple[Callable[..., Any], ...] = (
     text.id_of,
     text.kind_of,
     ordinal,
+    text.reason_of,
     text.remark_on,
     shown_command,
     text.since,

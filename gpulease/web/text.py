@@ -139,6 +139,11 @@ def _is_above(lease: LeaseView) -> bool:
     return lease.used is not None and lease.used > lease.memory
 
 
+def reason_of(job: JobView) -> str:
+    """Write why a job waits or how it ended, unless state and exit status say it."""
+    return "" if job.reason in (None, f"exited with {job.exit_status}") else job.reason or ""
+
+
 def state_of(job: JobView) -> str:
     """Write the state of a job, or how it ended."""
     if job.suspended:

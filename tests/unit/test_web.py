@@ -178,7 +178,7 @@ def test_an_array_counts_the_last_attempt_of_each_element() -> None:
     ]
     array = array_of(jobs)
     assert (array.indices, array.counts) == ("1-4", "2 queued, 1 running, 1 succeeded")
-    assert [(row.indices, row.count) for row in array.rows] == [("2", 1), ("1", 1), ("3-4", 2)]
+    assert [(row.indices, len(row.jobs)) for row in array.rows] == [("2", 1), ("1", 1), ("3-4", 2)]
 
 
 def test_the_first_element_and_its_array_have_addresses_of_their_own() -> None:
