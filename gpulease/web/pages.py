@@ -25,6 +25,7 @@ _MOST_PAGES = 200
 _QUEUE_FRESH_FOR_S = 2.0
 _ARRAY_FRESH_FOR_S = 5.0
 """An array has up to 10,000 elements."""
+_HOUR_S = 3600.0
 _SLOW_FRESH_FOR_S = 30.0
 """Reports over weeks take the daemon a while, and change little."""
 _AGAIN_AFTER_S = 5
@@ -50,6 +51,7 @@ class _Person(NamedTuple):
     user: str
     share: ShareView | None
     use: UseView | None
+    waits: UseView | ShareView | None
 
 
 class Pages:
@@ -156,10 +158,12 @@ class Pages:
         """Show what each user asked for, used and waited."""
         span = _span(request, _OF_PEOPLE, "week")
         seconds = _SPANS[span].total_seconds()
-        shares = await self._daemon.ask(
-            ("shares", span), lambda client: client.shares(seconds), _SLOW_FRESH_FOR_S
-        )
         report = await self._report(span, seconds)
+        # The report has the waits as well; adding them up twice takes the daemon twice as long.
+        waits_of_s = seconds if report is None else _HOUR_S
+        shares = await self._daemon.ask(
+            ("shares", waits_of_s), lambda client: client.shares(waits_of_s), _SLOW_FRESH_FOR_S
+        )
         return _page(
             request, "people.html", people=_people(shares, report), reported=report is not None,
             spans=_OF_PEOPLE, span=span,
@@ -232,9 +236,13 @@ def _span(request: Request, known: Sequence[str], usual: str) -> str:
 
 def _people(shares: SharesView, report: ReportView | None) -> list[_Person]:
     """Return all users of both views, those with a share first."""
-    uses = {each.user: each for each in report.users} if report is not None else {}
-    found = [_Person(each.user, each, uses.pop(each.user, None)) for each in shares.users]
-    return found + [_Person(user, None, use) for user, use in uses.items()]
+    if report is None:
+        return [_Person(each.user, each, None, each) for each in shares.users]
+    uses = {each.user: each for each in report.users}
+    found = [
+        _Person(each.user, each, use := uses.pop(each.user, None), use) for each in shares.users
+    ]
+    return found + [_Person(user, None, use, use) for user, use in uses.items()]
 
 
 def _job_charts(memory: JobMemoryView) -> Iterator[Chart]:

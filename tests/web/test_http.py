@@ -125,6 +125,11 @@ def test_names_and_commands_of_users_are_text_wherever_they_are(
         daemon.submit("--mem", "1G", "--name", name, "sleep", "600", name, "\u202eevil\x1b[31m\n")
     daemon.submit("--mem", "8G", "--gpus", "2", "--name", HOSTILE[0], "sleep", "600")
     wait_for("one waits", lambda: daemon.client.status().waiting)
+    # The page shows a state that may be a second old.
+    wait_for(
+        "the page shows them",
+        lambda: all(name in unescape(served.get("/").text) for name in HOSTILE),
+    )
     texts = crawled(served)
     texts["/events"] = event(served)
     for path, text in texts.items():
