@@ -5,7 +5,7 @@ from datetime import datetime, timedelta
 
 from gpulease.cli.format import clean, clock
 from gpulease.errors import SlurmFailed
-from gpulease.slurm.allocations import allocation_on
+from gpulease.slurm.allocations import Unclear, allocation_on
 from gpulease.slurm.commands import run_slurm
 from gpulease.slurm.shards import DEFAULT_SHARD
 
@@ -24,7 +24,7 @@ def _gpus(job: int, node: str | None) -> str:
     try:
         shown = run_slurm(["scontrol", "show", "job", "-d", str(job)])
         gpus = allocation_on(shown, job, node or "").gpus
-    except SlurmFailed:
+    except (SlurmFailed, Unclear):  # a short job may be over already
         return ""
     return f", {'GPU' if len(gpus) == 1 else 'GPUs'} {', '.join(map(str, gpus))}" if gpus else ""
 
