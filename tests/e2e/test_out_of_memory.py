@@ -140,6 +140,6 @@ def test_report_sets_what_was_asked_against_what_was_used(daemon: Daemon) -> Non
     shown = daemon.run("report", "--all").stdout
     told = daemon.run("report", "--since", "1h", "--json").stdout
 
-    assert shown.splitlines()[0].split()[:4] == ["USER", "JOBS", "REQUESTED", "USED"]
+    assert shown.splitlines()[0].split()[:4] == ["USER", "JOBS", "MEAN", "LEASE"]
     assert '"jobs": 1' in told
     assert shown.splitlines()[1].split()[2] == "2G"
