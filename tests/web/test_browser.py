@@ -210,6 +210,8 @@ def test_without_scripts_the_page_shows_the_machine_and_says_how_to_reload(
     assert page.get_by_text("plain").is_visible()
     assert not page.get_by_role("button").count()
     daemon.wait_until(daemon.submit("--mem", "1G", "--name", "second", "sleep", "600"), "active")
+    # The server shows a state that may be half a second old.
+    wait_for("it is served", lambda: "second" in served.get("/").text)
     page.get_by_role("link", name="Reload").click()
     page.get_by_text("second").wait_for()
 

@@ -122,7 +122,8 @@ def test_names_and_commands_of_users_are_text_wherever_they_are(
     daemon: Daemon, served: Web
 ) -> None:
     for name in HOSTILE:
-        daemon.submit("--mem", "1G", "--name", name, "sleep", "600", name, "\u202eevil\x1b[31m\n")
+        words = ("sh", "-c", "sleep 600", name, "\u202eevil\x1b[31m\n")
+        daemon.wait_until(daemon.submit("--mem", "1G", "--name", name, *words), "active")
     daemon.submit("--mem", "8G", "--gpus", "2", "--name", HOSTILE[0], "sleep", "600")
     wait_for("one waits", lambda: daemon.client.status().waiting)
     # The page shows a state that may be a second old.
