@@ -147,7 +147,7 @@ def hang_up_the_stopped(root: int) -> None:
             deliver(found, signal.SIGHUP, signal.SIGCONT)
 
 
-_PODMAN = (b"podman\n", b"conmon\n", b"catatonit\n")
+_PODMAN = (b"podman\n", b"conmon\n", b"catatonit\n", b"podman pause\n")
 """The names of podman's own processes around a container."""
 
 
@@ -175,9 +175,6 @@ def kill(root: int, *, spare_podman: bool = False) -> None:
             killed.add((found.pid, found.started))
 
 
-_PAUSE = b"catatonit\0-P\0"
-
-
 def end_pause_processes(root: int) -> None:
     """Kill podman's pause processes below `root` if nothing else is left there.
 
@@ -185,9 +182,16 @@ def end_pause_processes(root: int) -> None:
     later containers and never ends. The next podman starts another, or joins a container's.
     """
     left = descendants(root)
-    if all(_file(found.pid, "cmdline") == _PAUSE for found in left):
+    if all(_is_pause(found.pid) for found in left):
         for found in left:
             deliver(found, signal.SIGKILL)
+
+
+def _is_pause(pid: int) -> bool:
+    # Without catatonit, podman waits itself, by another name: pkg/rootless/rootless_linux.c.
+    if _file(pid, "comm") == b"podman pause\n":
+        return True
+    return _file(pid, "cmdline") == b"catatonit\0-P\0"
 
 
 def _file(pid: int, name: str) -> bytes:
