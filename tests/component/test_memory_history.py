@@ -16,7 +16,7 @@ from gpulease.daemon.housekeeping import Sampler
 from gpulease.domain.gpu import GpuReading, GpuUuid, JobId, build_ledger
 from gpulease.domain.job import Exit, Outcome, Owner, grant, worker_gone, worker_started
 from gpulease.domain.lease import Trigger
-from gpulease.domain.memory_series import JobSpan, grid_over
+from gpulease.domain.memory_series import JobSpan, grid_over, held
 from gpulease.domain.placement import Placement
 from gpulease.errors import RecordUnwritable
 from gpulease.service.observation import GpuObserver
@@ -147,7 +147,7 @@ def test_pools_and_utilization_are_sampled_with_the_memory(sampling: Sampling) -
     sampling.pool = 5
     sampling.run(1, lambda _: {job: G})
     (span,) = sampling.sampler.unwritten()[1]
-    assert (span.used, span.pool, span.utilization, span.user) == (G, 5, 70, "alice")
+    assert ([each.most for each in span.figures], span.user) == ([G, 5, 70], "alice")
 
 
 def test_while_the_disk_is_full_the_history_stays_in_memory(sampling: Sampling) -> None:
@@ -215,7 +215,8 @@ def test_temperature_and_power_are_kept(store: SqlStore) -> None:
 def spans_of(job: JobId, user: str, begin: datetime, count: int, used: int) -> list[JobSpan]:
     at_s = int(begin.timestamp())
     return [
-        JobSpan(GPU, job, user, at_s + 10 * number, used, None, None) for number in range(count)
+        JobSpan(GPU, job, user, at_s + 10 * number, held((used, None, None), 10))
+        for number in range(count)
     ]
 
 
@@ -300,8 +301,8 @@ def test_a_recovered_database_has_the_memory_of_its_jobs_and_of_no_other(
     MemoryHistory(store).record([sample(NOON, G)], {}, spans_of(job, "alice", NOON, 5, G))
     store.close()
     with closing(sqlite3.connect(store.path)) as connection:
-        connection.execute("INSERT INTO job_memory VALUES (1, 10, 0, 99, 1, 1, 1)")
-        connection.execute("INSERT INTO job_memory VALUES (7, 10, 0, ?, 1, 1, 1)", (job,))
+        connection.execute("INSERT INTO job_memory (gpu, resolution, at, job) VALUES (1, 10, 0, 99)")
+        connection.execute("INSERT INTO job_memory (gpu, resolution, at, job) VALUES (7, 10, 0, ?)", (job,))
         connection.commit()
     (tmp_path / "scratch").mkdir()
     found = salvage(store.path, tmp_path / "scratch", None)
