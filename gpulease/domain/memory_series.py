@@ -106,7 +106,9 @@ class Span:
 
     def merged(self, other: "Span") -> "Span":
         """Return this with what is known of another span in the same step."""
-        figures = tuple(one.merged(two) for one, two in zip(self.figures, other.figures, strict=True))
+        figures = tuple(
+            one.merged(two) for one, two in zip(self.figures, other.figures, strict=True)
+        )
         return Span(self.at_s, max(self.lasts_s, other.lasts_s), figures)
 
 
@@ -171,6 +173,7 @@ class GpuSeries:
     """What the jobs of each user used, the most first; None: the other users together."""
     owner_means: Sequence[Mean]
     """The same on average, in the same order."""
+    means: Mapping[str, Mean]
     used: Series
     leased: Series
     committed: Series
@@ -178,17 +181,16 @@ class GpuSeries:
     utilization: Series
     temperature: Series
     power: Series
-    means: Mapping[str, Mean]
 
 
 @dataclass(frozen=True, slots=True)
 class JobSeries:
     """What a job used of one GPU over time: the largest values, and all of them on average."""
 
+    means: Mapping[str, Mean]
     used: Series
     pool: Series
     utilization: Series
-    means: Mapping[str, Mean]
 
 
 Number = TypeVar("Number", int, float)

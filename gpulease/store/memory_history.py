@@ -83,15 +83,17 @@ SAMPLES = f"""
 """The rows of samples with their sums: each holds until the next, at most for `HOLDS_FOR_S`.
 
 An idle machine takes one of ten samples, so a mean of samples would count busy time tenfold. The
-sums are made here and not stored, since a second has one sample. :next is when the sample after
-the last row was taken, in microseconds; 0 if there is none.
+sums are made here and not stored, since a second has one sample. :next is when the last row
+stopped to hold, in microseconds.
 """
 _DELETE_NOW = text(
     f"DELETE FROM gpu_memory WHERE uuid IN (SELECT uuid FROM gpus) AND resolution = {NOW}"  # noqa: S608
 )
 _ADD_SAMPLE = text(
-    f"INSERT OR REPLACE INTO gpu_memory (uuid, resolution, at, {', '.join(VALUES)}) "
-    f"VALUES (:uuid, :resolution, :at, {_columns(VALUES, ':{0}')})"
+    f"""
+    INSERT OR REPLACE INTO gpu_memory (uuid, resolution, at, {", ".join(VALUES)})
+    VALUES (:uuid, :resolution, :at, {_columns(VALUES, ":{0}")})
+    """  # noqa: S608
 ).bindparams(bindparam("at", type_=Instant))
 # A job may have been deleted since.
 _ADD_JOB_SPAN = text(
@@ -196,7 +198,9 @@ _GPU_KEY, _JOB_KEY = f"uuid IN {_GPUS_SEEN}", "gpu IN (SELECT number FROM gpus)"
 """The GPU is first in both primary keys."""
 
 
-def _merge(table: str, source: str, key: Sequence[str], where: str, values: Sequence[str]) -> TextClause:
+def _merge(
+    table: str, source: str, key: Sequence[str], where: str, values: Sequence[str]
+) -> TextClause:
     """Return the statement that merges the rows of one resolution into those of the next."""
     others = ", ".join(key)
     return text(
@@ -240,9 +244,7 @@ _TABLES = (
 )  # fmt: skip
 
 
-def _fold(
-    connection: Connection, table: _Table, place: int, now: datetime
-) -> None:
+def _fold(connection: Connection, table: _Table, place: int, now: datetime) -> None:
     """Write one row for each coarse span that is entirely older than rows of this resolution."""
     fine, coarse = table.resolutions[place : place + 2]
     border = _floor(now - fine.keep_for, coarse.seconds)

@@ -92,7 +92,7 @@ class MemorySeries:
             RecordUnwritable: the file cannot be read now.
         """
         with self._reading() as connection:
-            rows = [*self._gpu_rows(connection, gpu, grid), *self._gpu_samples(gpu)]
+            rows = [*self._gpu_rows(connection, gpu, grid), *self._gpu_samples(gpu, grid)]
             owners = self._owners(connection, gpu, grid)
         found = series_of(grid, rows, len(VALUES))
         peaks, means = [peak for peak, _ in found], [mean for _, mean in found]
@@ -101,7 +101,7 @@ class MemorySeries:
         by_name = by_owner(peaks[0], largest, names)
         known_s = total(grid, rows, len(VALUES))[0].seconds
         owner_means = means_of_owners(grid, owners, names, means[0], known_s)
-        return GpuSeries(by_name, owner_means, *peaks, means=dict(zip(VALUES, means, strict=True)))
+        return GpuSeries(by_name, owner_means, dict(zip(VALUES, means, strict=True)), *peaks)
 
     def job(self, job: JobId, gpu: GpuUuid, grid: Grid) -> JobSeries:
         """Return the series of a job on a GPU. Raises as `gpu` does."""
@@ -120,13 +120,13 @@ class MemorySeries:
         # The first row began before the job, if it is long.
         found = series_of(replace(grid, first_s=0), rows, len(JOB_VALUES))
         peaks, means = [peak for peak, _ in found], [mean for _, mean in found]
-        return JobSeries(*peaks, means=dict(zip(JOB_VALUES, means, strict=True)))
+        return JobSeries(dict(zip(JOB_VALUES, means, strict=True)), *peaks)
 
     def _owners(self, connection: Connection, gpu: GpuUuid, grid: Grid) -> dict[str, list[Span]]:
         spans: dict[str, list[Span]] = {}
         for each in JOB_RESOLUTIONS:
-            for at_s, user, *used in _ask(connection, _OWNERS, each, grid, {"gpu": gpu}):
-                spans.setdefault(user, []).append(_span((at_s, *used), each.seconds, 1))
+            for at_s, user, *figure in _ask(connection, _OWNERS, each, grid, {"gpu": gpu}):
+                spans.setdefault(user, []).append(_span((at_s, *figure), each.seconds, 1))
         unwritten: dict[tuple[str, int], Figure] = {}
         for span in self._spans:
             if span.gpu == gpu:
@@ -136,23 +136,24 @@ class MemorySeries:
                     (found.most or 0) + (used.most or 0),
                     found.sum + used.sum, found.seconds + used.seconds,
                 )  # fmt: skip
-        for (user, at_s), figure in unwritten.items():
-            spans.setdefault(user, []).append(Span(at_s, JOB_SPAN_S, (figure,)))
+        for (user, at_s), together in unwritten.items():
+            spans.setdefault(user, []).append(Span(at_s, JOB_SPAN_S, (together,)))
         return spans
 
     def _gpu_rows(self, connection: Connection, gpu: GpuUuid, grid: Grid) -> Iterator[Span]:
-        following = int(self._samples[0].at.timestamp()) * _US if self._samples else 0
-        wanted = {"gpu": gpu, "next": following}
+        # The latest sample holds until now, which is the end of its range.
+        next_s = int(self._samples[0].at.timestamp()) if self._samples else grid.last_s
+        wanted = {"gpu": gpu, "next": next_s * _US}
         for each in RESOLUTIONS:
             lasts_s = max(each.seconds, HOLDS_FOR_S)
             query = _SAMPLES if each is RESOLUTIONS[0] else _GPU
             for row in _ask(connection, query, each, grid, wanted):
                 yield _span(row, lasts_s, len(VALUES))
 
-    def _gpu_samples(self, uuid: GpuUuid) -> Iterator[Span]:
+    def _gpu_samples(self, uuid: GpuUuid, grid: Grid) -> Iterator[Span]:
         instants = [int(sample.at.timestamp()) for sample in self._samples]
-        until = [*instants[1:], *(each + 1 for each in instants[-1:])]
-        for sample, at_s, next_s in zip(self._samples, instants, until, strict=True):
+        until = [*instants[1:], grid.last_s]
+        for sample, at_s, next_s in zip(self._samples, instants, until, strict=False):
             seconds = max(0, min(HOLDS_FOR_S, next_s - at_s))
             for gpu in sample.gpus:
                 if gpu.uuid == uuid:

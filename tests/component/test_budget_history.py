@@ -36,7 +36,9 @@ def batch(store: SqlStore) -> None:
     samples = [Sample(NOON + timedelta(seconds=each), ledgers) for each in range(15)]
     uuids = [GpuUuid(gpu.uuid) for gpu in GPUS]
     at_s = int(NOON.timestamp())
-    spans = [JobSpan(uuids[n % 16], JobId(n), "alice", at_s, held((1, None, None), 10)) for n in JOBS]
+    spans = [
+        JobSpan(uuids[n % 16], JobId(n), "alice", at_s, held((1, None, None), 10)) for n in JOBS
+    ]
     peaks = {(JobId(n), uuids[n % 16]): 1 for n in JOBS}
     MemoryHistory(store).record(samples, peaks, spans)
 

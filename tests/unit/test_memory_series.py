@@ -70,7 +70,10 @@ def test_the_memory_of_a_job_has_no_finer_steps_than_its_spans() -> None:
 
 def series(grid: Grid, *spans: tuple[int, int, int]) -> Series:
     """Return a series of spans, each as seconds after the begin, seconds, and its value."""
-    made = [Span(grid.begin_s + at_s, lasts_s, held((value,), lasts_s)) for at_s, lasts_s, value in spans]
+    made = [
+        Span(grid.begin_s + at_s, lasts_s, held((value,), lasts_s))
+        for at_s, lasts_s, value in spans
+    ]
     return series_of(grid, made, 1)[0][0]
 
 
