@@ -163,8 +163,8 @@ QUEUED_AGAIN = frozenset({Outcome.PREEMPTED, Outcome.REQUEUED})
 """After these, a job is always queued again."""
 AT_A_LIMIT = frozenset({Outcome.TIME_LIMIT, Outcome.OVER_LEASE, Outcome.IDLE})
 """Ends that gpulease caused, whatever exit code the job chose when it was asked to end."""
-NOT_FAILED = QUEUED_AGAIN | {Outcome.RELEASED, Outcome.CANCELLED, Outcome.GAVE_UP}
-"""Ends that are no failure, whatever the exit code."""
+NOT_FAILED = QUEUED_AGAIN | {Outcome.RELEASED, Outcome.CANCELLED}
+"""Ends that somebody asked for: no failure, whatever the exit code."""
 
 
 @dataclass(frozen=True, slots=True)
