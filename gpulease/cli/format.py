@@ -150,8 +150,8 @@ SUSPENDED = "suspended"
 
 def has_failed(job: JobView) -> bool:
     """Return whether a job ended without success, and nobody asked for that."""
-    is_end = job.state == "ended"
-    return is_end and job.outcome not in _ASKED_FOR and job.exit_status != 0
+    succeeded = job.outcome == "exited" and job.exit_status == 0
+    return job.state == "ended" and job.outcome not in _ASKED_FOR and not succeeded
 
 
 def requested(job: JobView) -> str:
