@@ -143,21 +143,34 @@ def _samples(uuids: Sequence[str], now: datetime) -> Iterator[dict[str, object]]
         for span, at in _spans(RESOLUTIONS, now - YEAR, now, now):
             draw = _draw(at)
             used, committed = draw.randrange(80 * G), draw.randrange(80 * G)
-            yield {
-                "uuid": uuid, "resolution": span, "at": at, "used": used, "leased": committed,
-                "committed": committed, "unmanaged": 0, "utilization": draw.randrange(101),
-                "temperature": 30 + draw.randrange(50), "power": 60 + draw.randrange(300),
+            values: dict[str, int | None] = {
+                "used": used, "leased": committed, "committed": committed, "unmanaged": 0,
+                "utilization": draw.randrange(101), "temperature": 30 + draw.randrange(50),
+                "power": 60 + draw.randrange(300),
             }  # fmt: skip
+            # A row of one sample has no sums.
+            known_s = span if span > RESOLUTIONS[0].seconds else None
+            yield {"uuid": uuid, "resolution": span, "at": at, **_with_sums(values, known_s)}
+
+
+def _with_sums(values: dict[str, int | None], seconds: int | None) -> dict[str, object]:
+    """Return values, with sums as if each were half of the time at its largest."""
+    found: dict[str, object] = {**values}
+    for name, value in values.items():
+        is_known = value is not None and seconds is not None
+        found[f"{name}_sum"] = value * seconds // 2 if value is not None and seconds else None
+        found[f"{name}_seconds"] = seconds if is_known else None
+    return found
 
 
 def _job_samples(now: datetime) -> Iterator[dict[str, object]]:
     for number in _numbers():
         draw, ended = _draw(number), _ended_at(number, now)
         for span, at in _spans(JOB_RESOLUTIONS, ended - _run_for(number), ended, now):
-            yield {
-                "gpu": number % GPUS + 1, "resolution": span, "at": at, "job": number,
-                "used": draw.randrange(20 * G), "pool": None, "utilization": draw.randrange(101),
-            }  # fmt: skip
+            used, busy = draw.randrange(20 * G), draw.randrange(101)
+            values: dict[str, int | None] = {"used": used, "pool": None, "utilization": busy}
+            key = {"gpu": number % GPUS + 1, "resolution": span, "at": at, "job": number}
+            yield {**key, **_with_sums(values, span)}
 
 
 def _spans(

@@ -6,6 +6,7 @@ from gpulease.cli.format import (
     between,
     clean,
     clock,
+    has_failed,
     ids_of,
     label,
     named,
@@ -74,7 +75,11 @@ def _counted(elements: Sequence[JobView]) -> str:
         "queued": sum(job.state == "queued" for job in elements),
         "running": sum(job.state in _RUNNING for job in elements),
         "succeeded": sum(job.exit_status == 0 for job in elements),
-        "failed": sum(job.state == "ended" and job.exit_status != 0 for job in elements),
+        "failed": sum(map(has_failed, elements)),
+        "stopped": sum(
+            job.state == "ended" and job.exit_status != 0 and not has_failed(job)
+            for job in elements
+        ),
     }
     return ", ".join(f"{count} {state}" for state, count in counts.items() if count)
 

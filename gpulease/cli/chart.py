@@ -53,6 +53,8 @@ class Layer:
     """The character that fills it; █ alone has parts, which make the upper edge finer."""
     letter: str
     """The same in ASCII."""
+    averages: bool = False
+    """Whether values that share a column are drawn as their mean, or as the largest of them."""
 
 
 @record(frozen=True)
@@ -98,8 +100,8 @@ def memory_chart(
 ) -> str:
     """Return a chart as text: `height` lines of at most `width` columns, and those of the legend.
 
-    Where several values share a column, the largest is drawn. `blocks` says that the terminal can
-    show block characters; without them the chart is ASCII.
+    Where several values share a column, the layer says what is drawn. `blocks` says that the
+    terminal can show block characters; without them the chart is ASCII.
     """
     lines = [*_chart(layers, limit, times, width, height, blocks=blocks)]
     if legend:
@@ -121,7 +123,7 @@ def _chart(
     margin = max(map(display_width, labels.values()))
     columns = max(_LEAST_COLUMNS, width - margin - 1)
     drawn = [
-        (layer, [_eighths(each, top, rows) for each in _columns(layer.values, columns)])
+        (layer, [_eighths(each, top, rows) for each in _columns(layer, columns)])
         for layer in layers
     ]
     line_row = None if limit is None else min(rows - 1, ceil(limit.value * rows / top))
@@ -163,16 +165,21 @@ def tick_step(top: float, most: int) -> int:
     return step
 
 
-def _columns(values: Sequence[int | None], columns: int) -> Iterator[int | None]:
-    """Yield the largest value of each column; with fewer values than columns, they repeat."""
+def _columns(layer: Layer, columns: int) -> Iterator[float | None]:
+    """Yield the value of each column; with fewer values than columns, they repeat."""
+    values = layer.values
     count = len(values)
     for column in range(columns):
         begin = column * count // columns
         some = values[begin : max(begin + 1, (column + 1) * count // columns)]
-        yield max((each for each in some if each is not None), default=None)
+        known = [each for each in some if each is not None]
+        if layer.averages and known:
+            yield sum(known) / len(known)
+        else:
+            yield max(known, default=None)
 
 
-def _eighths(value: int | None, top: float, rows: int) -> int | None:
+def _eighths(value: float | None, top: float, rows: int) -> int | None:
     """Return the height of a value in eighths of a row; a little is not nothing."""
     return None if value is None else ceil(value * rows * 8 / top - 1e-6)
 
@@ -256,6 +263,7 @@ def _legend(layers: Sequence[Layer], limit: Limit | None, *, blocks: bool) -> Li
         spans += [Span(mark, layer.style), Span(f" {shorten(layer.name, 40)}   ")]
     if limit is not None:
         spans += [Span("─" if blocks else "-", "dim"), Span(f" {limit.name}   ")]
-    if any(each is None for layer in layers[:1] for each in layer.values):
+    cells = zip(*(layer.values for layer in layers), strict=True)
+    if any(all(each is None for each in cell) for cell in cells):
         spans += [Span(_UNKNOWN, "dim"), Span(" unknown")]
     return tuple(spans)

@@ -142,10 +142,16 @@ def since(written: str, now: datetime) -> str:
     return _span(now - instant(written))
 
 
-NOT_FAILED = frozenset({"released", "cancelled", "gave_up", "preempted", "requeued"})
-"""The outcomes other than an exit that are no failures."""
+_ASKED_FOR = frozenset({"released", "cancelled", "preempted", "requeued"})
+"""The ends that somebody asked for."""
 SUSPENDED = "suspended"
 """The state shown for an active job with a stopped main process."""
+
+
+def has_failed(job: JobView) -> bool:
+    """Return whether a job ended without success, and nobody asked for that."""
+    succeeded = job.outcome == "exited" and job.exit_status == 0
+    return job.state == "ended" and job.outcome not in _ASKED_FOR and not succeeded
 
 
 def requested(job: JobView) -> str:

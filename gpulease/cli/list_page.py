@@ -6,12 +6,12 @@ import sys
 
 from gpulease.cli.cluster import acts_on_slurm
 from gpulease.cli.format import (
-    NOT_FAILED,
     SUSPENDED,
     alike,
     between,
     clean,
     clock,
+    has_failed,
     ids_of,
     label,
     named,
@@ -187,7 +187,7 @@ def _matches(job: JobView, wanted: str) -> bool:
     if wanted == SUSPENDED:
         return bool(job.suspended)
     if wanted == "failed":
-        return job.outcome not in NOT_FAILED and job.exit_status != 0
+        return has_failed(job)
     return bool(spoken(job.outcome or "") == wanted)
 
 

@@ -20,47 +20,74 @@ _STYLES: tuple[Style, ...] = ("used", "leased", "good", "warn", "exclusive")
 """Of the owners."""
 
 
+PEAK = "peak of use"
+
+
+def on_average(view: GpuHistoryView | JobGpuSeriesView, name: str) -> Series:
+    """Return the means of a series; those of an older daemon are its largest values."""
+    mean = view.means.get(name)
+    found: Series = getattr(view, name) if mean is None else _rounded(mean.values)
+    return found
+
+
 def job_layers(gpu: JobGpuSeriesView) -> tuple[list[Layer], Limit]:
     """Return what a job held of one GPU, and of that what the pools of its frameworks used."""
-    limit = Limit("lease", gpu.leased)
+    limit, used = Limit("lease", gpu.leased), on_average(gpu, "used")
+    peak = _peak(gpu, gpu.used)
     if all(each is None for each in gpu.pool):
-        return [Layer("used", gpu.used, "used", "█", "#")], limit
+        return [*peak, Layer("used", used, "used", "█", "#", averages=True)], limit
     return [
-        Layer("held", gpu.used, "leased", "▒", "="),
+        *peak,
+        Layer("held", used, "leased", "▒", "=", averages=True),
         Layer("in use by its framework", gpu.pool, "used", "█", "#"),
     ], limit
 
 
 def gpu_layers(gpu: GpuHistoryView) -> list[Layer]:
     """Return, each above the next: memory used without a lease, leased but unused, and used."""
-    used = [_less(*each) for each in zip(gpu.used, gpu.unmanaged, strict=True)]
+    unmanaged = on_average(gpu, "unmanaged")
+    used = [_less(*each) for each in zip(on_average(gpu, "used"), unmanaged, strict=True)]
+    peak = [_less(*each) for each in zip(gpu.used, gpu.unmanaged, strict=True)]
     # A job may use more than its lease.
-    leased = [_largest(*each) for each in zip(gpu.committed, gpu.leased, used, strict=True)]
-    all_of_it = [_sum(*each) for each in zip(leased, gpu.unmanaged, strict=True)]
+    claimed = on_average(gpu, "committed"), on_average(gpu, "leased"), used
+    leased = [_largest(*each) for each in zip(*claimed, strict=True)]
+    all_of_it = [_sum(*each) for each in zip(leased, unmanaged, strict=True)]
     return [
-        Layer(NO_LEASE, _at_most(all_of_it, gpu.total), "unmanaged", "▚", "!"),
-        Layer("leased", _at_most(leased, gpu.total), "leased", "▒", "="),
-        Layer("used", used, "used", "█", "#"),
+        Layer(NO_LEASE, _at_most(all_of_it, gpu.total), "unmanaged", "▚", "!", averages=True),
+        Layer("leased", _at_most(leased, gpu.total), "leased", "▒", "=", averages=True),
+        *_peak(gpu, peak),
+        Layer("used", used, "used", "█", "#", averages=True),
     ]
 
 
 def owner_layers(gpu: GpuHistoryView, *, colour: bool) -> list[Layer]:
     """Return what each user used, above what those used who used more."""
     layers: list[Layer] = []
-    below: Series = [None if each is None else 0 for each in gpu.used]
+    below: Series = [None if each is None else 0 for each in on_average(gpu, "used")]
     for number, (name, series) in enumerate(_by_owner(gpu)):
         below = [_sum(*each) for each in zip(series, below, strict=True)]
         letter = "!" if name == NO_LEASE else chr(ord("A") + number)
         style = "unmanaged" if name == NO_LEASE else _STYLES[number % len(_STYLES)]
-        layers.append(Layer(name, below, style, "█" if colour else letter, letter))
-    return layers[::-1]
+        block = "█" if colour else letter
+        layers.append(Layer(name, below, style, block, letter, averages=True))
+    return [*_peak(gpu, gpu.used), *layers[::-1]]
+
+
+def _peak(view: GpuHistoryView | JobGpuSeriesView, largest: Series) -> list[Layer]:
+    """Return the largest values as a faint band behind the means, if there are means."""
+    return [Layer(PEAK, largest, "dim", "░", ".")] if view.means else []
 
 
 def _by_owner(gpu: GpuHistoryView) -> Iterator[tuple[str, Series]]:
     for owner in gpu.owners:
-        yield OTHERS if owner.user is None else clean(owner.user), owner.used
+        name = OTHERS if owner.user is None else clean(owner.user)
+        yield name, owner.used if owner.mean is None else _rounded(owner.mean.values)
     if any(gpu.unmanaged) or not gpu.owners:
-        yield NO_LEASE, gpu.unmanaged
+        yield NO_LEASE, on_average(gpu, "unmanaged")
+
+
+def _rounded(means: Sequence[float | None]) -> Series:
+    return [None if each is None else round(each) for each in means]
 
 
 def _less(amount: int | None, other: int | None) -> int | None:

@@ -50,7 +50,8 @@ def plot(
 
     Of a job it is what its processes held and, where a framework reports it, what the pool of the
     framework had in use. Of a GPU it is what was used, leased, and used without a lease. Where a
-    point stands for a longer time, it is the peak. What was not recorded is shown as unknown.
+    point stands for a longer time, it is the average, and the peak is a faint band behind it. What
+    was not recorded is shown as unknown.
 
     --out needs matplotlib, of the extra "plot".
 

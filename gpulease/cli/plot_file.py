@@ -27,6 +27,7 @@ _COLOURS = {
     "good": "#009e73",
     "warn": "#e69f00",
     "exclusive": "#cc79a7",
+    "dim": "#d0d0d0",
 }
 """Of Okabe and Ito, "Color Universal Design": they differ for people who are colour-blind."""
 _WIDTH, _HEIGHT = 9.0, 4.0

@@ -1,10 +1,9 @@
 """The charts of `gpulease plot` and `gpulease show --plot`, in the terminal or in a file."""
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
-from statistics import fmean
 
 from gpulease.cli.caller import environment
 from gpulease.cli.chart import Chart, Limit, Times, memory_chart
@@ -24,7 +23,7 @@ from gpulease.client import Client, encode
 from gpulease.errors import GpuleaseError
 from gpulease.light_json import indent
 from gpulease.units import format_span
-from gpulease.wire.history import MOST_POINTS, GpuHistoryView, JobMemoryView
+from gpulease.wire.history import MOST_POINTS, GpuHistoryView, JobMemoryView, MeanView
 from gpulease.wire.jobs import JobView
 
 _WIDTH = 80
@@ -34,6 +33,7 @@ _LEAST_HEIGHT = 6
 _BESIDE = 4
 """Lines around a chart: its head, its legend, the text below, an empty one."""
 _MOST_OWNERS = 5
+_LEAST_POINTS, _LABELS = 10, 8
 
 
 def plot_job(client: Client, word: str, out: Path | None, *, json: bool) -> None:
@@ -88,7 +88,7 @@ def plot_gpu(
         Span(f"  {clean(view.name)}, the last {within}"),
     )
     times = Times(instant(view.begins_at), view.step)
-    _show([Chart(head, layers, limit, times, [*_about_gpu(view)])], out, screen)
+    _show([Chart(head, layers, limit, times, [*about_gpu(view)])], out, screen)
 
 
 def _check(out: Path | None) -> None:
@@ -100,7 +100,10 @@ def _check(out: Path | None) -> None:
 
 
 def _points(screen: Screen, out: Path | None, *, json: bool) -> int:
-    return MOST_POINTS if json or out is not None else screen.width or _WIDTH
+    if json or out is not None:
+        return MOST_POINTS
+    # No more than columns beside the labels: the daemon merges steps more exactly than the chart.
+    return max(_LEAST_POINTS, (screen.width or _WIDTH) - _LABELS)
 
 
 def job_charts(job: JobView, view: JobMemoryView, now: datetime) -> Iterator[Chart]:
@@ -113,27 +116,44 @@ def job_charts(job: JobView, view: JobMemoryView, now: datetime) -> Iterator[Cha
             layers, limit = job_layers(gpu)
             about = f"  {named(job)} on GPU {clean(gpu.label)}, {begin} to {end}"
             head = Span(f"job {id_of(job)}", "title"), Span(about)
-            yield Chart(head, layers, limit, times, [_peak_and_mean("used", gpu.used, gpu.leased)])
+            mean = gpu.means.get("used")
+            below = [_peak_and_mean("used", gpu.used, mean, gpu.leased)]
+            yield Chart(head, layers, limit, times, below)
 
 
-def _about_gpu(view: GpuHistoryView) -> Iterator[str]:
+def about_gpu(view: GpuHistoryView) -> Iterator[str]:
     if any(each is not None for each in view.used):
-        yield _peak_and_mean("used", view.used, view.total)
-        yield _peak_and_mean("leased", view.leased, view.total)
+        yield _peak_and_mean("used", view.used, view.means.get("used"), view.total)
+        yield _peak_and_mean("leased", view.leased, view.means.get("leased"), view.total)
     for owner in view.owners[:_MOST_OWNERS]:
         who = "others" if owner.user is None else clean(owner.user)
-        yield f"{_peak_and_mean(who, owner.used)}"
+        yield f"{_peak_and_mean(who, owner.used, owner.mean)}"
     busy = [each for each in view.utilization if each is not None]
     if busy:
-        yield f"utilization: {fmean(busy):.0f}% on average"
+        mean = _mean(view.utilization, view.means.get("utilization"), lambda it: f"{it:.0f}%")
+        yield f"utilization: at most {max(busy)}%{mean}"
 
 
-def _peak_and_mean(what: str, series: Sequence[int | None], of: int | None = None) -> str:
+def _peak_and_mean(
+    what: str, series: Sequence[int | None], mean: MeanView | None, of: int | None = None
+) -> str:
     known = [each for each in series if each is not None]
     if not known:
         return f"{what}: unknown"
     most = f"{size(max(known))} of {size(of)}" if of else size(max(known))
-    return f"{what}: at most {most}, {size(int(fmean(known)))} on average"
+    return f"{what}: at most {most}{_mean(series, mean, lambda it: size(round(it)))}"
+
+
+def _mean(
+    series: Sequence[int | None], mean: MeanView | None, write: Callable[[float], str]
+) -> str:
+    """Write an average, and that it is of a part of the time if it is; "" if it is unknown."""
+    if mean is None or mean.overall is None:
+        return ""
+    pairs = zip(series, mean.values, strict=True)
+    is_part = any(most is not None and average is None for most, average in pairs)
+    part = " where it is known" if is_part else ""
+    return f", {write(mean.overall)} on average{part}"
 
 
 def _show(charts: Sequence[Chart], out: Path | None, screen: Screen) -> None:

@@ -40,7 +40,9 @@ def report(
     everyone: Annotated[bool, typer.Option("--all", help="Jobs of all users.")] = False,
     since: Annotated[
         str | None,
-        typer.Option("--since", metavar="SPAN", help="Only jobs of the last 7d, 12h, 30m."),
+        typer.Option(
+            "--since", metavar="SPAN", help="Only jobs that ended in the last 7d, 12h, or run."
+        ),
     ] = None,
     by: Annotated[
         Literal["user", "group", "week", "month"],
@@ -56,19 +58,21 @@ def report(
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     socket: SocketOption = None,
 ) -> None:
-    """Compare what ended jobs asked for with what they used, and show how long they waited.
+    """Compare what jobs asked for with what they used, and show how long they waited.
 
-    Sizes are means over the time for which memory was leased. UNUSED GIB-HOURS is memory that was
-    leased and never needed. Jobs with unknown use do not count. Below: how good the expected starts
-    of waiting jobs and the predicted run times were.
+    Jobs that hold memory count up to now. Sizes are means over the time for which memory was
+    leased; the use of a job is its peak. UNUSED GIB-HOURS is memory that was leased and never
+    needed. Leases with unknown use count as leased only. Waits are those of jobs that got memory
+    within --since. Below: how good the expected starts of waiting jobs and the predicted run times
+    were.
 
     --by group sums up by the group under which jobs were submitted: the primary group of their
     user, unless newgrp changed it. It includes all users without --user. --by week and --by month
-    sum up by the time at which jobs ended; weeks begin on Monday.
+    sum up by the time at which jobs ended, or now; weeks begin on Monday.
 
     --shares is about the queue: what each user has used lately and holds, the share that this
     makes, the jobs that wait, and TURN, the order in which the users' next jobs go. Waits are
-    those of jobs that started in the last 7d, or within --since.
+    those of jobs that got memory in the last 7d, or within --since.
 
     \b
     Examples:
@@ -168,7 +172,7 @@ def _wait(seconds: float | None) -> str:
 def page(view: ReportView, within: str = "") -> Page:
     """Lay out a report; `within` names the span of time that it covers."""
     if not (rows := _rows_of(view)):
-        return [line(f"no jobs with known use have ended{within}", "dim")]
+        return [line(f"no jobs have held memory{within}", "dim")]
     columns = (
         Column(_TITLES.get(view.by, "USER"), wraps=True),
         Column("JOBS", right=True),
@@ -240,16 +244,17 @@ def _median(error: float, jobs: int) -> str:
 
 
 def _row(name: str, use: UseView | UsePartView) -> tuple[Line, ...]:
-    share = f"{round(100 * use.used / use.asked)}%" if use.asked else ""
+    measured = use.asked if use.measured is None else use.measured
+    seconds = use.gpu_seconds if use.measured_seconds is None else use.measured_seconds
     return (
         line(name),
         line(str(use.jobs)),
         line(_mean(use.asked, use.gpu_seconds)),
-        line(_mean(use.used, use.gpu_seconds)),
-        line(share),
+        line(_mean(use.used, seconds)),
+        line(f"{round(100 * use.used / measured)}%" if measured else ""),
         line(_gib_hours(use.asked)),
-        line(_gib_hours(use.used)),
-        line(_gib_hours(use.unused)),
+        line(_gib_hours(use.used) if measured else ""),
+        line(_gib_hours(use.unused) if measured else ""),
         line(_wait(use.mean_wait)),
         line(_wait(use.longest_wait)),
         line(str(use.out_of_memory)),

@@ -322,7 +322,7 @@ class Client(LightClient):
     def report(
         self, user: str | None = None, since: float | None = None, by: str = "user"
     ) -> ReportView:
-        """Return what the ended jobs of one or all users asked for and used.
+        """Return what the jobs of one or all users asked for and used, until now.
 
         Only jobs that ended in the last `since` seconds count. They are summed up by user, group,
         week or month.

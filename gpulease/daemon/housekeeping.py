@@ -14,7 +14,7 @@ from pathlib import Path
 from gpulease.config import Settings
 from gpulease.domain.gpu import JobId
 from gpulease.domain.lease import State
-from gpulease.domain.memory_series import JobSpan, JobSpans
+from gpulease.domain.memory_series import HOLDS_FOR_S, JobSpan, JobSpans
 from gpulease.domain.snapshot import ledgers
 from gpulease.errors import RecordDamaged, RecordUnwritable
 from gpulease.host.state_dir import StateDirectory
@@ -254,6 +254,7 @@ class Sampler:
         self._is_resting = False
         """Whether there was no live job at the latest sample."""
         self._skipped = 0
+        self._last_s: int | None = None
         self._sampling = asyncio.Lock()
         self._look: asyncio.Task[None] | None = None
 
@@ -283,16 +284,23 @@ class Sampler:
         self._skipped = 0
         seen = await self._scheduler.observer.observe()
         live = self._scheduler.store.live()
+        # A job that came during a rest was there for a second at most.
+        seconds = min(self._since_last(seen.at), 1 if self._is_resting else HOLDS_FOR_S)
         self._is_resting = not live
         now = snapshot(live, seen, self._scheduler.policy, {}, seen.at)
         gpus = ledgers(now)
         self._unwritten = [*self._unwritten[1 - _MOST_UNWRITTEN :], Sample(seen.at, gpus)]
-        for span in job_samples(live, gpus, seen, self._pool_of):
+        for span in job_samples(live, gpus, seen, self._pool_of, seconds):
             self._job_spans.add(span)
         if any(job.state is State.QUEUED for job in live):
             self._scheduler.wake()
         for subscriber in self._subscribers:
             await self._call(subscriber, seen)
+
+    def _since_last(self, at: datetime) -> int:
+        """Return the whole seconds since the last sample, which add up over all samples."""
+        last, self._last_s = self._last_s, int(at.timestamp())
+        return max(0, self._last_s - (last or self._last_s - 1))
 
     async def _call(self, subscriber: Subscriber, seen: Observation) -> None:
         """Pass an observation to one subscriber; its failure does not affect the others."""

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from gpulease import __version__
+from gpulease.domain.job import Outcome
 from gpulease.domain.lease import State
 from gpulease.server.listener import ConnectionCounts
 from gpulease.server.view_sources import instant
@@ -73,10 +74,11 @@ class Metrics:
     def _users(self) -> Iterator[UserMetricsView]:
         now_s = self._store.metrics.steady_s()
         for user, counted in self._store.metrics.users():
-            yield _user(user, counted, now_s)
+            yield user_view(user, counted, now_s)
 
 
-def _user(user: str, counted: UserMetrics, now_s: float) -> UserMetricsView:
+def user_view(user: str, counted: UserMetrics, now_s: float) -> UserMetricsView:
+    """Return the counts of a user, with zeros for all that has not happened yet."""
     held = counted.held.at(now_s)
     return UserMetricsView(
         user=user,
@@ -86,7 +88,7 @@ def _user(user: str, counted: UserMetrics, now_s: float) -> UserMetricsView:
         failed=counted.failed,
         out_of_memory=counted.out_of_memory,
         over_lease=counted.over_lease,
-        ended={outcome.value: number for outcome, number in list(counted.ended.items())},
+        ended={outcome.value: counted.ended[outcome] for outcome in Outcome},
         jobs={state: counted.states[State(state)] for state in _LIVE},
         gpu_seconds=held.gpu_seconds,
         byte_seconds=held.byte_seconds,

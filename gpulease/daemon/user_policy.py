@@ -105,14 +105,16 @@ def groups_of(owner: Owner) -> set[str]:
     return names
 
 
-TotalsOf = Callable[[UsageBy, str | None, datetime | None], Sequence[UsageTotal]]
+TotalsOf = Callable[[UsageBy, str | None, datetime | None, datetime], Sequence[UsageTotal]]
 
 
 def with_names_of_groups(totals: TotalsOf) -> TotalsOf:
     """Return a function that names groups as the user database does."""
 
-    def named(by: UsageBy, user: str | None, since: datetime | None) -> Sequence[UsageTotal]:
-        found = totals(by, user, since)
+    def named(
+        by: UsageBy, user: str | None, since: datetime | None, now: datetime
+    ) -> Sequence[UsageTotal]:
+        found = totals(by, user, since, now)
         if by is not UsageBy.GROUP:
             return found
         return [replace(each, key=_name_of_group(each.key)) for each in found]

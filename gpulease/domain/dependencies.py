@@ -4,7 +4,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from enum import Enum, auto
 
 from gpulease.domain.gpu import JobId
-from gpulease.domain.job import Job, Outcome
+from gpulease.domain.job import NOT_FAILED, Job, Outcome
 from gpulease.domain.queue_options import Condition, Dependency
 
 
@@ -22,6 +22,14 @@ def succeeded(job: Job) -> bool:
     if job.outcome is Outcome.EXITED:
         return job.exit is not None and job.exit.code == 0
     return job.outcome is Outcome.RELEASED
+
+
+def has_failed(job: Job) -> bool:
+    """Return whether an ended job failed: it ended without success, and nobody asked for that.
+
+    Filters, counters and notifications mean this by "failed". A dependency asks for success alone.
+    """
+    return not succeeded(job) and job.outcome not in NOT_FAILED
 
 
 def verdict(condition: Condition, *, has_failed: bool, is_live: bool) -> Verdict:

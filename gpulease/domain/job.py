@@ -54,7 +54,7 @@ class PredictionErrors:
 
 
 class UsageBy(StrEnum):
-    """What ended jobs are summed up by."""
+    """What jobs that held memory are summed up by."""
 
     USER = "user"
     GROUP = "group"
@@ -66,7 +66,7 @@ class UsageBy(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class UsageTotal:
-    """Memory that some ended jobs leased and used, for jobs with known use."""
+    """Memory that some jobs leased and used; those that hold memory count up to now."""
 
     key: str
     """The user, the gid, or the first day."""
@@ -78,12 +78,17 @@ class UsageTotal:
     asked: float
     """Leased byte-seconds."""
     used: float
-    """Byte-seconds of the memory needed at peak."""
+    """Byte-seconds of the memory needed at peak, where that is known."""
     unused: float
-    """Leased byte-seconds that were never needed."""
+    """Leased byte-seconds that were never needed, where that is known."""
     mean_wait: float | None
-    """Seconds from the submission to the grant; None if the use of no first GPU is known."""
-    longest_wait: float
+    """Seconds from the submission to the grant, of the jobs that got memory in the time that
+    counts; None if there are none."""
+    longest_wait: float | None
+    measured: float
+    """Leased byte-seconds where the use is known."""
+    measured_seconds: float
+    """Seconds for which these leases were held."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,8 +163,8 @@ QUEUED_AGAIN = frozenset({Outcome.PREEMPTED, Outcome.REQUEUED})
 """After these, a job is always queued again."""
 AT_A_LIMIT = frozenset({Outcome.TIME_LIMIT, Outcome.OVER_LEASE, Outcome.IDLE})
 """Ends that gpulease caused, whatever exit code the job chose when it was asked to end."""
-NOT_FAILED = QUEUED_AGAIN | {Outcome.RELEASED, Outcome.CANCELLED, Outcome.GAVE_UP}
-"""Ends that are no failure, whatever the exit code."""
+NOT_FAILED = QUEUED_AGAIN | {Outcome.RELEASED, Outcome.CANCELLED}
+"""Ends that somebody asked for: no failure, whatever the exit code."""
 
 
 @dataclass(frozen=True, slots=True)

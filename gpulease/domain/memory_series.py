@@ -1,12 +1,15 @@
 """Memory over time: the spans that samples of jobs are kept in, and series on a regular grid.
 
-Sizes are in bytes. A value of a series is the largest of its step, since peaks matter, and None if
-none is known.
+Sizes are in bytes. Of each step, a series has the largest value, since peaks matter, and the mean:
+the mean of maxima would make a GPU that is busy for 5 of every 60 seconds busy all day. Both are
+None where nothing is known.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from math import ceil
+from typing import NamedTuple, TypeVar
 
 from gpulease.domain.gpu import GpuUuid, JobId
 
@@ -29,6 +32,9 @@ class Grid:
     """Seconds since 1970."""
     step_s: int
     points: int
+    first_s: int = 0
+    """The range that was asked for: the first and the last step may reach beyond it."""
+    last_s: int = 10**12
 
     @property
     def end_s(self) -> int:
@@ -54,59 +60,120 @@ def grid_over(begin: datetime, end: datetime, most: int, least_s: int = 1) -> Gr
         floor = first // step * step
         points = int(-((floor - last) // step))
         if points <= most and step >= least_s:
-            return Grid(floor, step, points)
+            return Grid(floor, step, points, first, ceil(last))
     raise ValueError("a step as long as the range gives two points")
 
 
-Values = tuple[int | None, ...]
+class Figure(NamedTuple):
+    """What is known of one value in a span of time."""
+
+    most: int | None
+    sum: int = 0
+    """The values, each times the seconds for which it held."""
+    seconds: int = 0
+    """For which it is known; 0 in rows of releases that kept the largest value alone."""
+
+    def merged(self, other: "Figure") -> "Figure":
+        """Return what is known of both spans together."""
+        known = [each for each in (self.most, other.most) if each is not None]
+        most = max(known, default=None)
+        return Figure(most, self.sum + other.sum, self.seconds + other.seconds)
+
+    @property
+    def mean(self) -> float | None:
+        """The mean over the time for which the value is known."""
+        return self.sum / self.seconds if self.seconds else None
+
+
+NOTHING = Figure(None)
+Figures = tuple[Figure, ...]
+
+
+def held(values: Iterable[int | None], seconds: int) -> Figures:
+    """Return values that held for some seconds."""
+    return tuple(
+        NOTHING if each is None else Figure(each, each * seconds, seconds) for each in values
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """What is known of one span of time: the largest values in it."""
+    """What is known of one span of time."""
 
     at_s: int
     lasts_s: int
-    values: Values
+    figures: Figures
+
+    def merged(self, other: "Span") -> "Span":
+        """Return this with what is known of another span in the same step."""
+        figures = tuple(
+            one.merged(two) for one, two in zip(self.figures, other.figures, strict=True)
+        )
+        return Span(self.at_s, max(self.lasts_s, other.lasts_s), figures)
 
 
 Series = list[int | None]
+Means = list[float | None]
 
 
-def series_of(grid: Grid, spans: Iterable[Span], width: int) -> list[Series]:
-    """Return a series for each of `width` values.
+@dataclass(frozen=True, slots=True)
+class Mean:
+    """A value on average."""
+
+    values: Means
+    """In each step."""
+    overall: float | None
+    """Over the range that was asked for, whatever the steps are."""
+
+
+def cells_of(grid: Grid, spans: Iterable[Span]) -> list[Span | None]:
+    """Return what is known of each step.
 
     A span that is longer than a step is in each of its steps, unless another span begins there.
     """
-    own: dict[int, Values] = {}
-    longer: dict[int, Values] = {}
+    own: dict[int, Span] = {}
+    longer: dict[int, Span] = {}
     for span in sorted(spans, key=lambda each: each.at_s):
         place = grid.place(span.at_s)
-        own[place] = _largest(own[place], span.values) if place in own else span.values
+        own[place] = own[place].merged(span) if place in own else span
         last = min(grid.place(span.at_s + span.lasts_s - 1), grid.points - 1)
         for later in range(max(place + 1, 0), last + 1):
-            longer[later] = span.values
-    nothing: Values = (None,) * width
-    cells = [own.get(place) or longer.get(place) or nothing for place in range(grid.points)]
-    return [[cell[number] for cell in cells] for number in range(width)]
+            longer[later] = span
+    return [own.get(place) or longer.get(place) for place in range(grid.points)]
 
 
-def _largest(one: Values, other: Values) -> Values:
-    return tuple(_larger(*pair) for pair in zip(one, other, strict=True))
+def series_of(grid: Grid, spans: Iterable[Span], width: int) -> list[tuple[Series, Mean]]:
+    """Return the largest and the mean values of each step, for each of `width` values."""
+    spans = list(spans)
+    cells = [(NOTHING,) * width if cell is None else cell.figures for cell in cells_of(grid, spans)]
+    whole = total(grid, spans, width)
+    return [
+        (
+            [cell[number].most for cell in cells],
+            Mean([cell[number].mean for cell in cells], whole[number].mean),
+        )
+        for number in range(width)
+    ]
 
 
-def _larger(one: int | None, other: int | None) -> int | None:
-    if one is None or other is None:
-        return other if one is None else one
-    return max(one, other)
+def total(grid: Grid, spans: Iterable[Span], width: int) -> Figures:
+    """Return the figures of all spans that begin in the range that was asked for."""
+    found: Figures = (NOTHING,) * width
+    for span in spans:
+        if grid.first_s <= span.at_s < grid.last_s:
+            found = tuple(one.merged(two) for one, two in zip(found, span.figures, strict=True))
+    return found
 
 
 @dataclass(frozen=True, slots=True)
 class GpuSeries:
-    """One GPU over time."""
+    """One GPU over time: the largest values, and all of them on average by their names."""
 
     owners: Sequence[tuple[str | None, Series]]
     """What the jobs of each user used, the most first; None: the other users together."""
+    owner_means: Sequence[Mean]
+    """The same on average, in the same order."""
+    means: Mapping[str, Mean]
     used: Series
     leased: Series
     committed: Series
@@ -118,24 +185,37 @@ class GpuSeries:
 
 @dataclass(frozen=True, slots=True)
 class JobSeries:
-    """What a job used of one GPU over time."""
+    """What a job used of one GPU over time: the largest values, and all of them on average."""
 
+    means: Mapping[str, Mean]
     used: Series
     pool: Series
     utilization: Series
 
 
+Number = TypeVar("Number", int, float)
+
+
+def ranked(owners: Mapping[str, Series]) -> list[str]:
+    """Return the users with the most use first."""
+    return sorted(owners, key=lambda user: (-sum(filter(None, owners[user])), user))
+
+
 def by_owner(
-    used: Series, owners: Mapping[str, Series], most: int = MOST_OWNERS
-) -> Sequence[tuple[str | None, Series]]:
-    """Return the series of the users with the most use, and of the others together.
+    used: Sequence[Number | None],
+    owners: Mapping[str, Sequence[Number | None]],
+    names: Sequence[str],
+    most: int = MOST_OWNERS,
+) -> Sequence[tuple[str | None, list[Number | None]]]:
+    """Return the series of the first of `names`, and of the others together.
 
     `used` is the use of the GPU. Jobs that follow each other within a step add up to more than
     that, so their values are reduced in proportion.
     """
-    ranked = sorted(owners, key=lambda user: (-sum(filter(None, owners[user])), user))
-    named: list[tuple[str | None, Series]] = [(user, list(owners[user])) for user in ranked[:most]]
-    if others := [owners[user] for user in ranked[most:]]:
+    named: list[tuple[str | None, list[Number | None]]] = [
+        (user, list(owners[user])) for user in names[:most]
+    ]
+    if others := [owners[user] for user in names[most:]]:
         named.append((None, [sum(filter(None, cell)) for cell in zip(*others, strict=True)]))
     for place, limit in enumerate(used):
         whole = sum(series[place] or 0 for _, series in named)
@@ -144,10 +224,44 @@ def by_owner(
     return named
 
 
-def _part(value: int, whole: int, limit: int | None) -> int | None:
+def _part(value: Number, whole: Number, limit: Number | None) -> Number | None:
     if limit is None:
         return None
     return value if whole <= limit else value * limit // whole
+
+
+def means_of_owners(
+    grid: Grid, owners: Mapping[str, Sequence[Span]], names: Sequence[str], used: Mean, known_s: int
+) -> Sequence[Mean]:
+    """Return the means for `by_owner`: at times without a job, a user uses nothing.
+
+    The spans of `owners` have one figure. `used` is the use of the GPU, known for `known_s` of the
+    range that was asked for.
+    """
+    means = {
+        user: [_owner_mean(grid, *each) for each in enumerate(cells_of(grid, spans))]
+        for user, spans in owners.items()
+    }
+    sums = [total(grid, owners[user], 1)[0].sum for user in names]
+    sums = [*sums[:MOST_OWNERS], sum(sums[MOST_OWNERS:])]
+    return [
+        Mean(values, of / known_s if known_s else None)
+        for (_, values), of in zip(by_owner(used.values, means, names), sums, strict=False)
+    ]
+
+
+def _owner_mean(grid: Grid, place: int, cell: Span | None) -> float | None:
+    if cell is None:
+        return 0.0
+    (used,) = cell.figures
+    if not used.seconds:
+        return None
+    begin_s = grid.begin_s + place * grid.step_s
+    if cell.lasts_s > grid.step_s:
+        begin_s = cell.at_s
+    # The present step, or span, is not over yet.
+    whole_s = min(max(cell.lasts_s, grid.step_s), grid.last_s - begin_s)
+    return used.sum / max(1, whole_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,10 +272,12 @@ class JobSpan:
     job: JobId
     user: str
     at_s: int
-    used: int | None
-    pool: int | None
-    """What the pools of its frameworks had in use."""
-    utilization: int | None
+    figures: Figures
+    """What it used, what the pools of its frameworks had in use, and its utilization."""
+
+    @property
+    def used(self) -> Figure:
+        return self.figures[0]
 
 
 @dataclass(slots=True)
@@ -175,14 +291,11 @@ class JobSpans:
         """Add a sample, which may be at any instant, to the span around it."""
         at_s = sample.at_s // JOB_SPAN_S * JOB_SPAN_S
         key = sample.gpu, sample.job, at_s
-        before = self._spans.get(key, sample)
-        self._spans[key] = replace(
-            sample,
-            at_s=at_s,
-            used=_larger(before.used, sample.used),
-            pool=_larger(before.pool, sample.pool),
-            utilization=_larger(before.utilization, sample.utilization),
-        )
+        figures = sample.figures
+        if before := self._spans.get(key):
+            pairs = zip(before.figures, figures, strict=True)
+            figures = tuple(one.merged(two) for one, two in pairs)
+        self._spans[key] = replace(sample, at_s=at_s, figures=figures)
         while len(self._spans) > self.most:
             del self._spans[next(iter(self._spans))]
 

@@ -10,7 +10,7 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Final
 
-from gpulease.domain.dependencies import succeeded
+from gpulease.domain.dependencies import has_failed, succeeded
 from gpulease.domain.gpu import JobId
 from gpulease.domain.health import GpuAvailability
 from gpulease.domain.job import Job, Outcome, one_line
@@ -44,8 +44,6 @@ LONGEST_BODY = 4000
 """Characters of a message."""
 LISTED = 20
 """Titles in a collected message."""
-_ASKED_FOR = frozenset({Outcome.CANCELLED, Outcome.RELEASED, Outcome.PREEMPTED, Outcome.REQUEUED})
-"""Ends without success that are no failures."""
 _MUCH_LESS = 0.8
 """The share of its lease below which a job is advised to ask for less."""
 
@@ -90,7 +88,7 @@ def _event_of_end(job: Job) -> NotifyEvent | None:
     """Return the event of an end: the most specific one that the job asked for."""
     found = {
         NotifyEvent.OOM: job.usage.out_of_memory,
-        NotifyEvent.FAIL: not succeeded(job) and job.outcome not in _ASKED_FOR,
+        NotifyEvent.FAIL: has_failed(job),
         NotifyEvent.END: True,
     }
     return next((event for event, is_so in found.items() if is_so and event in job.notify), None)

@@ -354,7 +354,7 @@ class PlanningPass:
         chosen = choose(job.claim, able, self.score)
         if chosen is None:
             return False
-        self._grant(job, need, chosen, utilization, ahead)
+        self._grant(job, chosen, utilization, ahead)
         return True
 
     def _ahead_of(self, need: Need) -> Sequence[Reservation]:
@@ -384,7 +384,6 @@ class PlanningPass:
     def _grant(
         self,
         job: Job,
-        need: Need,
         rooms: Sequence[Room],
         utilization: float,
         ahead: Sequence[Reservation],
@@ -398,8 +397,12 @@ class PlanningPass:
                 if room.uuid in kept.rooms:
                     kept.rooms[room.uuid].take(memory, job.claim.exclusive, utilization)
         self.grants[job.id] = Placement(tuple(allocations))
-        self.limits.start(job, sum(memory for _, memory in allocations))
-        self.order.started(need)
+        self._count(job, sum(memory for _, memory in allocations))
+
+    def _count(self, job: Job, memory: int) -> None:
+        """Count a job that gets so many bytes against the limits and the share of its user."""
+        self.limits.start(job, memory)
+        self.order.started(job.owner.user, memory)
 
     # Preemption.
 
@@ -416,7 +419,7 @@ class PlanningPass:
                 continue
             able = self._open_to(need, self.rooms)
             if self.making_way.keep_for(job_id, self._wanted(need), self.rooms, able):
-                self._count(job, need)
+                self._count_promise(job)
         self.rooms = every
 
     def make_way(self) -> None:
@@ -443,15 +446,14 @@ class PlanningPass:
             able = self._beside(ahead, job.claim, wanted.utilization, able)
         if not self.making_way.make_room(job.id, wanted, self.rooms, able):
             return False
-        self._count(job, need)
+        self._count_promise(job)
         return True
 
-    def _count(self, job: Job, need: Need) -> None:
+    def _count_promise(self, job: Job) -> None:
         """Count a job for which others make way as if it had started."""
         kept = self.making_way.promised[job.id]
         sizes = (room.allocatable for room in self.rooms if room.uuid in kept)
-        self.limits.start(job, sum(job.claim.memory_on(size) for size in sizes))
-        self.order.started(need)
+        self._count(job, sum(job.claim.memory_on(size) for size in sizes))
 
     def _wanted(self, need: Need) -> Wanted:
         utilization = need.utilization(self.history, self.policy)

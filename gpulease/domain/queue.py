@@ -94,7 +94,16 @@ class Holding:
     job: Job
     need: Need
     start_s: float
-    """When it got its memory, in seconds."""
+    """When it started, in seconds."""
+
+
+def gpus_leased(job: Job, capacity: int) -> float:
+    """Return the memory of a job's leases, in GPUs of so many bytes.
+
+    Its claim says less: an exclusive job has all memory of the GPUs that it is on, and a share is
+    one of these GPUs, whatever the largest GPU of the machine is.
+    """
+    return sum(lease.memory for lease in job.leases) / max(1, capacity)
 
 
 class Queue:
@@ -283,17 +292,19 @@ class Order:
         use = dict(past)
         self.used = dict(past)
         for held in queue.holding.values():
-            user, rate = held.need.user, held.need.weight
-            since = min(held.start_s, self._now_s)
+            user, rate = held.need.user, gpus_leased(held.job, queue.capacity)
+            granted_at = held.job.granted_at
+            granted_s = held.start_s if granted_at is None else granted_at.timestamp()
+            since = min(granted_s, self._now_s)
             ran = decayed(rate, since, self._now_s, self._now_s, self._horizon_s)
             self.used[user] = self.used.get(user, 0.0) + ran
             use[user] = use.get(user, 0.0) + ran + rate * self._horizon_s
         active = queue.turns.keys() | {held.need.user for held in queue.holding.values()}
         return Shares(use, len(active), self._horizon_s, self._policy.smallest_share)
 
-    def started(self, need: Need) -> None:
-        """Count a job that starts now against the share of its user."""
-        self.shares.add(need.user, need.weight * self._horizon_s)
+    def started(self, user: str, memory: int) -> None:
+        """Count a job that starts now with so many bytes against the share of its user."""
+        self.shares.add(user, memory / max(1, self._queue.capacity) * self._horizon_s)
 
     def in_order(self) -> list[Job]:
         """Return all waiting jobs in the order in which they are tried."""

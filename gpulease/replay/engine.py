@@ -13,7 +13,7 @@ from gpulease.domain.job import Job, JobUsage, Owner, grant, worker_started
 from gpulease.domain.lease import Claim
 from gpulease.domain.placement import Placement
 from gpulease.domain.plan import Plan, plan
-from gpulease.domain.queue import Queue
+from gpulease.domain.queue import Queue, gpus_leased
 from gpulease.domain.queue_policy import QueuePolicy
 from gpulease.domain.rooms import Score, best_fit
 from gpulease.domain.run_time import Keys, RunTimes
@@ -182,7 +182,7 @@ class _Replay:
             self.holders[uuid].remove(active)
             self._fill(uuid)
         self.history.record(active.keys, now_s - active.start_s, source.utilization)
-        rate = self.queue.need_of(active.job).weight
+        rate = gpus_leased(active.job, self.queue.capacity)
         self.use.add(source.user, rate, _at(active.start_s).timestamp(), _at(now_s).timestamp())
         server = self.places[active.gpus[0]][0]
         indices = tuple(self.places[uuid][1] for uuid in active.gpus)

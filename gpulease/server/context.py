@@ -51,8 +51,8 @@ _MOST_DETAIL = 200
 """Characters of a parser's message that are shown."""
 
 
-TotalsOf = Callable[[UsageBy, str | None, datetime | None], Sequence[UsageTotal]]
-"""Sums up the ended jobs of one or all users, from some time on."""
+TotalsOf = Callable[[UsageBy, str | None, datetime | None, datetime], Sequence[UsageTotal]]
+"""Sums up the jobs of one or all users, from some time on until now."""
 
 
 @dataclass(slots=True)
@@ -89,7 +89,7 @@ class RequestContext:
     ended_jobs: Callable[[EndedJobsQuery], Sequence[EndedJob]]
     """A page of the ended jobs."""
     usage_totals: TotalsOf
-    """What the ended jobs of one or all users asked for and used, from some time on."""
+    """What the jobs of one or all users asked for and used, from some time on."""
     prediction_errors: Callable[[str | None, datetime | None], PredictionErrors]
     """How good predictions for the same jobs were."""
     waits_by_user: Callable[[datetime], Mapping[str, UserWaits]]

@@ -5,7 +5,7 @@ from datetime import timedelta
 
 from gpulease.domain.gpu import GpuReading, GpuUuid
 from gpulease.domain.job import Job
-from gpulease.domain.memory_series import JOB_SPAN_S, GpuSeries, Grid, JobSeries, grid_over
+from gpulease.domain.memory_series import JOB_SPAN_S, GpuSeries, Grid, JobSeries, Mean, grid_over
 from gpulease.server.context import RequestContext, json_response, slot_of_request
 from gpulease.server.messages import Request, Response
 from gpulease.server.validation import refuse, span, within
@@ -16,6 +16,7 @@ from gpulease.wire.history import (
     GpuHistoryView,
     JobGpuSeriesView,
     JobMemoryView,
+    MeanView,
     OwnerSeriesView,
 )
 
@@ -85,8 +86,20 @@ def gpu_history_view(gpu: GpuReading, grid: Grid, series: GpuSeries) -> GpuHisto
         utilization=series.utilization,
         temperature=series.temperature,
         power=series.power,
-        owners=[OwnerSeriesView(user, list(used)) for user, used in series.owners],
+        owners=[
+            OwnerSeriesView(user, list(used), _mean_view(mean))
+            for (user, used), mean in zip(series.owners, series.owner_means, strict=True)
+        ],
+        means={name: _mean_view(mean) for name, mean in series.means.items()},
     )
+
+
+def _mean_view(mean: Mean) -> MeanView:
+    return MeanView([_rounded(each) for each in mean.values], _rounded(mean.overall))
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, 2)
 
 
 def job_memory_view(
@@ -106,6 +119,7 @@ def job_memory_view(
                 used=each.used,
                 pool=each.pool,
                 utilization=each.utilization,
+                means={name: _mean_view(mean) for name, mean in each.means.items()},
             )
             for lease, each in zip(job.leases, series, strict=True)
         ],

@@ -95,11 +95,12 @@ class UsageHandlers:
                 "gpulease report, without --user and --all, shows your own jobs",
             )
         ago = span("time to look back", since, at_least=1, verb="report")
-        begin = None if ago is None else context.clock.now() - ago
+        now = context.clock.now()
+        begin = None if ago is None else now - ago
         # A year of jobs takes a while to add up.
         await slot_of_request(request).for_expensive()
         used, errors = await asyncio.gather(
-            asyncio.to_thread(context.usage_totals, UsageBy(by), user, begin),
+            asyncio.to_thread(context.usage_totals, UsageBy(by), user, begin, now),
             asyncio.to_thread(context.prediction_errors, user, begin),
         )
         return json_response(report_view(UsageBy(by), used, begin, errors))

@@ -5,7 +5,7 @@ from datetime import datetime
 from typing import Final, NamedTuple
 
 FAILED: Final = "failed"
-"""Any end without success."""
+"""As `has_failed` in `domain.dependencies` means it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
+from gpulease.domain.dependencies import has_failed
 from gpulease.domain.gpu import JobId
 from gpulease.domain.job import Job, Outcome
 from gpulease.domain.lease import State
@@ -24,6 +25,8 @@ DURATIONS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0
 """Upper bounds for what the daemon does, in seconds."""
 MOST_USERS = 200
 """Users that are counted by name."""
+MOST_EARLIER_USERS = MOST_USERS // 2
+"""Of those with a job on record at the start, to leave names for new users."""
 OTHER = "other"
 """Stands for the others together."""
 
@@ -87,15 +90,25 @@ class JobMetrics:
     """Counts committed changes of jobs: what was rolled back, or is tried again, counts once."""
 
     def __init__(
-        self, steady_s: Callable[[], float], live: Iterable[Job] = (), last: JobId | None = None
+        self,
+        steady_s: Callable[[], float],
+        live: Iterable[Job] = (),
+        last: JobId | None = None,
+        users: Iterable[str] = (),
     ) -> None:
-        """Begin with the live jobs on record; `last` is the highest id on record."""
+        """Begin with the live jobs on record, and with zeros for `users` of earlier ones.
+
+        `last` is the highest id on record. A counter that appears with its first event loses it:
+        Prometheus sees no increase.
+        """
         self.waits = Histogram(WAITS)
         self.steady_s = steady_s
         self._last = last or 0
         self._users: dict[str, UserMetrics] = {}
         for job in live:
             self._move(self.of(job), None, job)
+        for user in users:
+            self._of(user)
 
     def of(self, job: Job) -> UserMetrics:
         """Return the counts of the owner of a job."""
@@ -169,6 +182,5 @@ def _count_new(user: UserMetrics, job: Job) -> None:
 def _count_end(user: UserMetrics, job: Job) -> None:
     if job.outcome is not None:
         user.ended[job.outcome] += 1
-    failed = job.exit is not None and bool(job.exit.code or job.exit.signal)
-    user.failed += failed and job.outcome in (Outcome.EXITED, Outcome.SIGNALED)
+    user.failed += has_failed(job)
     user.out_of_memory += job.usage.out_of_memory

@@ -152,7 +152,7 @@ class QueueState:
         claim, owner = past.claim, past.owner
         share = 1.0 if claim.exclusive else claim.memory_on(largest) / max(1, largest)
         begin, end = past.granted_at.timestamp(), past.released_at.timestamp()
-        self._use.add(owner.user, claim.gpus * share, begin, max(begin, end))
+        self._use.add(owner.user, past.memory / max(1, largest), begin, max(begin, end))
         self.recent_use.setdefault(owner.uid, RecentUse()).add(
             past.granted_at, past.released_at, past.memory
         )

@@ -5,7 +5,7 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Select, exists, func, literal_column, select
 
-from gpulease.domain.job import AT_A_LIMIT, NOT_FAILED
+from gpulease.domain.job import NOT_FAILED, Outcome
 from gpulease.domain.lease import State
 from gpulease.service.job_history import FAILED, EndedJob, EndedJobsQuery
 from gpulease.store.engine import translate_errors
@@ -64,7 +64,6 @@ def _conditions(query: EndedJobsQuery) -> Iterator[ColumnElement[bool]]:
 
 
 def _has_failed() -> ColumnElement[bool]:
-    """Return what is true of ends without success."""
-    has_status = JobRow.exit_signal.is_(None) & JobRow.outcome.not_in(AT_A_LIMIT)
-    is_zero = has_status & JobRow.exit_code.is_not_distinct_from(0)
-    return JobRow.outcome.not_in(NOT_FAILED) & ~is_zero
+    """Return what `has_failed` of `domain.dependencies` is true of."""
+    is_zero = JobRow.exit_code.is_not_distinct_from(0)
+    return JobRow.outcome.not_in(NOT_FAILED) & ~((JobRow.outcome == Outcome.EXITED) & is_zero)

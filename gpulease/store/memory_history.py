@@ -1,5 +1,9 @@
 """The memory of each GPU and of each job over time, in rows that cover longer spans with age.
 
+A row has the largest value of its span, since peaks matter, and what the mean is made of: the sum
+of the values times the seconds for which they held, and these seconds. Both stay exact when rows
+are merged.
+
 Of a GPU, one row covers a second for an hour, a minute for a day, and 15 minutes for a year. Of a
 job on a GPU, one covers 10 seconds for 6 hours, a minute for a week, and 15 minutes for a year.
 Samples are written in batches, so that the disk of an idle machine may sleep. A crash loses some
@@ -11,12 +15,11 @@ After the clock was set back, newer rows replace those of the same instants.
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from itertools import pairwise
 
 from sqlalchemy import Connection, TextClause, bindparam, select, text
 
 from gpulease.domain.gpu import GpuMemory, GpuUuid, JobId
-from gpulease.domain.memory_series import JOB_SPAN_S, JobSpan
+from gpulease.domain.memory_series import HOLDS_FOR_S, JOB_SPAN_S, JobSpan
 from gpulease.store.statements import REMEMBER_GPU, seen_gpu
 from gpulease.store.store import SqlStore
 from gpulease.store.tables import Instant, JobRow, LeaseRow
@@ -54,25 +57,51 @@ class Sample:
     gpus: tuple[GpuMemory, ...]
 
 
+VALUES = ("used", "leased", "committed", "unmanaged", "utilization", "temperature", "power")
+JOB_VALUES = ("used", "pool", "utilization")
+
+
+def _columns(values: Sequence[str], form: str = "{0}, {0}_sum, {0}_seconds") -> str:
+    """Return the columns of some values, or what a form makes of each value."""
+    return ", ".join(form.format(value) for value in values)
+
+
+_MERGED = "max({0}), sum({0}_sum), sum({0}_seconds)"
+_ALL = _columns(VALUES)
+_JOB_ALL = _columns(JOB_VALUES)
+MERGED, JOB_MERGED = _columns(VALUES, _MERGED), _columns(JOB_VALUES, _MERGED)
+"""What several rows are merged into, by SQL."""
+_HELD = "{0}, {0} * seconds AS {0}_sum, CASE WHEN {0} IS NOT NULL THEN seconds END AS {0}_seconds"
+SAMPLES = f"""
+    (SELECT uuid, resolution, at, {_columns(VALUES, _HELD)} FROM
+        (SELECT *, min({HOLDS_FOR_S}, (coalesce(
+            lead(at) OVER (PARTITION BY uuid ORDER BY at), max(:next, at + 1000000)
+        ) - at) / 1000000) AS seconds
+        FROM gpu_memory
+        WHERE uuid IN {{gpus}} AND resolution = {RESOLUTIONS[0].seconds} AND at >= :begin))
+"""  # noqa: S608
+"""The rows of samples with their sums: each holds until the next, at most for `HOLDS_FOR_S`.
+
+An idle machine takes one of ten samples, so a mean of samples would count busy time tenfold. The
+sums are made here and not stored, since a second has one sample. :next is when the last row
+stopped to hold, in microseconds.
+"""
 _DELETE_NOW = text(
     f"DELETE FROM gpu_memory WHERE uuid IN (SELECT uuid FROM gpus) AND resolution = {NOW}"  # noqa: S608
 )
 _ADD_SAMPLE = text(
-    """
-    INSERT OR REPLACE INTO gpu_memory
-        (uuid, resolution, at, used, leased, committed, unmanaged, utilization, temperature, power)
-    VALUES
-        (:uuid, :resolution, :at, :used, :leased, :committed, :unmanaged, :utilization,
-        :temperature, :power)
-    """
+    f"""
+    INSERT OR REPLACE INTO gpu_memory (uuid, resolution, at, {", ".join(VALUES)})
+    VALUES (:uuid, :resolution, :at, {_columns(VALUES, ":{0}")})
+    """  # noqa: S608
 ).bindparams(bindparam("at", type_=Instant))
 # A job may have been deleted since.
 _ADD_JOB_SPAN = text(
-    """
-    INSERT OR REPLACE INTO job_memory (gpu, resolution, at, job, used, pool, utilization)
-    SELECT number, :resolution, :at, :job, :used, :pool, :utilization
+    f"""
+    INSERT OR REPLACE INTO job_memory (gpu, resolution, at, job, {_JOB_ALL})
+    SELECT number, :resolution, :at, :job, {_columns(JOB_VALUES, ":{0}, :{0}_sum, :{0}_seconds")}
     FROM gpus WHERE uuid = :gpu AND EXISTS (SELECT 1 FROM jobs WHERE id = :job)
-    """
+    """  # noqa: S608
 )
 _RAISE_PEAK = text(
     "UPDATE leases SET peak = :peak WHERE job = :job AND gpu = :gpu AND coalesce(peak, 0) < :peak"
@@ -114,10 +143,10 @@ class MemoryHistory:
     def thin(self, now: datetime) -> None:
         """Merge old rows into the next coarser resolution, and delete the oldest."""
         with self._store.write_connection() as connection:
-            for resolutions, table in ((RESOLUTIONS, _GPUS), (JOB_RESOLUTIONS, _JOBS)):
-                for fine, coarse in pairwise(resolutions):
-                    _fold(connection, table, fine, coarse, now)
-                oldest = resolutions[-1]
+            for table in _TABLES:
+                for place in range(len(table.merges)):
+                    _fold(connection, table, place, now)
+                oldest = table.resolutions[-1]
                 _delete(connection, table, oldest, now - oldest.keep_for)
 
 
@@ -131,7 +160,7 @@ def _add_samples(connection: Connection, samples: Sequence[Sample]) -> None:
 
 
 def gpu_values(gpu: GpuMemory) -> tuple[int | None, ...]:
-    """Return what is stored of a ledger, in the order of `_VALUES`."""
+    """Return what is stored of a ledger, in the order of `VALUES`."""
     reading = gpu.reading
     power = None if reading.power is None else round(reading.power)
     return (
@@ -140,16 +169,13 @@ def gpu_values(gpu: GpuMemory) -> tuple[int | None, ...]:
     )  # fmt: skip
 
 
-_VALUES = ("used", "leased", "committed", "unmanaged", "utilization", "temperature", "power")
-
-
 def _rows(sample: Sample) -> Iterable[dict[str, object]]:
     for gpu in sample.gpus:
         yield {
             "uuid": gpu.uuid,
             "resolution": RESOLUTIONS[0].seconds,
             "at": sample.at.replace(microsecond=0),
-            **dict(zip(_VALUES, gpu_values(gpu), strict=True)),
+            **dict(zip(VALUES, gpu_values(gpu), strict=True)),
         }
 
 
@@ -159,62 +185,71 @@ def _span_values(span: JobSpan) -> dict[str, object]:
         "resolution": JOB_SPAN_S,
         "at": span.at_s * 1_000_000,
         "job": span.job,
-        "used": span.used,
-        "pool": span.pool,
-        "utilization": span.utilization,
+        **{
+            f"{value}{part}": known
+            for value, figure in zip(JOB_VALUES, span.figures, strict=True)
+            for part, known in zip(("", "_sum", "_seconds"), figure, strict=True)
+        },
     }
+
+
+_GPUS_SEEN = "(SELECT uuid FROM gpus)"
+_GPU_KEY, _JOB_KEY = f"uuid IN {_GPUS_SEEN}", "gpu IN (SELECT number FROM gpus)"
+"""The GPU is first in both primary keys."""
+
+
+def _merge(
+    table: str, source: str, key: Sequence[str], where: str, values: Sequence[str]
+) -> TextClause:
+    """Return the statement that merges the rows of one resolution into those of the next."""
+    others = ", ".join(key)
+    return text(
+        f"""
+        INSERT OR REPLACE INTO {table} (resolution, at, {others}, {_columns(values)})
+        SELECT :coarse, at / :width * :width, {others}, {_columns(values, _MERGED)}
+        FROM {source} WHERE {where} AND resolution = :fine AND at < :border
+        GROUP BY {others}, at / :width
+        """  # noqa: S608
+    ).bindparams(bindparam("border", type_=Instant))
+
+
+def _deletion(table: str, where: str) -> TextClause:
+    return text(
+        f"DELETE FROM {table} WHERE {where} AND resolution = :resolution AND at < :border"  # noqa: S608
+    ).bindparams(bindparam("border", type_=Instant))
 
 
 @dataclass(frozen=True, slots=True)
 class _Table:
-    """How the rows of a table are merged and deleted. The GPU is first in both primary keys."""
+    """How the rows of a table are merged and deleted."""
 
-    merge: TextClause
+    resolutions: Sequence[Resolution]
+    merges: Sequence[TextClause]
+    """For each resolution but the last, which is merged into the next."""
     delete: TextClause
 
 
-_GPUS = _Table(
-    text(
-        """
-        INSERT OR REPLACE INTO gpu_memory
-            (uuid, resolution, at, used, leased, committed, unmanaged, utilization, temperature,
-            power)
-        SELECT uuid, :coarse, at / :width * :width, max(used), max(leased), max(committed),
-            max(unmanaged), max(utilization), max(temperature), max(power)
-        FROM gpu_memory
-        WHERE uuid IN (SELECT uuid FROM gpus) AND resolution = :fine AND at < :border
-        GROUP BY uuid, at / :width
-        """
-    ).bindparams(bindparam("border", type_=Instant)),
-    text(
-        "DELETE FROM gpu_memory WHERE uuid IN (SELECT uuid FROM gpus) "
-        "AND resolution = :resolution AND at < :border"
-    ).bindparams(bindparam("border", type_=Instant)),
-)
-_JOBS = _Table(
-    text(
-        """
-        INSERT OR REPLACE INTO job_memory (gpu, resolution, at, job, used, pool, utilization)
-        SELECT gpu, :coarse, at / :width * :width, job, max(used), max(pool), max(utilization)
-        FROM job_memory
-        WHERE gpu IN (SELECT number FROM gpus) AND resolution = :fine AND at < :border
-        GROUP BY gpu, at / :width, job
-        """
-    ).bindparams(bindparam("border", type_=Instant)),
-    text(
-        "DELETE FROM job_memory WHERE gpu IN (SELECT number FROM gpus) "
-        "AND resolution = :resolution AND at < :border"
-    ).bindparams(bindparam("border", type_=Instant)),
-)
+_MERGE_JOBS = _merge("job_memory", "job_memory", ("gpu", "job"), _JOB_KEY, JOB_VALUES)
+_TABLES = (
+    _Table(
+        RESOLUTIONS,
+        (
+            _merge("gpu_memory", SAMPLES.format(gpus=_GPUS_SEEN), ("uuid",), "1", VALUES)
+            .bindparams(begin=0, next=0),
+            _merge("gpu_memory", "gpu_memory", ("uuid",), _GPU_KEY, VALUES),
+        ),
+        _deletion("gpu_memory", _GPU_KEY),
+    ),
+    _Table(JOB_RESOLUTIONS, (_MERGE_JOBS, _MERGE_JOBS), _deletion("job_memory", _JOB_KEY)),
+)  # fmt: skip
 
 
-def _fold(
-    connection: Connection, table: _Table, fine: Resolution, coarse: Resolution, now: datetime
-) -> None:
-    """Write one row for each coarse span that is entirely older than `fine.keep_for`."""
+def _fold(connection: Connection, table: _Table, place: int, now: datetime) -> None:
+    """Write one row for each coarse span that is entirely older than rows of this resolution."""
+    fine, coarse = table.resolutions[place : place + 2]
     border = _floor(now - fine.keep_for, coarse.seconds)
     connection.execute(
-        table.merge,
+        table.merges[place],
         {
             "coarse": coarse.seconds,
             "fine": fine.seconds,

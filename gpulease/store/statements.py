@@ -36,6 +36,7 @@ from gpulease.domain.job import CommandFingerprint, Job, Outcome
 from gpulease.domain.lease import State
 from gpulease.domain.memory_estimate import PastRun
 from gpulease.domain.queue_options import QueuePause
+from gpulease.service.metrics import MOST_EARLIER_USERS
 from gpulease.store.rows import job_of
 from gpulease.store.tables import (
     Instant,
@@ -182,6 +183,13 @@ def job_by_id(connection: Connection, job: JobId) -> Job | None:
     return next(iter(jobs_of(connection, select(_jobs.c.id).where(_jobs.c.id == job))), None)
 
 
+LATEST_USERS = (
+    select(JobRow.user)
+    .group_by(JobRow.user)
+    .order_by(func.max(JobRow.id).desc())
+    .limit(MOST_EARLIER_USERS)
+)
+"""The users with the latest jobs; an index has all of it."""
 LIVE = text("jobs.state <> 'ended'")
 """As in the condition of the index of live jobs."""
 

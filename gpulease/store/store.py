@@ -70,7 +70,8 @@ class SqlStore:
             with self.engine.connect() as connection:
                 live = jobs_of(connection, select(JobRow.id).where(statements.LIVE))
                 last = connection.scalar(select(func.max(JobRow.id)))
-                self.metrics = JobMetrics(steady_s, live, last)
+                users = connection.scalars(statements.LATEST_USERS).all()
+                self.metrics = JobMetrics(steady_s, live, last, users)
                 self._state = _load(connection, live, self.metrics)
             self.commits = CommitMetrics(steady_s)
             self._writer = Writer(path, self.engine, self.reserve, self._state, self.commits)

@@ -108,7 +108,9 @@ class GpuEventRow(Row):
 class GpuMemoryRow(Row):
     """The memory of one GPU now (`resolution` 0) or in one span of the past, in bytes.
 
-    For a span, the values are the largest in it, since peaks matter.
+    For a span, the values are the largest in it, since peaks matter. Beside each are the sum of
+    its values, each times the seconds for which it held, and these seconds: null in rows of older
+    releases, and in those of one sample.
     """
 
     __tablename__ = "gpu_memory"
@@ -128,12 +130,26 @@ class GpuMemoryRow(Row):
     temperature: Mapped[int | None]
     power: Mapped[int | None]
     """Watts."""
+    used_sum: Mapped[int | None]
+    used_seconds: Mapped[int | None]
+    leased_sum: Mapped[int | None]
+    leased_seconds: Mapped[int | None]
+    committed_sum: Mapped[int | None]
+    committed_seconds: Mapped[int | None]
+    unmanaged_sum: Mapped[int | None]
+    unmanaged_seconds: Mapped[int | None]
+    utilization_sum: Mapped[int | None]
+    utilization_seconds: Mapped[int | None]
+    temperature_sum: Mapped[int | None]
+    temperature_seconds: Mapped[int | None]
+    power_sum: Mapped[int | None]
+    power_seconds: Mapped[int | None]
 
 
 class JobMemoryRow(Row):
     """What a job used of one GPU in one span of the past, in bytes.
 
-    The values are the largest in the span, as those of `GpuMemoryRow`.
+    The values, sums and seconds are as those of `GpuMemoryRow`.
     """
 
     __tablename__ = "job_memory"
@@ -152,6 +168,12 @@ class JobMemoryRow(Row):
     pool: Mapped[int | None]
     """What the pools of its frameworks had in use."""
     utilization: Mapped[int | None]
+    used_sum: Mapped[int | None]
+    used_seconds: Mapped[int | None]
+    pool_sum: Mapped[int | None]
+    pool_seconds: Mapped[int | None]
+    utilization_sum: Mapped[int | None]
+    utilization_seconds: Mapped[int | None]
 
 
 class JobRow(Row):

@@ -1,4 +1,4 @@
-"""The memory pools of frameworks by job, and the memory that ended jobs leased and used by user."""
+"""The memory pools of frameworks by job, and the memory that jobs leased and used by user."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -12,8 +12,10 @@ from sqlalchemy import (
     Integer,
     String,
     and_,
+    case,
     cast,
     func,
+    literal,
     literal_column,
     select,
 )
@@ -22,14 +24,14 @@ from sqlalchemy.orm import Session
 
 from gpulease.domain.gpu import GpuUuid, JobId
 from gpulease.domain.job import PredictionErrors, UsageBy, UsageTotal, UserWaits
-from gpulease.domain.lease import HOLDS_MEMORY, State
+from gpulease.domain.lease import HOLDS_MEMORY
 from gpulease.domain.memory_estimate import LATEST, OverheadKey
 from gpulease.errors import RecordUnwritable
 from gpulease.service.usage import PoolSeen
 from gpulease.store.engine import translate_errors
 from gpulease.store.statements import LIVE
 from gpulease.store.store import SqlStore
-from gpulease.store.tables import JobRow, LeaseRow, PoolRow
+from gpulease.store.tables import Instant, JobRow, LeaseRow, PoolRow
 
 _MOST_READ = 20_000
 """The most rows that a start of the daemon reads."""
@@ -123,14 +125,32 @@ _BY_USER = literal_column("+jobs.user", String)
 """Without the index of users: that of ends leads to the few jobs that count."""
 
 
-_ENDED = "jobs.ended_at / 1000000, 'unixepoch', 'localtime'"
-_KEYS: dict[UsageBy, ColumnElement[Any]] = {
-    UsageBy.USER: _BY_USER,
-    UsageBy.GROUP: literal_column("+jobs.gid", Integer),
-    UsageBy.WEEK: literal_column(f"date({_ENDED}, 'weekday 0', '-6 days')", String),
-    UsageBy.MONTH: literal_column(f"date({_ENDED}, 'start of month')", String),
-}
-"""The functions are those of sqlite.org/lang_datefunc.html."""
+def _key(by: UsageBy, now: ColumnElement[Any]) -> ColumnElement[Any]:
+    """Return what is summed up by; the functions are those of sqlite.org/lang_datefunc.html."""
+    ended = func.coalesce(JobRow.ended_at, now)
+    at = cast(ended, Integer) / _MICROSECONDS, "unixepoch", "localtime"
+    match by:
+        case UsageBy.USER:
+            return _BY_USER
+        case UsageBy.GROUP:
+            return literal_column("+jobs.gid", Integer)
+        case UsageBy.WEEK:
+            return func.date(*at, "weekday 0", "-6 days", type_=String)
+        case UsageBy.MONTH:
+            return func.date(*at, "start of month", type_=String)
+
+
+def _waited() -> ColumnElement[float]:
+    """Return the seconds from the submission of a job to its leases."""
+    waited = cast(JobRow.granted_at - JobRow.submitted_at, Float) / _MICROSECONDS
+    # After a change of the clock.
+    return func.max(waited, 0.0)
+
+
+def _ended_or_holds(since: datetime | None) -> ColumnElement[bool]:
+    """Select the jobs that ended from `since` on, and those that hold memory now."""
+    ended = JobRow.ended_at.is_not(None) if since is None else JobRow.ended_at >= since
+    return ended | and_(JobRow.state.in_(HOLDS_MEMORY), LIVE)
 
 
 class UsageTotals:
@@ -139,16 +159,26 @@ class UsageTotals:
     def __init__(self, store: SqlStore) -> None:
         self._store = store
 
-    def totals(self, by: UsageBy, user: str | None, since: datetime | None) -> Sequence[UsageTotal]:
-        """Return the totals of ended jobs with known use, for one user or all, by their key.
+    def totals(
+        self, by: UsageBy, user: str | None, since: datetime | None, now: datetime
+    ) -> Sequence[UsageTotal]:
+        """Return the totals of jobs that held memory, for one user or all, by their key.
 
-        `since` is the earliest end; None for no bound.
+        They are of the jobs that ended from `since` on, None for no bound, and of those that hold
+        memory `now`, up to now. Waits are those of `waits`.
         """
-        key = _KEYS[by]
-        held_for = cast(LeaseRow.released_at - LeaseRow.granted_at, Float) / _MICROSECONDS
-        waited = cast(JobRow.granted_at - JobRow.submitted_at, Float) / _MICROSECONDS
-        # After a change of the clock.
-        waited = func.max(waited, 0.0)
+        at = literal(now, Instant())
+        key = _key(by, at)
+        held_for = func.coalesce(LeaseRow.released_at, at) - LeaseRow.granted_at
+        held_for = func.max(cast(held_for, Float) / _MICROSECONDS, 0.0)
+        # Of a job that runs, its peak until now.
+        running = case((LeaseRow.released_at.is_(None), LeaseRow.peak))
+        used = func.coalesce(LeaseRow.used, running)
+        known = case((used.is_not(None), held_for))
+        # A job on several GPUs waited once.
+        counts = LeaseRow.place == 0
+        if since is not None:
+            counts = and_(counts, JobRow.granted_at >= since)
         wanted = (
             select(
                 key,
@@ -156,21 +186,20 @@ class UsageTotals:
                 func.count(JobRow.id.distinct()).filter(JobRow.out_of_memory),
                 func.total(held_for),
                 func.total(held_for * LeaseRow.memory),
-                func.total(held_for * LeaseRow.used),
-                func.total(held_for * func.max(LeaseRow.memory - LeaseRow.used, 0)),
-                # A job on several GPUs waited once.
-                func.avg(waited).filter(LeaseRow.place == 0),
-                func.max(waited),
+                func.total(held_for * used),
+                func.total(held_for * func.max(LeaseRow.memory - used, 0)),
+                func.avg(_waited()).filter(counts),
+                func.max(_waited()).filter(counts),
+                func.total(known * LeaseRow.memory),
+                func.total(known),
             )
             .join(LeaseRow, LeaseRow.job == JobRow.id)
-            .where(JobRow.state == State.ENDED, LeaseRow.used.is_not(None))
+            .where(_ended_or_holds(since))
             .group_by(key)
             .order_by(key)
         )
         if user is not None:
             wanted = wanted.where(JobRow.user == user)
-        if since is not None:
-            wanted = wanted.where(JobRow.ended_at >= since)
         with translate_errors(self._store.path), Session(self._store.engine) as session:
             return [UsageTotal(str(key), *row) for key, *row in session.execute(wanted)]
 
@@ -206,14 +235,13 @@ class UsageTotals:
         )
 
     def waits(self, since: datetime) -> Mapping[str, UserWaits]:
-        """Return how long the jobs that got memory from `since` on had waited for it, by user."""
-        waited = cast(JobRow.granted_at - JobRow.submitted_at, Float) / _MICROSECONDS
-        # After a change of the clock.
-        waited = func.max(waited, 0.0)
+        """Return how long the jobs that got memory from `since` on had waited for it, by user.
+
+        It is the one meaning of a mean wait, whether these jobs have ended or not.
+        """
         wanted = (
-            select(JobRow.user, func.count(), func.avg(waited), func.max(waited))
-            .where((JobRow.ended_at >= since) | and_(JobRow.state.in_(HOLDS_MEMORY), LIVE))
-            .where(JobRow.granted_at >= since)
+            select(JobRow.user, func.count(), func.avg(_waited()), func.max(_waited()))
+            .where(_ended_or_holds(since), JobRow.granted_at >= since)
             .group_by(_BY_USER)
         )
         with translate_errors(self._store.path), Session(self._store.engine) as session:

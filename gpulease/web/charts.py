@@ -10,6 +10,7 @@ from datetime import datetime, timedelta
 from math import ceil
 
 from gpulease.web.text import instant, size
+from gpulease.wire.history import MeanView
 
 PLOT_WIDTH = 1000
 PLOT_HEIGHT = 160
@@ -44,7 +45,8 @@ class Shape:
     path: str
     is_line: bool = False
     most: str = ""
-    """Its highest value, in words."""
+    """Its highest value, in words; `mean`: its average, if that is known."""
+    mean: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +73,24 @@ class Curve:
     is_line: bool = False
     is_stacked: bool = True
     """Whether an area stands on those before it."""
+    peaks: Series | None = None
+    """The largest values, where `values` are means."""
+    overall: float | None = None
+    """The mean over the whole time."""
+
+
+def mean_curve(
+    kind: str, name: str, peaks: Series, mean: MeanView | None, *, is_line: bool = False
+) -> Curve:
+    """Return the means of a series; those of an older daemon are its largest values."""
+    if mean is None:
+        return Curve(kind, name, peaks, is_line)
+    return Curve(kind, name, mean.values, is_line, peaks=peaks, overall=mean.overall)
+
+
+def peak_band(name: str, peaks: Series, mean: MeanView | None) -> list[Curve]:
+    """Return the largest values as a faint area, to be drawn before the means."""
+    return [] if mean is None else [Curve("peak", name, peaks, is_stacked=False)]
 
 
 def memory_chart(title: str, begins_at: str, step: float, curves: Sequence[Curve]) -> Chart | None:
@@ -79,11 +99,11 @@ def memory_chart(title: str, begins_at: str, step: float, curves: Sequence[Curve
 
 
 def plain_chart(
-    title: str, begins_at: str, step: float, curve: Curve, unit: str, top: float = 0
+    title: str, begins_at: str, step: float, curves: Sequence[Curve], unit: str, top: float = 0
 ) -> Chart | None:
-    """Return a chart of one line; its axis reaches `top` at least."""
+    """Return a chart of plain numbers; its axis reaches `top` at least."""
     return _chart(
-        title, begins_at, step, [curve], _number_step, lambda value: f"{value:g}{unit}", top
+        title, begins_at, step, curves, _number_step, lambda it: f"{round(it, 1):g}{unit}", top
     )
 
 
@@ -157,8 +177,16 @@ def _shape(
             _steps(run, above, scale, "M") + _steps(run[::-1], below, scale, "L", back=1) + "Z"
             for run in runs
         )
-    most = max((value for value in curve.values if value is not None), default=None)
-    return Shape(curve.kind, curve.name, path, curve.is_line, "" if most is None else write(most))
+    largest = curve.values if curve.peaks is None else curve.peaks
+    most = max((value for value in largest if value is not None), default=None)
+    return Shape(
+        curve.kind,
+        curve.name,
+        path,
+        curve.is_line,
+        "" if most is None else write(most),
+        "" if curve.overall is None else write(curve.overall),
+    )
 
 
 def _runs(values: Series) -> list[range]:

@@ -4,7 +4,6 @@ Names and units follow the conventions of Prometheus: base units, `_total` on co
 without bound. What is unknown has no sample.
 """
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
@@ -152,12 +151,13 @@ def _ended(seen: Seen) -> Samples:
 
 
 def _by_holder(value: Callable[[LeaseView], int | None]) -> Callable[[Seen], Samples]:
-    """Return the sum over the leases of each user."""
+    """Return the sum over the leases of each user; unknown if one of them is."""
 
     def sums(seen: Seen) -> Samples:
-        found = Counter[str]({each.user: 0 for each in seen.counted.users})
+        found: dict[str, int | None] = {each.user: 0 for each in seen.counted.users}
         for user, _, lease in seen.leases():
-            found[user] += value(lease) or 0
+            sum_, amount = found.get(user, 0), value(lease)
+            found[user] = None if sum_ is None or amount is None else sum_ + amount
         return (((user,), number) for user, number in found.items())
 
     return sums
@@ -287,7 +287,8 @@ TABLE: Final = (
     ),
     Row(
         "gpulease_jobs_failed_total", _USER,
-        "Jobs that ended by themselves with another exit code than 0, or by a signal.",
+        "Jobs that failed, as in `gpulease history --state failed`: any end without success, but "
+        "for those that somebody asked for (cancelled, released, preempted, requeued).",
         _of_user(lambda it: it.failed), "counter",
     ),
     Row(
@@ -313,7 +314,7 @@ TABLE: Final = (
     ),
     Row(
         "gpulease_user_memory_used_bytes", _USER,
-        "Memory that the jobs of the user use, as far as the driver reports it.",
+        "Memory that the jobs of the user use; no sample if it is unknown for one of them.",
         _by_holder(lambda lease: lease.used),
     ),
     Row(

@@ -1,6 +1,7 @@
 """The pages: each asks the daemon, and draws a template."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any, NamedTuple
 
@@ -10,12 +11,19 @@ from starlette.responses import HTMLResponse, Response
 
 from gpulease.errors import GpuleaseError, NoSuchJob, NoSuchRoute, NotAllowed
 from gpulease.web.arrays import MOST_LINKS, MOST_ROWS, array_of
-from gpulease.web.charts import Chart, Curve, memory_chart, plain_chart
+from gpulease.web.charts import (
+    Chart,
+    Curve,
+    mean_curve,
+    memory_chart,
+    peak_band,
+    plain_chart,
+)
 from gpulease.web.daemon_reader import DaemonReader
 from gpulease.web.live import LiveStatus, sections, values_of
 from gpulease.web.templates import render
 from gpulease.web.text import colors, instant, jobs_in, labels_of
-from gpulease.wire.history import SOME_POINTS, GpuHistoryView, JobMemoryView
+from gpulease.wire.history import SOME_POINTS, GpuHistoryView, JobMemoryView, MeanView
 from gpulease.wire.text import LARGEST_INDEX
 from gpulease.wire.usage import ReportView, SharesView, ShareView, UseView
 
@@ -150,7 +158,7 @@ class Pages:
             min(seconds / SOME_POINTS / 2, _SLOW_FRESH_FOR_S),
         )
         return _page(
-            request, "gpu.html", history=history, charts=list(_gpu_charts(history)),
+            request, "gpu.html", history=history, charts=list(gpu_charts(history)),
             spans=_OF_GPU, span=span, gpus=status.gpus,
         )  # fmt: skip
 
@@ -247,27 +255,29 @@ def _people(shares: SharesView, report: ReportView | None) -> list[_Person]:
 
 def _job_charts(memory: JobMemoryView) -> Iterator[Chart]:
     for each in memory.gpus:
+        mean, busy = each.means.get("used"), each.means.get("utilization")
+        used = replace(mean_curve("used o0", "used", each.used, mean), is_stacked=False)
         curves = [
-            Curve("used o0", "used", each.used, is_stacked=False),
+            *peak_band("peak of use", each.used, mean),
+            used,
             Curve("pool", "in memory pools of frameworks", each.pool, is_line=True),
             Curve("lease", "lease", [each.leased] * len(each.used), is_line=True),
         ]
-        known = [curve for curve in curves if any(value is not None for value in curve.values)]
+        known = [it for it in curves if any(value is not None for value in it.peaks or it.values)]
         title = f"Memory on GPU {each.label}"
         yield from _drawn(memory_chart(title, memory.begins_at, memory.step, known))
-        busy = Curve("busy", "utilization", each.utilization, is_line=True)
-        title = f"Utilization of GPU {each.label}"
-        yield from _drawn(plain_chart(title, memory.begins_at, memory.step, busy, "%", 100))
+        yield from _plain(memory, f"Utilization of GPU {each.label}", "%", 100,
+                          "utilization", each.utilization, busy)  # fmt: skip
 
 
-def _gpu_charts(history: GpuHistoryView) -> Iterator[Chart]:
-    color = colors(each.user for each in history.owners)
-    curves = [
-        Curve(f"used o{color.get(each.user, 0)}", each.user or "other users", each.used)
-        for each in history.owners
-    ]
-    curves.append(Curve("unmanaged", "no lease", history.unmanaged))
-    curves.append(Curve("lease", "leased", history.leased, is_line=True))
+def gpu_charts(history: GpuHistoryView) -> Iterator[Chart]:
+    color, mean = colors(each.user for each in history.owners), history.means.get
+    curves = peak_band("peak of use", history.used, mean("used"))
+    for each in history.owners:
+        kind, name = f"used o{color.get(each.user, 0)}", each.user or "other users"
+        curves.append(mean_curve(kind, name, each.used, each.mean))
+    curves.append(mean_curve("unmanaged", "no lease", history.unmanaged, mean("unmanaged")))
+    curves.append(mean_curve("lease", "leased", history.leased, mean("leased"), is_line=True))
     total: list[float | None] = [history.total] * len(history.used)
     curves.append(Curve("total", "all memory", total, is_line=True))
     if any(value is not None for value in (*history.used, *history.leased)):
@@ -277,8 +287,23 @@ def _gpu_charts(history: GpuHistoryView) -> Iterator[Chart]:
         ("Temperature", " °C", 0, history.temperature),
         ("Power", " W", 0, history.power),
     ):
-        curve = Curve("busy", title.lower(), values, is_line=True)
-        yield from _drawn(plain_chart(title, history.begins_at, history.step, curve, unit, top))
+        name = title.lower()
+        yield from _plain(history, title, unit, top, name, values, mean(name))
+
+
+def _plain(
+    over: GpuHistoryView | JobMemoryView,
+    title: str,
+    unit: str,
+    top: float,
+    name: str,
+    values: Sequence[int | None],
+    mean: MeanView | None,
+) -> Iterator[Chart]:
+    """Yield a chart of one value: its means as a line, its largest values as a band."""
+    line = mean_curve("busy", name, values, mean, is_line=True)
+    curves = [*peak_band(f"peak of {name}", values, mean), line]
+    yield from _drawn(plain_chart(title, over.begins_at, over.step, curves, unit, top))
 
 
 def _drawn(chart: Chart | None) -> Iterator[Chart]:

@@ -2,7 +2,8 @@
 
 A series has one value for each step of time: value `i` of every list is about the `step` seconds
 from `begins_at` + `i` x `step` on. It is the largest value in that step, since peaks matter, and
-null if none is known. Sizes are in bytes.
+null if none is known. `means` has the averages, which largest values do not give. Sizes are in
+bytes.
 """
 
 from dataclasses import dataclass, field
@@ -14,12 +15,25 @@ SOME_POINTS = 300
 
 
 @dataclass(slots=True)
+class MeanView:
+    """The average of a value over time: a sample counts for as long as it held."""
+
+    values: list[float | None]
+    """One for each step of time; null where it is unknown, also where the largest value is known:
+    releases before it kept no more."""
+    overall: float | None
+    """Over the whole range, which does not depend on the steps; null if nothing is known."""
+
+
+@dataclass(slots=True)
 class OwnerSeriesView:
     """What the jobs of one user used of a GPU."""
 
     user: str | None
     """Null: the users with less use, together."""
     used: list[int | None]
+    mean: MeanView | None = None
+    """What they used on average. Null from an older daemon."""
 
 
 @dataclass(slots=True)
@@ -47,6 +61,9 @@ class GpuHistoryView:
     owners: list[OwnerSeriesView] = field(default_factory=list)
     """The users with the most use first. Together they use at most `used`: jobs that followed each
     other within a step are reduced in proportion."""
+    means: dict[str, MeanView] = field(default_factory=dict)
+    """By the name of the series: used, leased, committed, unmanaged, utilization, temperature and
+    power. Empty from an older daemon."""
 
 
 @dataclass(slots=True)
@@ -62,6 +79,8 @@ class JobGpuSeriesView:
     """The most that the memory pools of its frameworks had in use until then, as they reported;
     null if they did not."""
     utilization: list[int | None]
+    means: dict[str, MeanView] = field(default_factory=dict)
+    """By the name of the series: used, pool and utilization. Empty from an older daemon."""
 
 
 @dataclass(slots=True)

@@ -32,7 +32,7 @@ class UserMetricsView:
     """Jobs that continue an earlier one: it was queued again, or retried."""
     started: int
     failed: int
-    """Jobs that ended by a signal or with another exit code than 0."""
+    """Jobs that ended without success, and not because somebody asked for that."""
     out_of_memory: int
     """Jobs that ran out of GPU memory."""
     over_lease: int

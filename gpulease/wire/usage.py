@@ -50,7 +50,8 @@ class HistoryView:
 
 @dataclass(slots=True)
 class UseView:
-    """What the ended jobs of one user asked for and used, where the use is known."""
+    """What the jobs of one user asked for and used: those that ended, and those that hold memory,
+    up to now."""
 
     user: str
     jobs: int
@@ -60,12 +61,18 @@ class UseView:
     asked: float
     """Byte-seconds leased."""
     used: float
-    """Byte-seconds of the peaks."""
+    """Byte-seconds of the peaks, of the leases whose use is known."""
     unused: float = 0.0
     """Byte-seconds that were leased and never needed."""
     mean_wait: float | None = None
-    """Seconds from the submission to the lease."""
+    """Seconds from the submission to the lease, of the jobs that got it since `ReportView.since`.
+    The same in `ShareView`."""
     longest_wait: float | None = None
+    measured: float | None = None
+    """Byte-seconds leased where the use is known: `used` is a part of them. Null from an older
+    daemon, which leaves out all other jobs."""
+    measured_seconds: float | None = None
+    """GPU-seconds of the same leases."""
 
 
 @dataclass(slots=True)
@@ -82,6 +89,8 @@ class UsePartView:
     unused: float
     mean_wait: float | None
     longest_wait: float | None
+    measured: float | None = None
+    measured_seconds: float | None = None
 
 
 @dataclass(slots=True)
@@ -136,7 +145,7 @@ class SharesView:
 
 @dataclass(slots=True)
 class ReportView:
-    """Asked and used, by user, of the jobs that ended after `since`."""
+    """Asked and used, by user, of the jobs that ended after `since` or hold memory."""
 
     since: str | None
     users: list[UseView]

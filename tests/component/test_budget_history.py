@@ -9,7 +9,7 @@ import pytest
 from component.test_budget_store import plans, statements, verbs
 from fakes import NOON, order, reading
 from gpulease.domain.gpu import GpuUuid, JobId, build_ledger
-from gpulease.domain.memory_series import JobSpan, grid_over
+from gpulease.domain.memory_series import JobSpan, grid_over, held
 from gpulease.store.memory_history import MemoryHistory, Sample
 from gpulease.store.memory_series import MemorySeries
 from gpulease.store.retention import Retention
@@ -36,7 +36,9 @@ def batch(store: SqlStore) -> None:
     samples = [Sample(NOON + timedelta(seconds=each), ledgers) for each in range(15)]
     uuids = [GpuUuid(gpu.uuid) for gpu in GPUS]
     at_s = int(NOON.timestamp())
-    spans = [JobSpan(uuids[n % 16], JobId(n), "alice", at_s, 1, None, None) for n in JOBS]
+    spans = [
+        JobSpan(uuids[n % 16], JobId(n), "alice", at_s, held((1, None, None), 10)) for n in JOBS
+    ]
     peaks = {(JobId(n), uuids[n % 16]): 1 for n in JOBS}
     MemoryHistory(store).record(samples, peaks, spans)
 

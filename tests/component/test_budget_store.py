@@ -256,7 +256,7 @@ def test_a_year_of_history_is_not_searched_row_by_row(store: SqlStore) -> None:
         store.events(job.id), store.elements(job.id), store.past_jobs(NOON)
         for query in (EndedJobsQuery(since=NOON), EndedJobsQuery("alice", NOON, before=9)):
             JobHistory(store).page(query)
-        UsageTotals(store).totals(UsageBy.USER, None, NOON)
+        UsageTotals(store).totals(UsageBy.USER, None, NOON, NOON)
         UsageTotals(store).predictions(None, NOON)
         UsageTotals(store).waits(NOON)
         Retention(store).expired(NOON, 1000)

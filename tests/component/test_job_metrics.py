@@ -8,17 +8,26 @@ from pathlib import Path
 
 import pytest
 
+from daemon_stand_in import views
 from fakes import ALICE, BOB, NOON, FakeClock, G, order, reading
-from gpulease.domain.job import Exit, Job, Outcome, Owner
-from gpulease.domain.lease import State
+from gpulease.cli.format import has_failed
+from gpulease.daemon.metrics import user_view
+from gpulease.domain.job import NOT_FAILED, Exit, Job, Outcome, Owner, worker_gone
+from gpulease.domain.lease import State, Trigger
+from gpulease.domain.notifications import NotifyEvent, message_on
 from gpulease.domain.queue_options import Indices
 from gpulease.errors import RecordUnwritable
+from gpulease.server.reasons import exit_status
 from gpulease.service import jobs, scheduler, submission
+from gpulease.service.job_history import EndedJobsQuery
 from gpulease.service.metrics import MOST_USERS, OTHER, Held, Histogram, UserMetrics
 from gpulease.service.observation import Observation
 from gpulease.service.ports import Event, Policy, WorkerExited, WorkerStarted
 from gpulease.service.queue_state import QueueState
+from gpulease.store.job_history import JobHistory
 from gpulease.store.store import SqlStore
+
+EVENT = Event(NOON, "test")
 
 
 @dataclass
@@ -233,3 +242,68 @@ def test_what_was_held_never_decreases() -> None:
     held = Held(2, 8, 5.0, 9.0, 100.0)
     assert held.at(99.0).gpu_seconds == 5.0
     assert held.at(101.0)[2:4] == (7.0, 17.0)
+
+
+EXITS = {
+    Outcome.EXITED: (Exit(0), Exit(3)),
+    Outcome.SIGNALED: (Exit(None, 9),),
+    **dict.fromkeys((Outcome.TIME_LIMIT, Outcome.OVER_LEASE, Outcome.IDLE), (Exit(0), Exit(3))),
+    **dict.fromkeys(NOT_FAILED, (Exit(0), Exit(None, 15))),
+}
+"""What the main process may have ended with; None for all other outcomes."""
+
+
+@pytest.mark.parametrize(
+    ("outcome", "exit_"),
+    [(outcome, each) for outcome in Outcome for each in EXITS.get(outcome, (None,))],
+)
+def test_a_failed_job_is_the_same_to_counters_filters_and_notifications(
+    world: World, outcome: Outcome, exit_: Exit | None
+) -> None:
+    job = world.submit()
+    world.grant()
+    world.start(job)
+    with world.store.write() as tx:
+        running = tx.job(job.id)
+        assert running is not None
+        running = replace(running, notify=(NotifyEvent.FAIL,))
+        trigger, now = Trigger.WORKER_EXITED, world.clock.now()
+        ended = worker_gone(running, trigger, outcome, None, exit_, now)
+        assert ended is not None
+        tx.save(ended, EVENT)
+
+    counted = world.of().failed
+    listed = JobHistory(world.store).page(EndedJobsQuery(outcome="failed"))
+    view = views.over(1, exit_status(ended), outcome=outcome.value)
+    assert len(listed) == counted
+    assert (message_on(running, ended) is not None) == bool(counted)
+    assert has_failed(view) == bool(counted)
+    expected = outcome not in NOT_FAILED and (outcome is not Outcome.EXITED or exit_ != Exit(0))
+    assert bool(counted) == expected
+
+
+def test_after_a_restart_the_users_on_record_have_counters_at_zero(world: World) -> None:
+    for owner in (ALICE, BOB):
+        job = world.submit(owner)
+        world.grant()
+        world.start(job)
+        world.end(job)
+    world.restart()
+    assert {user: it.submitted for user, it in world.store.metrics.users()} == {
+        BOB.user: 0, ALICE.user: 0,
+    }  # fmt: skip
+    view = user_view(ALICE.user, world.of(), world.now_s())
+    assert view.ended == dict.fromkeys(map(str, Outcome), 0)
+    assert view.failed == 0
+
+
+def test_users_on_record_leave_names_for_new_ones(world: World) -> None:
+    with world.store.write() as tx:
+        for number in range(MOST_USERS + 20):
+            tx.add(order(owner=replace(ALICE, user=f"user{number}")), NOON)
+    jobs.cancel_all(world.store, lambda _: True, lambda _: "root", world.clock)
+    world.restart()
+    names = [user for user, _ in world.store.metrics.users()]
+    assert names == [f"user{number}" for number in range(MOST_USERS + 19, MOST_USERS // 2 + 19, -1)]
+    world.submit(BOB)
+    assert world.of(BOB.user).submitted == 1

@@ -2,7 +2,8 @@
 
 import asyncio
 import sqlite3
-from collections.abc import Awaitable, Callable, Iterator
+from bisect import bisect_left
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
 from datetime import datetime, timedelta
@@ -12,13 +13,15 @@ from typing import TypeVar
 import pytest
 
 from fakes import ALICE, BOB, NOON, FakeClock, FakeFinder, FakeGpus, G, order, reading
+from gpulease.cli.plot_page import about_gpu
 from gpulease.daemon.housekeeping import Sampler
 from gpulease.domain.gpu import GpuReading, GpuUuid, JobId, build_ledger
 from gpulease.domain.job import Exit, Outcome, Owner, grant, worker_gone, worker_started
 from gpulease.domain.lease import Trigger
-from gpulease.domain.memory_series import JobSpan, grid_over
+from gpulease.domain.memory_series import JobSpan, Mean, grid_over, held
 from gpulease.domain.placement import Placement
 from gpulease.errors import RecordUnwritable
+from gpulease.server.memory_series import gpu_history_view
 from gpulease.service.observation import GpuObserver
 from gpulease.service.ports import Event, Policy
 from gpulease.service.scheduler import Scheduler
@@ -28,6 +31,7 @@ from gpulease.store.recovery import is_sound, rebuild
 from gpulease.store.retention import Retention
 from gpulease.store.salvage import salvage
 from gpulease.store.store import SqlStore
+from gpulease.web.pages import gpu_charts
 
 T = TypeVar("T")
 GPU = GpuUuid("GPU-a")
@@ -147,7 +151,7 @@ def test_pools_and_utilization_are_sampled_with_the_memory(sampling: Sampling) -
     sampling.pool = 5
     sampling.run(1, lambda _: {job: G})
     (span,) = sampling.sampler.unwritten()[1]
-    assert (span.used, span.pool, span.utilization, span.user) == (G, 5, 70, "alice")
+    assert ([each.most for each in span.figures], span.user) == ([G, 5, 70], "alice")
 
 
 def test_while_the_disk_is_full_the_history_stays_in_memory(sampling: Sampling) -> None:
@@ -205,6 +209,157 @@ def test_a_series_is_complete_and_has_each_peak_whatever_the_age_of_its_rows(
                 assert max(filter(None, used)) == max(in_range)
 
 
+BUSY_S = 5
+
+
+def busy_minutes(minutes: int) -> list[Sample]:
+    """Return the samples of a GPU that is busy for 5 of every 60 seconds.
+
+    Two in a minute, of which the second holds for longer: a mean of samples would be 50%.
+    """
+    found = []
+    for minute in range(minutes):
+        at = NOON + timedelta(minutes=minute)
+        found.append(sample(at, 6 * G, utilization=100, power=300))
+        found.append(sample(at + timedelta(seconds=BUSY_S), 2 * G, utilization=0, power=60))
+    return found
+
+
+def truth(samples: Sequence[Sample], begin_s: float, end_s: float, name: str) -> float:
+    """Return a mean straight from the samples, each of which holds until the next."""
+    first, last = (bisect_left(samples, it, key=lambda each: each.at.timestamp())
+                   for it in (begin_s, end_s))  # fmt: skip
+    end = samples[-1].at + timedelta(seconds=60 - BUSY_S)
+    until = [*(each.at for each in samples[first + 1 : last + 1]), end]
+    held_s = [
+        (getattr(each.gpus[0].reading, name), (then - each.at).total_seconds())
+        for each, then in zip(samples[first:last], until, strict=False)
+    ]
+    return sum(value * for_s for value, for_s in held_s) / sum(for_s for _, for_s in held_s)
+
+
+def history_of(store: SqlStore, samples: Sequence[Sample]) -> datetime:
+    """Write samples, with old rows merged every hour, and return the instant after the last."""
+    history = MemoryHistory(store)
+    for number in range(0, len(samples), 120):
+        history.record(samples[number : number + 120], {})
+        history.thin(samples[number].at + timedelta(hours=1))
+    return samples[-1].at + timedelta(seconds=60 - BUSY_S)
+
+
+@pytest.mark.parametrize(
+    "back",
+    [
+        timedelta(hours=1),
+        timedelta(days=1),
+        pytest.param(timedelta(days=8), marks=pytest.mark.slow),
+    ],
+)
+def test_a_mean_is_that_of_the_samples_whatever_the_age_of_rows_and_the_width(
+    store: SqlStore, back: timedelta
+) -> None:
+    samples = busy_minutes(back // timedelta(minutes=1) + 120)
+    now = history_of(store, samples)
+    said = set()
+    for points in (15, 72, 112, 300, 1000):
+        grid = grid_over(now - back, now, points)
+        series = MemorySeries(store).gpu(GPU, grid)
+        view = gpu_history_view(samples[0].gpus[0].reading, grid, series)
+        for name in ("used", "utilization", "power"):
+            mean = view.means[name]
+            whole = truth(samples, grid.first_s, grid.last_s, name)
+            assert mean.overall == pytest.approx(whole, abs=0.01)
+            for place in range(1, grid.points - 1):
+                begin_s = grid.begin_s + place * grid.step_s
+                if grid.step_s % 900 == 0:
+                    of_step = truth(samples, begin_s, begin_s + grid.step_s, name)
+                    assert mean.values[place] == pytest.approx(of_step, abs=0.01)
+        assert max(filter(None, view.utilization)) == 100, "peaks are kept beside the means"
+        said.add("\n".join(about_gpu(view)))
+        _, line = next(each for each in gpu_charts(view) if each.title == "Utilization").shapes
+        assert (line.mean, line.most) == ("8.3%", "100%")
+    (text,) = said
+    assert "utilization: at most 100%, 8% on average" in text
+    assert "used: at most 6G of 8G, 2.3G on average" in text
+
+
+def test_the_mean_of_a_machine_that_rested_is_over_time_and_not_over_samples(
+    sampling: Sampling,
+) -> None:
+    sampling.gpus.utilization[GPU] = 0
+    sampling.run(600)
+    job = start(sampling.store, sampling.clock.now())
+    sampling.gpus.utilization[GPU] = 100
+    sampling.run(60, lambda second: {job: G * (1 + second % 2)})
+    sampling.gpus.utilization[GPU] = 0
+    end(sampling.store, job, sampling.clock.now())
+    sampling.run(540)
+    now = sampling.clock.now()
+
+    def busy() -> float | None:
+        series = MemorySeries(sampling.store, *sampling.sampler.unwritten())
+        return series.gpu(GPU, grid_over(NOON, now, 20)).means["utilization"].overall
+
+    assert busy() == pytest.approx(100 * 60 / 1200, rel=0.02)
+    asyncio.run(sampling.sampler.write())
+    assert busy() == pytest.approx(100 * 60 / 1200, rel=0.02)
+    grid = grid_over(NOON + timedelta(seconds=600), NOON + timedelta(seconds=660), 10, 10)
+    used = MemorySeries(sampling.store).job(job, GPU, grid).means["used"]
+    assert used.overall == pytest.approx(1.5 * G)
+    assert used.values == [pytest.approx(1.5 * G)] * 6
+    series = MemorySeries(sampling.store).gpu(GPU, grid_over(NOON, now, 20))
+    (mean,) = series.owner_means
+    assert mean.overall == pytest.approx(1.5 * G * 60 / 1200, rel=0.02)
+    assert mean.values[10] == pytest.approx(1.5 * G, rel=0.02)
+    assert mean.values[11] == 0
+
+
+def test_the_use_of_a_user_is_averaged_over_all_of_the_time_however_it_is_merged(
+    store: SqlStore,
+) -> None:
+    job, history = start(store), MemoryHistory(store)
+    history.record(
+        [sample(NOON + timedelta(seconds=30 * n), 4 * G) for n in range(240)], {},
+        spans_of(job, "alice", NOON, 90, 4 * G),
+    )  # fmt: skip
+    for days in (0, 2, 30):
+        history.thin(NOON + timedelta(hours=2, days=days))
+        for points in (8, 24, 120):
+            grid = grid_over(NOON, NOON + timedelta(hours=2), points)
+            (mean,) = MemorySeries(store).gpu(GPU, grid).owner_means
+            assert mean.overall == pytest.approx(4 * G / 8, rel=0.01)
+            area = sum(filter(None, mean.values)) * grid.step_s
+            assert area == pytest.approx(4 * G * 900, rel=0.01)
+
+
+def test_rows_of_an_older_release_keep_their_peaks_and_have_no_mean(tmp_path: Path) -> None:
+    path = tmp_path / "gpulease.db"
+    with closing(sqlite3.connect(path)) as connection:
+        connection.executescript((TESTS / "data" / "0008.sql").read_text())
+        connection.execute(
+            "UPDATE gpu_memory SET resolution = 60, utilization = 90 WHERE resolution = 1"
+        )
+        connection.commit()
+        tables = [name for (name,) in connection.execute("SELECT name FROM sqlite_schema "
+                  "WHERE type = 'table' AND name <> 'alembic_version'")]  # fmt: skip
+        before = {name: connection.execute(f"SELECT * FROM {name}").fetchall() for name in tables}
+    store = SqlStore(path)
+    with closing(sqlite3.connect(path)) as connection:
+        for name, rows in before.items():
+            after = connection.execute(f"SELECT * FROM {name}").fetchall()
+            assert [row[: len(old)] for row, old in zip(after, rows, strict=True)] == rows, name
+    later = sample(NOON + timedelta(minutes=1), 3 * G, utilization=10)
+    MemoryHistory(store).record([later, replace(later, at=later.at + timedelta(seconds=60))], {})
+    grid = grid_over(NOON, NOON + timedelta(minutes=2), 2)
+    series = MemorySeries(store).gpu(GPU, grid)
+    assert series.utilization == [90, 10]
+    assert series.means["utilization"] == Mean([None, 10.0], 10.0)
+    MemoryHistory(store).thin(NOON + timedelta(days=2))
+    merged = MemorySeries(store).gpu(GPU, grid_over(NOON, NOON + timedelta(minutes=15), 2))
+    assert (merged.utilization[0], merged.means["utilization"].values[0]) == (90, 10.0)
+    store.close()
+
+
 def test_temperature_and_power_are_kept(store: SqlStore) -> None:
     MemoryHistory(store).record([sample(NOON, 5, temperature=61, power=287)], {})
     MemoryHistory(store).thin(NOON + timedelta(days=2))
@@ -215,7 +370,8 @@ def test_temperature_and_power_are_kept(store: SqlStore) -> None:
 def spans_of(job: JobId, user: str, begin: datetime, count: int, used: int) -> list[JobSpan]:
     at_s = int(begin.timestamp())
     return [
-        JobSpan(GPU, job, user, at_s + 10 * number, used, None, None) for number in range(count)
+        JobSpan(GPU, job, user, at_s + 10 * number, held((used, None, None), 10))
+        for number in range(count)
     ]
 
 
@@ -300,8 +456,12 @@ def test_a_recovered_database_has_the_memory_of_its_jobs_and_of_no_other(
     MemoryHistory(store).record([sample(NOON, G)], {}, spans_of(job, "alice", NOON, 5, G))
     store.close()
     with closing(sqlite3.connect(store.path)) as connection:
-        connection.execute("INSERT INTO job_memory VALUES (1, 10, 0, 99, 1, 1, 1)")
-        connection.execute("INSERT INTO job_memory VALUES (7, 10, 0, ?, 1, 1, 1)", (job,))
+        connection.execute(
+            "INSERT INTO job_memory (gpu, resolution, at, job) VALUES (1, 10, 0, 99)"
+        )
+        connection.execute(
+            "INSERT INTO job_memory (gpu, resolution, at, job) VALUES (7, 10, 0, ?)", (job,)
+        )
         connection.commit()
     (tmp_path / "scratch").mkdir()
     found = salvage(store.path, tmp_path / "scratch", None)

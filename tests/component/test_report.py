@@ -1,4 +1,4 @@
-"""What ended jobs asked for and used, summed up by user, group, week and month."""
+"""What jobs asked for and used, summed up by user, group, week and month."""
 
 import csv
 import io
@@ -7,12 +7,13 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from fractions import Fraction
 from pathlib import Path
 
 import pytest
 
 from fakes import ALICE, NOON, order, reading
-from gpulease.cli.report import csv_of
+from gpulease.cli.report import csv_of, page
 from gpulease.daemon.user_policy import with_names_of_groups
 from gpulease.domain.gpu import GpuUuid
 from gpulease.domain.job import (
@@ -27,13 +28,18 @@ from gpulease.domain.job import (
     worker_gone,
     worker_started,
 )
-from gpulease.domain.lease import Trigger
+from gpulease.domain.lease import Claim, Trigger
 from gpulease.domain.placement import Placement
+from gpulease.domain.plan import plan
+from gpulease.domain.standing import standings
 from gpulease.server.usage import report_view
-from gpulease.service.ports import Event
+from gpulease.service.observation import Observation
+from gpulease.service.ports import Event, Policy
+from gpulease.service.queue_state import QueueState
+from gpulease.store.memory_history import MemoryHistory
 from gpulease.store.store import SqlStore
 from gpulease.store.usage import UsageTotals
-from gpulease.units import GIB
+from gpulease.units import GIB, Share
 
 EVENT = Event(NOON, "test")
 HOUR = timedelta(hours=1)
@@ -77,7 +83,7 @@ def ran(
 
 
 def totals(store: SqlStore, by: UsageBy, user: str | None = None) -> dict[str, UsageTotal]:
-    return {each.key: each for each in UsageTotals(store).totals(by, user, None)}
+    return {each.key: each for each in UsageTotals(store).totals(by, user, None, NOON)}
 
 
 def test_what_was_asked_and_never_used_is_counted_by_gpu_and_time(store: SqlStore) -> None:
@@ -109,10 +115,93 @@ def test_the_wait_of_a_job_on_two_gpus_counts_once(store: SqlStore) -> None:
     assert (found.mean_wait, found.longest_wait) == (2400, 7200)
 
 
-def test_jobs_with_unknown_use_do_not_count(store: SqlStore) -> None:
+def test_a_lease_with_unknown_use_counts_as_leased_and_not_as_unused(store: SqlStore) -> None:
     ran(store, used=None, waited=9 * HOUR)
+    ran(store, used=GIB)
 
-    assert totals(store, UsageBy.USER) == {}
+    found = totals(store, UsageBy.USER)[ALICE.user]
+    assert (found.jobs, found.asked, found.longest_wait) == (2, 8 * GIB * 3600, 9 * 3600)
+    assert (found.used, found.unused) == (GIB * 3600, 3 * GIB * 3600)
+    assert (found.measured, found.measured_seconds) == (4 * GIB * 3600, 3600)
+    row = str(page(report_view(UsageBy.USER, [found], None, NO_ERRORS)))
+    assert "'25%'" in row, "of what is known"
+
+
+def holds(store: SqlStore, owner: Owner, since: datetime, *, memory: int, waited: timedelta) -> Job:
+    """Return a job that has held so much of each of two GPUs since an instant."""
+    with store.write() as tx:
+        job = tx.add(replace(order(), owner=owner), since - waited)
+        uuids = (reading().uuid, GpuUuid("GPU-2"))
+        job = grant(job, Placement(tuple((uuid, memory) for uuid in uuids)), since)
+        started = worker_started(job, 1, 1, since)
+        assert started is not None
+        tx.save(started, EVENT)
+    return started
+
+
+@pytest.mark.parametrize("for_", [timedelta(minutes=30), timedelta(days=21)])
+def test_what_is_held_now_counts_up_to_now(store: SqlStore, for_: timedelta) -> None:
+    ran(store, BOB, waited=HOUR, ended=NOON)
+    now = NOON + for_
+    job = holds(store, ALICE, NOON, memory=53 * GIB, waited=timedelta(minutes=10))
+    again = holds(store, BOB, now - timedelta(minutes=6), memory=GIB, waited=3 * HOUR)
+    gpus = [lease.gpu for lease in job.leases]
+    MemoryHistory(store).record([], {(job.id, gpu): 10 * GIB for gpu in gpus})
+
+    found = {it.key: it for it in UsageTotals(store).totals(UsageBy.USER, None, None, now)}
+    alice, bob = found[ALICE.user], found["bob"]
+    assert alice.asked == pytest.approx(106 * GIB * for_.total_seconds())
+    assert alice.used == pytest.approx(20 * GIB * for_.total_seconds())
+    assert (alice.jobs, alice.mean_wait) == (1, 600)
+    assert bob.asked == pytest.approx(GIB * (4 * 3600 + 2 * 360))
+    assert (bob.jobs, bob.mean_wait) == (2, 7200)
+
+    since = NOON - timedelta(minutes=1) if for_ < HOUR else now - timedelta(days=1)
+    waits = UsageTotals(store).waits(since)
+    recent = UsageTotals(store).totals(UsageBy.USER, None, since, now)
+    assert {it.key: it.mean_wait for it in recent if it.mean_wait is not None} == {
+        user: each.mean_s for user, each in waits.items()
+    }
+    (month, *_) = UsageTotals(store).totals(UsageBy.MONTH, ALICE.user, None, now)
+    assert month.key == f"{now.astimezone():%Y-%m}-01"
+    assert month.asked == alice.asked
+    ended = worker_gone(again, Trigger.WORKER_EXITED, Outcome.EXITED, None, Exit(0), now)
+    assert ended is not None
+    with store.write() as tx:
+        tx.save(ended, EVENT)
+    after = UsageTotals(store).totals(UsageBy.USER, "bob", None, now + 9 * HOUR)
+    assert (after[0].asked, after[0].mean_wait) == (pytest.approx(bob.asked), 7200)
+
+
+@pytest.mark.parametrize("asks", ["exclusive", "40%"])
+def test_the_fair_share_of_a_job_is_what_its_lease_was_on_the_gpu_that_it_was_on(
+    store: SqlStore, asks: str
+) -> None:
+    small = reading("GPU-2", 1, total=3 * GIB)
+    seen = Observation((reading(), small), {}, NOON)
+    claim = Claim(Share(Fraction(2, 5)) if asks == "40%" else GIB, exclusive=asks == "exclusive")
+    memory = claim.memory_on(3 * GIB)
+    uses = []
+    with store.write() as tx:
+        job = tx.add(replace(order(), owner=ALICE, claim=claim), NOON)
+        job = grant(job, Placement(((small.uuid, memory),)), NOON)
+        running = worker_started(job, 1, 1, NOON)
+        assert running is not None
+        tx.save(running, EVENT)
+    now = NOON + timedelta(minutes=30)
+    for ended in (False, True):
+        if ended:
+            done = worker_gone(running, Trigger.WORKER_EXITED, Outcome.EXITED, None, Exit(0), now)
+            assert done is not None
+            with store.write() as tx:
+                tx.save(done, EVENT)
+        state = QueueState(store)
+        decided = plan(state.snapshot(store.live(), seen, Policy(), {}, now))
+        (alice,) = standings(decided)
+        uses.append(alice.use)
+    (total,) = UsageTotals(store).totals(UsageBy.USER, None, None, now)
+    assert total.asked == memory * 1800
+    assert uses == [pytest.approx(total.asked, rel=0.02)] * 2
 
 
 def test_users_and_groups_have_totals_of_their_own(store: SqlStore) -> None:
@@ -134,8 +223,8 @@ def test_groups_have_the_names_of_this_machine(store: SqlStore) -> None:
 
     named = with_names_of_groups(UsageTotals(store).totals)
 
-    assert {each.key for each in named(UsageBy.GROUP, None, None)} == {"root", "987654"}
-    assert {each.key for each in named(UsageBy.USER, None, None)} == {"bob"}
+    assert {each.key for each in named(UsageBy.GROUP, None, None, NOON)} == {"root", "987654"}
+    assert {each.key for each in named(UsageBy.USER, None, None, NOON)} == {"bob"}
 
 
 @pytest.fixture
@@ -171,9 +260,11 @@ def test_a_report_lists_users_or_parts(store: SqlStore) -> None:
     ran(store)
     accounts = UsageTotals(store)
 
-    by_user = report_view(UsageBy.USER, accounts.totals(UsageBy.USER, None, None), None, NO_ERRORS)
+    by_user = report_view(
+        UsageBy.USER, accounts.totals(UsageBy.USER, None, None, NOON), None, NO_ERRORS
+    )
     by_group = report_view(
-        UsageBy.GROUP, accounts.totals(UsageBy.GROUP, None, None), None, NO_ERRORS
+        UsageBy.GROUP, accounts.totals(UsageBy.GROUP, None, None, NOON), None, NO_ERRORS
     )
 
     assert ([each.user for each in by_user.users], by_user.parts) == ([ALICE.user], [])
@@ -182,7 +273,7 @@ def test_a_report_lists_users_or_parts(store: SqlStore) -> None:
 
 def test_the_csv_of_a_report_has_gib_hours_and_seconds(store: SqlStore) -> None:
     ran(store, waited=HOUR)
-    found = UsageTotals(store).totals(UsageBy.USER, None, None)
+    found = UsageTotals(store).totals(UsageBy.USER, None, None, NOON)
 
     (row,) = csv.DictReader(io.StringIO(csv_of(report_view(UsageBy.USER, found, None, NO_ERRORS))))
 

@@ -499,7 +499,7 @@ def ended_with_use(store: SqlStore, number: JobId, at: datetime) -> None:
 def test_no_name_keeps_a_job_out_of_the_report(store: SqlStore, name: str) -> None:
     job = started(store, replace(order(), name=name))
     ended_with_use(store, job.id, NOON + timedelta(hours=1))
-    (use,) = UsageTotals(store).totals(UsageBy.USER, None, None)
+    (use,) = UsageTotals(store).totals(UsageBy.USER, None, None, NOON)
     assert (use.jobs, use.seconds) == (1, 3600)
 
 
@@ -514,7 +514,7 @@ def test_a_clock_that_is_set_while_a_lease_is_held_adds_nothing_to_what_is_repor
     follow_clock(store, clock)
     clock.forward(hours=1)
     ended_with_use(store, job.id, clock.now())
-    (use,) = UsageTotals(store).totals(UsageBy.USER, None, None)
+    (use,) = UsageTotals(store).totals(UsageBy.USER, None, None, NOON)
     assert (use.seconds, use.asked) == (7200, 7200 * G)
 
 

@@ -10,13 +10,18 @@ from fakes import NOON
 from gpulease.domain.gpu import GpuUuid, JobId
 from gpulease.domain.memory_series import (
     JOB_SPAN_S,
+    Figure,
     Grid,
     JobSpan,
     JobSpans,
+    Mean,
     Series,
     Span,
     by_owner,
     grid_over,
+    held,
+    means_of_owners,
+    ranked,
     series_of,
 )
 
@@ -59,13 +64,17 @@ def test_the_step_is_the_finest_that_is_allowed(
 
 
 def test_the_memory_of_a_job_has_no_finer_steps_than_its_spans() -> None:
-    assert grid_over(NOON, NOON + timedelta(seconds=3), 300, JOB_SPAN_S) == Grid(AT_S, 10, 1)
+    grid = grid_over(NOON, NOON + timedelta(seconds=3), 300, JOB_SPAN_S)
+    assert grid == Grid(AT_S, 10, 1, AT_S, AT_S + 3)
 
 
 def series(grid: Grid, *spans: tuple[int, int, int]) -> Series:
     """Return a series of spans, each as seconds after the begin, seconds, and its value."""
-    made = [Span(grid.begin_s + at_s, lasts_s, (value,)) for at_s, lasts_s, value in spans]
-    return series_of(grid, made, 1)[0]
+    made = [
+        Span(grid.begin_s + at_s, lasts_s, held((value,), lasts_s))
+        for at_s, lasts_s, value in spans
+    ]
+    return series_of(grid, made, 1)[0][0]
 
 
 def test_a_step_has_the_largest_value_that_begins_in_it() -> None:
@@ -79,30 +88,55 @@ def test_a_long_span_is_in_each_of_its_steps_until_another_begins() -> None:
 
 def test_what_is_unknown_is_no_zero() -> None:
     grid = Grid(AT_S, 10, 2)
-    spans = [Span(AT_S, 10, (None, 4)), Span(AT_S + 5, 5, (None, 2))]
-    assert series_of(grid, spans, 2) == [[None, None], [4, None]]
+    spans = [Span(AT_S, 10, held((None, 4), 4)), Span(AT_S + 5, 5, held((None, 1), 2))]
+    unknown, known = series_of(grid, spans, 2)
+    assert unknown == ([None, None], Mean([None, None], None))
+    assert known == ([4, None], Mean([3.0, None], 3.0)), "4 for 4 s and 1 for 2 s"
+
+
+def test_a_largest_value_without_a_sum_has_no_mean() -> None:
+    old, new = Span(AT_S, 10, (Figure(9),)), Span(AT_S + 10, 10, held((3,), 10))
+    ((largest, mean),) = series_of(Grid(AT_S, 10, 2), [old, new], 1)
+    assert (largest, mean) == ([9, 3], Mean([None, 3.0], 3.0))
+
+
+def test_the_mean_of_a_range_leaves_out_what_the_first_step_has_before_it() -> None:
+    spans = [Span(AT_S + 10 * n, 10, held((n,), 10)) for n in range(6)]
+    for step_s in (10, 20, 60):
+        grid = Grid(AT_S, step_s, 60 // step_s, AT_S + 20, AT_S + 50)
+        assert series_of(grid, spans, 1)[0][1].overall == 3.0
+
+
+def test_a_user_without_a_job_in_a_part_of_a_step_used_less_on_average() -> None:
+    owners = {"ana": [Span(AT_S, 10, held((6,), 10))], "bob": [Span(AT_S, 30, held((2,), 30))]}
+    used = Mean([5.0, 2.0], 3.0)
+    ana, bob = means_of_owners(Grid(AT_S, 20, 2), owners, ["bob", "ana"], used, 40)[::-1]
+    assert (ana, bob) == (Mean([3.0, 0.0], 1.5), Mean([2.0, 2.0], 1.5))
 
 
 def test_owners_with_the_most_use_are_named() -> None:
     owners: dict[str, Series] = {"ana": [1, None], "bob": [5, 5], "cyd": [2, 2]}
-    named = by_owner([9, 9], owners, most=1)
+    named = by_owner([9, 9], owners, ranked(owners), most=1)
     assert named == [("bob", [5, 5]), (None, [3, 2])]
 
 
 def test_owners_use_no_more_than_the_gpu_does() -> None:
-    named = by_owner([6, None, 4], {"ana": [8, 8, 1], "bob": [4, 4, None]})
+    owners: dict[str, Series] = {"ana": [8, 8, 1], "bob": [4, 4, None]}
+    named = by_owner([6, None, 4], owners, ["ana", "bob"])
     assert named == [("ana", [4, None, 1]), ("bob", [2, None, 0])]
 
 
 def job_span(at_s: int, used: int | None, job: int = 1) -> JobSpan:
-    return JobSpan(GpuUuid("GPU-a"), JobId(job), "alice", AT_S + at_s, used, None, None)
+    figures = held((used, None, None), 1)
+    return JobSpan(GpuUuid("GPU-a"), JobId(job), "alice", AT_S + at_s, figures)
 
 
 def test_samples_of_a_job_become_one_span_with_the_largest() -> None:
     spans = JobSpans(100)
     for at_s, used in ((1, 3), (9, 7), (4, None), (10, 2)):
         spans.add(job_span(at_s, used))
-    assert [(each.at_s - AT_S, each.used) for each in spans.all()] == [(0, 7), (10, 2)]
+    found = [(each.at_s - AT_S, each.used) for each in spans.all()]
+    assert found == [(0, Figure(7, 10, 2)), (10, Figure(2, 2, 1))]
 
 
 def test_a_span_is_over_when_no_late_sample_can_belong_to_it() -> None:

@@ -109,6 +109,17 @@ def test_what_is_unknown_has_no_sample() -> None:
     assert len(families["gpulease_gpu_memory_total_bytes"].samples) == 1
 
 
+def test_the_use_of_a_user_is_unknown_while_that_of_one_job_is() -> None:
+    status = views.busy_status()
+    first, *_ = (job for job in status.jobs if job.leases)
+    before = values(drawn(seen(status, first.user))["gpulease_user_memory_used_bytes"])
+    assert before[first.user,] > 0
+    first.leases[0].used = None
+    families = drawn(seen(status, first.user))
+    assert (first.user,) not in values(families["gpulease_user_memory_used_bytes"])
+    assert (first.user,) in values(families["gpulease_user_memory_leased_bytes"])
+
+
 def test_durations_are_counted_as_prometheus_counts() -> None:
     family = drawn(seen())["gpulease_job_wait_seconds"]
     found = {

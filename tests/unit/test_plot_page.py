@@ -12,7 +12,7 @@ from gpulease.cli.chart import Chart, Limit, Times
 from gpulease.cli.format import display_width, instant
 from gpulease.cli.memory_layers import gpu_layers, job_layers, owner_layers
 from gpulease.cli.plot_file import draw_into
-from gpulease.cli.plot_page import job_charts, text_of
+from gpulease.cli.plot_page import about_gpu, job_charts, text_of
 from gpulease.cli.render import Screen
 from gpulease.cli.tables import line
 from gpulease.units import GIB, MIB
@@ -20,6 +20,7 @@ from gpulease.wire.history import (
     GpuHistoryView,
     JobGpuSeriesView,
     JobMemoryView,
+    MeanView,
     OwnerSeriesView,
 )
 
@@ -28,14 +29,22 @@ BEGIN = "2026-03-02T09:00:00Z"
 USED = [None, *(each * 512 * MIB for each in range(1, 12)), 0, 0]
 
 
+def mean_of(largest: list[int | None]) -> MeanView:
+    """Return means of three quarters of the largest values."""
+    means = [None if each is None else each * 0.75 for each in largest]
+    known = [each for each in means if each is not None]
+    return MeanView([*means], sum(known) / len(known))
+
+
 def job_memory(pool: list[int | None]) -> JobMemoryView:
-    gpu = JobGpuSeriesView("GPU-1", "0", 6 * GIB, USED, pool, [None] * len(USED))
+    means = {"used": mean_of(USED)}
+    gpu = JobGpuSeriesView("GPU-1", "0", 6 * GIB, USED, pool, [None] * len(USED), means)
     return JobMemoryView(12, "12", BEGIN, 600.0, [gpu])
 
 
 def gpu_history() -> GpuHistoryView:
     count = len(USED)
-    return GpuHistoryView(
+    found = GpuHistoryView(
         gpu="GPU-1",
         label="0",
         name="NVIDIA A100",
@@ -49,18 +58,24 @@ def gpu_history() -> GpuHistoryView:
         utilization=[50] * count,
         temperature=[None] * count,
         power=[None] * count,
-        owners=[
-            OwnerSeriesView("alice", [each and each // 2 for each in USED]),
-            OwnerSeriesView(None, [each and each // 2 for each in USED]),
-        ],
     )
+    for user in ("alice", None):
+        half = [each and each // 2 for each in USED]
+        found.owners.append(OwnerSeriesView(user, half, mean_of(half)))
+    for name in ("used", "utilization"):
+        found.means[name] = mean_of(getattr(found, name))
+    for name in ("leased", "committed", "unmanaged"):
+        series = getattr(found, name)
+        found.means[name] = MeanView([*series], 4.0 * GIB)
+    return found
 
 
 def gpu_chart(*, by_user: bool) -> Chart:
     view = gpu_history()
     layers = owner_layers(view, colour=False) if by_user else gpu_layers(view)
     times = Times(instant(BEGIN), view.step, NOW.tzinfo)
-    return Chart(line("GPU 0", "title"), layers, Limit("all memory", 24 * GIB), times, [])
+    limit = Limit("all memory", 24 * GIB)
+    return Chart(line("GPU 0", "title"), layers, limit, times, [*about_gpu(view)])
 
 
 def charts() -> dict[str, Chart]:
@@ -96,7 +111,8 @@ def test_several_charts_share_the_height_of_a_terminal() -> None:
 
 
 def test_what_a_gpu_holds_adds_up_to_no_more_than_its_memory() -> None:
-    view = replace(gpu_history(), unmanaged=[20 * GIB] * len(USED))
+    count = len(USED)
+    view = replace(gpu_history(), unmanaged=[20 * GIB] * count, means={})
 
     no_lease, leased, used = gpu_layers(view)
 
@@ -109,15 +125,32 @@ def test_what_a_gpu_holds_adds_up_to_no_more_than_its_memory() -> None:
 def test_the_uses_of_all_users_lie_above_each_other() -> None:
     layers = owner_layers(gpu_history(), colour=False)
 
-    assert [each.name for each in layers] == ["no lease", "others", "alice"]
-    assert [each.letter for each in layers] == ["!", "B", "A"]
-    assert layers[0].values[0] is None
+    assert [each.name for each in layers] == ["peak of use", "no lease", "others", "alice"]
+    assert [each.letter for each in layers] == [".", "!", "B", "A"]
+    assert layers[1].values[0] is None
     assert layers[0].values[11] == USED[11] + GIB
+    assert layers[1].values[11] == pytest.approx(0.75 * USED[11] + GIB, abs=2)
+
+
+def test_an_older_daemon_has_no_means_and_its_largest_values_are_not_called_so() -> None:
+    view = replace(gpu_history(), means={})
+    view.owners = [replace(each, mean=None) for each in view.owners]
+
+    assert "average" not in "".join(about_gpu(view))
+    assert "peak of use" not in {each.name for each in gpu_layers(view)}
+
+
+def test_a_mean_of_a_part_of_the_time_is_called_so() -> None:
+    view = gpu_history()
+    view.means["utilization"].values[3] = None
+
+    *_, busy = about_gpu(view)
+    assert busy == "utilization: at most 50%, 38% on average where it is known"
 
 
 def test_a_gpu_without_use_has_a_chart_too() -> None:
     count = len(USED)
-    idle = replace(gpu_history(), used=[0] * count, unmanaged=[0] * count, owners=[])
+    idle = replace(gpu_history(), used=[0] * count, unmanaged=[0] * count, owners=[], means={})
 
     assert [each.name for each in owner_layers(idle, colour=False)] == ["no lease"]
 
@@ -143,6 +176,6 @@ def test_a_job_with_a_pool_shows_what_it_held_and_what_was_in_use() -> None:
     plain, _ = job_layers(job_memory([None] * len(USED)).gpus[0])
     pooled, limit = job_layers(job_memory(USED).gpus[0])
 
-    assert [each.name for each in plain] == ["used"]
-    assert [each.name for each in pooled] == ["held", "in use by its framework"]
+    assert [each.name for each in plain] == ["peak of use", "used"]
+    assert [each.name for each in pooled] == ["peak of use", "held", "in use by its framework"]
     assert limit.value == 6 * GIB

@@ -119,7 +119,7 @@ def test_a_chart_has_round_axes_and_gaps_where_nothing_is_known() -> None:
 
 def test_a_chart_of_nothing_is_none() -> None:
     curve = Curve("busy", "busy", [None, None], is_line=True)
-    assert plain_chart("Busy", NOON.isoformat(), 1.0, curve, "%", 100) is None
+    assert plain_chart("Busy", NOON.isoformat(), 1.0, [curve], "%", 100) is None
     assert memory_chart("Memory", NOON.isoformat(), 1.0, []) is None
 
 

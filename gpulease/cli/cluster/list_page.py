@@ -11,7 +11,7 @@ from gpulease.cli.cluster.job_lines import code_of, expected, nodes_of, outcome_
 from gpulease.cli.cluster.jobs import order_of, read_queue, uses_gpus, view
 from gpulease.cli.cluster.nodes import shard_size
 from gpulease.cli.cluster.views import JobList, JobView
-from gpulease.cli.format import NOT_FAILED, SUSPENDED, UNKNOWN, between, clean, clock, instant
+from gpulease.cli.format import SUSPENDED, UNKNOWN, between, clean, clock, has_failed, instant
 from gpulease.cli.render import local_time, print_stdout, screen_of, show_paged
 from gpulease.cli.tables import Column, Line, Page, Style, Table, line
 from gpulease.errors import BadUsage
@@ -92,8 +92,7 @@ def _matches(job: JobView, state: str) -> bool:
     if state == SUSPENDED:
         return job.suspended
     if state == "failed":
-        is_end = job.state == "ended"
-        return is_end and job.outcome not in NOT_FAILED and job.exit_status != 0
+        return has_failed(job)
     return state in (job.state, spoken(job.outcome or ""))
 
 

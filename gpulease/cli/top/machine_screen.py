@@ -9,6 +9,7 @@ from textual.containers import Horizontal, Vertical
 from textual.events import Resize
 
 from gpulease.cli.format import clean, index_of, shorten
+from gpulease.cli.memory_layers import on_average
 from gpulease.cli.status_tables import counts, models
 from gpulease.cli.top.gpus import (
     BLOCKS,
@@ -123,9 +124,10 @@ class MachineScreen(TopScreen):
         for history in histories:
             trends = self._trends.setdefault(history.gpu, Trends())
             begin = datetime.fromisoformat(history.begins_at).timestamp()
-            trends.utilization.fill(begin, history.step, history.utilization)
+            trends.utilization.fill(begin, history.step, on_average(history, "utilization"))
             if total := history.total:
-                used = [None if value is None else 100 * value / total for value in history.used]
+                amounts = on_average(history, "used")
+                used = [None if value is None else 100 * value / total for value in amounts]
                 trends.memory.fill(begin, history.step, used)
         self._draw()
 
