@@ -216,10 +216,10 @@ def test_the_time_limit_is_announced_once_and_not_where_it_is_shorter_than_the_s
 ) -> None:
     daemon = with_receivers(make_daemon, tmp_path, f'urls = ["{receiver.url}"]')
     long = daemon.submit(
-        "--mem", "1G", "--time", "600s", "--notify", "time-left=598", "--", "sleep", "600"
+        "--mem", "1G", "--time", "600s", "--notify", "time-left=598s", "--", "sleep", "600"
     )
     daemon.submit(
-        "--mem", "1G", "--time", "500s", "--notify", "time-left=500", "--", "sleep", "600"
+        "--mem", "1G", "--time", "500s", "--notify", "time-left=500s", "--", "sleep", "600"
     )
     wait_for("it is announced", lambda: receiver.titles)
     daemon.kill()

@@ -109,7 +109,7 @@ def test_what_cannot_be_is_refused_with_a_sentence(changed: dict[str, object]) -
 @pytest.mark.parametrize(
     ("written", "number", "before"),
     [
-        ("USR1@120", signal.SIGUSR1, 120.0),
+        ("USR1@120s", signal.SIGUSR1, 120.0),
         ("sigterm@2m", signal.SIGTERM, 120.0),
         ("34@1m30s", 34, 90.0),
         ("SIGINT@00:05:00", signal.SIGINT, 300.0),
