@@ -8,7 +8,6 @@ from pathlib import Path
 
 from gpulease.cli.exit_codes import SIGNALED
 from gpulease.cli.format import clean, clock, id_of, in_the_way, reason_of, sentence, shorten, size
-from gpulease.cli.script import script_place
 from gpulease.errors import TooMany
 from gpulease.units import format_span
 from gpulease.wire.jobs import JobView
@@ -76,7 +75,7 @@ def array_doubts(
     is_python = Path(argv[0]).name.startswith(("python", "pypy"))
     if any(_INDEX in word for word in typed) and is_python:
         words, why = typed, f"no shell replaces {_INDEX} in an argument of the command"
-    elif _uses_index(typed, argv, cwd):
+    elif _uses_index(argv, cwd):
         return
     else:
         words, why = _with_index(typed)
@@ -86,18 +85,19 @@ def array_doubts(
         yield f"gpulease: {why}; for the index of each element: bash -c {shlex.quote(line)}"
 
 
-def _uses_index(typed: Sequence[str], argv: Sequence[str], cwd: str) -> bool:
-    """Return whether the command or its script names the variable with the index."""
-    if any("GPULEASE_ARRAY" in word for word in typed):
-        return True
-    place = script_place(argv, cwd)
-    if place is None:
-        return False
+def _uses_index(argv: Sequence[str], cwd: str) -> bool:
+    """Return whether the command, or a file that it names, names the variable with the index."""
+    return any("GPULEASE_ARRAY" in word or _names_index(Path(cwd, word)) for word in argv)
+
+
+def _names_index(path: Path) -> bool:
     try:
-        with Path(cwd, argv[place]).open("rb") as file:
+        if not path.is_file():
+            return False
+        with path.open("rb") as file:
             return b"GPULEASE_ARRAY" in file.read(_MOST_READ)
-    except OSError:
-        return True  # nothing is known, and nothing is said
+    except (OSError, ValueError):
+        return False
 
 
 def _with_index(typed: Sequence[str]) -> tuple[list[str], str]:
