@@ -75,7 +75,7 @@ def _named(wanted: Selection, word: str) -> dict[str, list[Row]]:
             )
         return dict([list(own.items())[-1]])
     if verb != "attach" and (numbers := range_of(word)) is not None:
-        between = {key: rows for key, rows in own.items() if numbers[0] <= int(key) <= numbers[1]}
+        between = in_range(own, numbers)
         if not between:
             raise no_match(Selection(verb, (word,)))
         announce(verb, between)
@@ -136,6 +136,11 @@ def by_array(jobs: Sequence[Row]) -> dict[str, list[Row]]:
         key = job.get("arrayjobid", job["jobid"]) if "arraytaskid" in job else job["jobid"]
         found.setdefault(key, []).append(job)
     return found
+
+
+def in_range(jobs: Mapping[str, list[Row]], numbers: tuple[int, int]) -> dict[str, list[Row]]:
+    """Return the jobs and arrays with numbers from the first to the second."""
+    return {key: rows for key, rows in jobs.items() if numbers[0] <= int(key) <= numbers[1]}
 
 
 def candidates(states: Container[str], user: str | None, deadline: float) -> dict[str, str]:
