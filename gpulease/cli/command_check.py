@@ -107,6 +107,8 @@ def check_first_line(name: str, script: str, cwd: StrPath, environment: Mapping[
 
 def _first_line(path: str) -> str:
     """Return the first line of a file; "" if it cannot be read, or is longer than a #! line."""
+    if not os.path.isfile(path):  # of `bash <(...)`, a pipe, what is read here is lost
+        return ""
     try:
         with open(path, "rb") as file:
             first, ended, _ = file.read(_MOST_READ).partition(b"\n")

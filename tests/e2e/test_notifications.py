@@ -216,10 +216,10 @@ def test_the_time_limit_is_announced_once_and_not_where_it_is_shorter_than_the_s
 ) -> None:
     daemon = with_receivers(make_daemon, tmp_path, f'urls = ["{receiver.url}"]')
     long = daemon.submit(
-        "--mem", "1G", "--time", "600s", "--notify", "time-left=598s", "--", "sleep", "600"
+        "--mem", "1G", "--time", "600s", "--notify", "time-left=598", "--", "sleep", "600"
     )
     daemon.submit(
-        "--mem", "1G", "--time", "500s", "--notify", "time-left=500s", "--", "sleep", "600"
+        "--mem", "1G", "--time", "500s", "--notify", "time-left=500", "--", "sleep", "600"
     )
     wait_for("it is announced", lambda: receiver.titles)
     daemon.kill()
@@ -259,7 +259,7 @@ def test_run_takes_the_events_of_the_users_file_and_warns_without_a_receiver(
         )
     wait_for("two are announced", lambda: len(receiver.titles) >= 2)
     wrong = daemon.run("run", "--mem", "1G", "--notify", "ends", "true", env=variables, check=False)
-    assert wrong.returncode == 125 and "no event named 'ends'" in wrong.stderr
+    assert wrong.returncode == 2 and "no event named 'ends'" in wrong.stderr
     configure(tmp_path, 'events = ["ends"]', lines[1])
     refused = daemon.run("notify", "--test", env=variables, check=False)
     assert refused.returncode == 78 and "no event named 'ends'" in refused.stderr

@@ -323,6 +323,8 @@ def test_what_may_be_there_at_the_start_is_noted_and_line_ends_of_windows_are(
     for line, word in ((["python3", "nofile.py"], "nofile.py"), (["./gone"], "/opt/old")):
         assert resolve(line, tmp_path, environment, must_exist=False) == tuple(line)
         assert word in capsys.readouterr().err
+    os.mkfifo(tmp_path / "pipe")
+    resolve(["bash", "pipe"], tmp_path, environment)  # which nobody writes
     resolve(["bash", "windows.sh"], tmp_path, environment)
     assert mentions(capsys.readouterr().err, "windows.sh", "sed -i")
 
