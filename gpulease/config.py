@@ -24,10 +24,9 @@ from gpulease.setting_parsers import (
     parse_names,
     parse_path,
     parse_switch,
-    parse_unit_size,
     read_toml,
 )
-from gpulease.units import GIB, MIB, Share, parse_memory, parse_span
+from gpulease.units import GIB, MIB, Share, parse_memory, parse_setting_span, parse_size
 
 SYSTEM_SOCKET = Path(locations.SYSTEM_SOCKET)
 SYSTEM_STATE = Path("/var/lib/gpulease")
@@ -39,15 +38,15 @@ _A_QUARTER = Share(Fraction(25))
 
 # Each type of a setting, with the parser of its text. Sizes are in bytes.
 Amount = Annotated[int, parse_amount]
-Size = Annotated[int, parse_unit_size]
+Size = Annotated[int, parse_size]
 Memory = Annotated[int | Share, parse_memory]
 Count = Annotated[int, parse_count]
-Span = Annotated[timedelta, parse_span]
+Span = Annotated[timedelta, parse_setting_span]
 Grace = Annotated[timedelta, parse_grace]
 Switch = Annotated[bool, parse_switch]
 MostCount = Annotated[int | None, limit_of(parse_count)]
-MostMemory = Annotated[int | None, limit_of(parse_unit_size)]
-MostTime = Annotated[timedelta | None, limit_of(parse_span)]
+MostMemory = Annotated[int | None, limit_of(parse_size)]
+MostTime = Annotated[timedelta | None, limit_of(parse_setting_span)]
 Exceptions = Mapping[str, Mapping[str, Any]]
 """By name of a user or a group: settings that replace the general ones."""
 
@@ -121,7 +120,7 @@ class Settings:
     """The group whose members may act on all jobs; it need not exist."""
     hide_commands: Switch = False
     """Whether users who are neither root nor admins see only their own commands."""
-    leave_when_idle: Annotated[timedelta | None, parse_span] = None
+    leave_when_idle: Annotated[timedelta | None, parse_setting_span] = None
     """Time without a job or a caller after which a personal daemon exits."""
     overuse: Annotated[str, one_of("warn", "stop")] = "stop"
     """The reaction to a job that stays over its lease: "warn" its owner, or "stop" it."""
@@ -187,29 +186,29 @@ PER_USER = (
 QUEUE_KEYS: Mapping[str, Callable[[str], Any]] = {
     "policy": one_of("fair", "easy", "fifo"),
     "aging_jobs": parse_count,
-    "age_offset": parse_span,
+    "age_offset": parse_setting_span,
     "run_time_samples": parse_count,
-    "default_run_time": parse_span,
-    "shortest_run_time": parse_span,
-    "use_half_life": parse_span,
+    "default_run_time": parse_setting_span,
+    "shortest_run_time": parse_setting_span,
+    "use_half_life": parse_setting_span,
     "smallest_share": parse_factor,
-    "soft_reservation_after": parse_span,
+    "soft_reservation_after": parse_setting_span,
     "backfill_factor": parse_factor,
-    "hard_reservation_after": parse_span,
+    "hard_reservation_after": parse_setting_span,
     "hard_reservation_waits": parse_factor,
-    "unlimited_run_time": parse_span,
+    "unlimited_run_time": parse_setting_span,
     "most_utilization": parse_factor,
     "assumed_utilization": parse_factor,
-    "settling_time": parse_span,
+    "settling_time": parse_setting_span,
     "most_sharing": parse_count,
     "preemption_grace": parse_grace,
 }
 """The keys of [queue], which `domain.queue_policy` explains, and the parsers of their values."""
 SLURM_KEYS: Mapping[str, Callable[[str], Any]] = {
-    "shard": parse_unit_size,
+    "shard": parse_size,
     "node": str,
     "local_gpus": parse_names,
-    "publish_every": parse_span,
+    "publish_every": parse_setting_span,
 }
 """The keys of [slurm], and the parsers of their values; the defaults are in `SlurmSettings`."""
 RUN_TABLE = "run"

@@ -67,6 +67,7 @@ class BadValue(GpuleaseError):
 
     code = "bad_value"
     http_status = 400
+    exit_code = EXIT_USAGE
 
 
 class BadUsage(GpuleaseError):

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpulease.daemon_packages import install_hint
-from gpulease.errors import BadValue
+from gpulease.errors import BadValue, GpuleaseError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -20,12 +20,12 @@ def new_figure(width: float, height: float) -> "Figure":
     """Return an empty figure; its size is in inches.
 
     Raises:
-        BadValue: matplotlib is not installed.
+        GpuleaseError: matplotlib is not installed.
     """
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise BadValue(
+        raise GpuleaseError(
             "cannot plot: matplotlib is not installed",
             install_hint("plot"),
         ) from error

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 from gpulease.errors import BadConfiguration, BadValue, GpuleaseError
-from gpulease.units import format_size, parse_size, parse_span
+from gpulease.units import format_size, parse_setting_span, parse_size
 
 T = TypeVar("T")
 
@@ -74,26 +74,15 @@ def limit_of(parser: Callable[[str], T]) -> Callable[[str], T | None]:
 
 def parse_grace(text: str) -> timedelta:
     """Parse a span of at most a day."""
-    span = parse_span(text)
+    span = parse_setting_span(text)
     if span > LONGEST_GRACE:
         raise BadValue(f"cannot use the grace {text}: it is over a day", "for example 5m, 1h or 1d")
     return span
 
 
-def parse_unit_size(text: str) -> int:
-    """Parse a size in bytes, with a unit. Without one it could mean M as well as G."""
-    if text.isascii() and text.isdecimal() and text.strip("0"):
-        number = text[:_SHOWN_LENGTH]
-        raise BadValue(
-            f"cannot read the size {number!r}: it has no unit",
-            f"did you mean {number}M, or {number}G?",
-        )
-    return parse_size(text)
-
-
 def parse_amount(text: str) -> int:
     """Parse a size in bytes, or 0."""
-    return 0 if text == "0" else parse_unit_size(text)
+    return 0 if text == "0" else parse_size(text)
 
 
 def parse_path(text: str) -> Path:

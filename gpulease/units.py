@@ -23,7 +23,7 @@ _UNIT_LETTERS = "KMGTIBkmgtib"
 _FACTORS = {
     f"{unit}{end}": factor
     for unit, factor in (("", 1), ("K", KIB), ("M", MIB), ("G", GIB), ("T", TIB))
-    for end in ("", "B", "IB")
+    for end in ("", "B", "I", "IB")
 }
 _CLOCK = r"(?:(\d+)-)?(\d{1,3}):([0-5]\d)(?::([0-5]\d))?"
 _LARGEST_SIZE = 1024 * TIB
@@ -36,6 +36,8 @@ MOST_PARTS = 64
 _MOST_DIGITS = 4
 _MOST_SECONDS = 9
 """Digits of a bare number."""
+_MEBIBYTES_FROM = 300
+"""A bare number from here on is more than the GiB of any GPU: Slurm's --mem counts in MiB."""
 _SPLIT_HINT = "write a number of equal parts, or the size of each: --split 1G,2G"
 _SIZE_HINT = "write a size as 4G, 4096M or 1.5G"
 _MEMORY_HINT = f"{_SIZE_HINT}, or a share of a GPU as 40%"
@@ -85,8 +87,9 @@ def _parse_size(text: str, how: str) -> int:
     # Exact, as a float is not.
     size = int(int(whole + part) * _FACTORS[unit] // 10 ** len(part))
     if words == number and int(whole + part) > 0:
+        unit = "M" if int(whole[:_MOST_SECONDS]) >= _MEBIBYTES_FROM else "G"
         raise BadValue(
-            f"cannot read the size {_shown(text)}: it has no unit", f"did you mean {number}G?"
+            f"cannot read the size {_shown(text)}: it has no unit", f"did you mean {number}{unit}?"
         )
     if size <= 0:
         raise BadValue(f"cannot lease {_shown(text)}: a size must be above zero", how)
@@ -146,10 +149,34 @@ def parse_split(text: str) -> tuple[int, list[int]]:
 
 
 def parse_span(text: str) -> timedelta:
-    """Read a length of time: 90s, 30m, 4h, 1d12h, 04:30:00, or a bare number of seconds.
+    """Read a length of time as people type it: 90s, 30m, 4h, 1d12h, 04:30:00.
+
+    A bare number and 1:30 are refused: Slurm reads them as minutes, and sleep(1) as seconds.
 
     Raises:
         BadValue: `text` is not a length of time, or is not above zero, or is over ten years.
+    """
+    words = text.strip()
+    if words.isascii() and words.isdecimal() and words.strip("0"):
+        number = words[:_SHOWN_LENGTH]
+        raise BadValue(
+            f"cannot read the time {_shown(words)}: it has no unit",
+            f"did you mean {number}m, or {number}s?",
+        )
+    first, colon, second = words.partition(":")
+    if colon and f"{first}{second}".isdecimal() and _read_span(words) is not None:
+        raise BadValue(
+            f"cannot read the time {_shown(words)}: it may be hours or minutes",
+            f"did you mean {int(first)}h{second}m, or {int(first) * 60 + int(second)}s?",
+        )
+    return parse_setting_span(text)
+
+
+def parse_setting_span(text: str) -> timedelta:
+    """Read a length of time in a file of settings, where a bare number is seconds.
+
+    Raises:
+        BadValue: as `parse_span`.
     """
     span = _read_span(text.strip())
     if span is None:

@@ -46,6 +46,7 @@ def adopt(
 
     \b
     Exit code: 0, or
+        2  an option or its value is wrong
        75  it does not fit beside other leases
       125  gpulease failed, or the daemon refused the request
     """

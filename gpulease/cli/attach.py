@@ -41,10 +41,11 @@ def attach(
 
     A job with a terminal takes over your keys and the size of your terminal. A job
     on pipes gets Ctrl-C only. Ctrl-\\ and then d detach; so does closing the terminal.
+    Without JOB, it is the last one.
 
     \b
     Examples:
-      gpulease attach last
+      gpulease attach
       gpulease attach --watch sweep-7
 
     \b

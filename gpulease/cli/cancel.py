@@ -17,7 +17,10 @@ def cancel(
     user: Annotated[
         str | None,
         typer.Option(
-            "--user", metavar="USER", help="Jobs of this user, all or with --name; for admins."
+            "-u",
+            "--user",
+            metavar="USER",
+            help="Jobs of this user, all or with --name; for admins.",
         ),
     ] = None,
     grace: Annotated[
@@ -40,6 +43,7 @@ def cancel(
     \b
     Examples:
       gpulease cancel 17 18
+      gpulease cancel 3-7 9
       gpulease cancel 17_3
       gpulease cancel last
       gpulease cancel --name 'sweep*'

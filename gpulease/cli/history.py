@@ -30,7 +30,7 @@ End = Literal[
 def history(
     ctx: typer.Context,
     user: Annotated[
-        str | None, typer.Option("--user", metavar="USER", help="Only jobs of this user.")
+        str | None, typer.Option("-u", "--user", metavar="USER", help="Only jobs of this user.")
     ] = None,
     since: Annotated[
         str | None,
@@ -47,7 +47,9 @@ def history(
     ] = None,
     name: Annotated[
         str | None,
-        typer.Option("--name", metavar="PATTERN", help="Only jobs with such names, as 'sweep*'."),
+        typer.Option(
+            "-n", "--name", metavar="PATTERN", help="Only jobs with such names, as 'sweep*'."
+        ),
     ] = None,
     limit: Annotated[
         int | None,

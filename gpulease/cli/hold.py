@@ -184,6 +184,7 @@ def hold(  # noqa: PLR0913, PLR0917  typer reads the options from the arguments
 
     \b
     Exit code: 0, or
+        2  an option or its value is wrong
        75  gave up waiting (--no-wait, --wait)
       125  gpulease failed, or the daemon refused the request
       130  Ctrl-C

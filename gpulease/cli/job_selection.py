@@ -1,4 +1,4 @@
-"""Which jobs a command line names: by number or name, `last`, --name 'sweep*' or --all.
+"""Which jobs a command line names: 17, 3-7, a name, `last`, --name 'sweep*' or --all.
 
 Numbers are taken as they are, and may be another user's. All else is looked up in one list of the
 caller's own jobs, also for root.
@@ -37,7 +37,10 @@ if TYPE_CHECKING:
     ]
 
 LAST = "last"
-"""The word for the newest job of the caller."""
+"""The word for what the caller submitted last."""
+_LAST_UNLESS_NAMED = frozenset({"show", "logs", "attach"})
+"""The verbs that mean `last` where no job is named: they change nothing."""
+_TAKES_ONE = frozenset({"attach", "plot", "move before"})
 _READS = frozenset({"show", "logs", "attach", "plot"})
 """The verbs that change nothing: of several jobs with one name they take the newest."""
 _ONE_BY_ONE = _READS | {"cancel"}
@@ -53,8 +56,10 @@ _APPLIES: dict[str, Callable[[JobView], bool]] = {
     "keep": lambda job: job.state in ("granted", "active"),
     "requeue": lambda job: job.kind == "run" and job.state in ("granted", "active"),
     "logs": lambda job: job.kind == "run",
+    "edit": lambda job: job.state == "queued",
+    "move": lambda job: job.state == "queued",
 }
-"""What --all leaves out of the live jobs of the caller, by verb: these would only be refused."""
+"""What --all and a range leave out of the jobs of the caller, by verb: these would be refused."""
 
 
 @record(frozen=True)
@@ -75,6 +80,9 @@ def selection(
     Raises:
         BadUsage: it names no job, or names jobs in two ways.
     """
+    words = [part for word in words or () for part in _listed_in(word)]
+    if not words and pattern is None and not every and verb in _LAST_UNLESS_NAMED:
+        words = [LAST]
     ways = sum((bool(words), pattern is not None, every))
     if ways == 0:
         raise BadUsage(f"no job to {_doing(verb)}", _example(verb))
@@ -82,7 +90,20 @@ def selection(
         raise BadUsage(
             f"cannot {_doing(verb)} jobs: JOB, --name and --all exclude each other", _example(verb)
         )
-    return Selection(verb, words or (), pattern, every)
+    return Selection(verb, words, pattern, every)
+
+
+def _listed_in(word: str) -> list[str]:
+    """Return the numbers and ranges in 3,5-7; any other word may be a name."""
+    parts = word.split(",")
+    are_numbers = all(_is_number(part) or range_of(part) is not None for part in parts)
+    return parts if are_numbers else [word]
+
+
+def range_of(word: str) -> tuple[int, int] | None:
+    """Return the first and the last number in 3-7; None for another word."""
+    first, dash, last = word.partition("-")
+    return (int(first), int(last)) if dash and _is_number(first) and _is_number(last) else None
 
 
 def select_jobs(client: LightClient, wanted: Selection) -> list[int]:
@@ -98,10 +119,10 @@ def select_jobs(client: LightClient, wanted: Selection) -> list[int]:
     if wanted.words:
         needs_list = not all(map(_is_number, wanted.words))
         ended = verb in _FINDS_ENDED or LAST in wanted.words
-        jobs = _own_jobs(client, ended=ended) if needs_list else ()
+        jobs = own_jobs(client, ended=ended) if needs_list else ()
         found_by_word = (_by_word(client, jobs, verb, word) for word in wanted.words)
         return list(dict.fromkeys(number for numbers in found_by_word for number in numbers))
-    found = _matching(_own_jobs(client, ended=not wanted.every and verb in _READS), wanted)
+    found = _matching(own_jobs(client, ended=not wanted.every and verb in _READS), wanted)
     if verb == "attach":
         chosen = _newest(found, verb)
         _say_one_of(len(found), f"match {wanted.pattern!r}", f"job {id_of(chosen)}")
@@ -162,14 +183,25 @@ def _is_short(array: str, index: str) -> bool:
     return len(array) <= 18 and len(index) <= 6
 
 
-def _own_jobs(client: LightClient, *, ended: bool) -> Sequence[JobView]:
-    """Return the jobs of the caller, oldest first."""
-    return client.jobs(everything=ended, user=own_name()).jobs
+def own_jobs(client: LightClient, *, ended: bool) -> Sequence[JobView]:
+    """Return the jobs of the caller in the order in which the caller submitted them.
+
+    A job that was queued or tried again follows the job that it continues: its number is newer than
+    those of jobs that were submitted after that one.
+    """
+    jobs = client.jobs(everything=ended, user=own_name()).jobs
+    submitted = dict[int, int]()
+    for job in jobs:
+        before = job.retry_of
+        submitted[job.id] = job.id if before is None else submitted.get(before, before)
+    return sorted(jobs, key=lambda job: (submitted[job.id], job.id))
 
 
 def _by_word(client: LightClient, jobs: Sequence[JobView], verb: Verb, word: str) -> list[int]:
     if _is_number(word):
         return _with_array(client, verb, int(word))
+    if verb not in _TAKES_ONE and (numbers := range_of(word)) is not None:
+        return _in_range(jobs, verb, numbers)
     first, underscore, index = word.partition("_")
     if underscore and _is_number(first) and _is_number(index) and _is_short(first, index):
         return [_element(client, verb, int(first), int(index))]
@@ -179,6 +211,10 @@ def _by_word(client: LightClient, jobs: Sequence[JobView], verb: Verb, word: str
                 f"cannot {_doing(verb)} the last job: you have none", "gpulease run starts one"
             )
         return _with_rest(jobs, verb, jobs[-1])
+    return _by_name(jobs, verb, word)
+
+
+def _by_name(jobs: Sequence[JobView], verb: Verb, word: str) -> list[int]:
     named = [job for job in jobs if job.name == word]
     live = [job for job in named if job.state != "ended"]
     if verb in _FINDS_ENDED and named:
@@ -193,6 +229,19 @@ def _by_word(client: LightClient, jobs: Sequence[JobView], verb: Verb, word: str
         raise no_match(Selection(verb, (word,)))
     # That an ended job cannot be changed is the daemon's to say.
     return _with_rest(jobs, verb, (live or named)[-1])
+
+
+def _in_range(jobs: Sequence[JobView], verb: Verb, numbers: tuple[int, int]) -> list[int]:
+    """Return the jobs of the caller in a range, in which those of other users lie as well."""
+    first, last = numbers
+    between = [job for job in jobs if first <= job.id <= last]
+    found = sorted(_applicable(between, verb), key=lambda job: job.id)
+    if verb not in _FINDS_ENDED:
+        found = [job for job in found if job.state != "ended"]
+    if not found:
+        raise no_match(Selection(verb, (f"{first}-{last}",)))
+    announce(verb, found, len(found))
+    return [job.id for job in found]
 
 
 # Arrays.
@@ -261,11 +310,15 @@ def _matching(jobs: Sequence[JobView], wanted: Selection) -> list[JobView]:
 
         found = [job for job in jobs if fnmatchcase(job.name, wanted.pattern)]
     else:
-        applies = _APPLIES.get(wanted.verb)
-        found = [job for job in jobs if applies is None or applies(job)]
+        found = _applicable(jobs, wanted.verb)
     if not found and not wanted.every:
         raise no_match(wanted)
     return found
+
+
+def _applicable(jobs: Sequence[JobView], verb: Verb) -> list[JobView]:
+    applies = _APPLIES.get(verb)
+    return [job for job in jobs if applies is None or applies(job)]
 
 
 def _newest(found: Sequence[JobView], verb: Verb) -> JobView:
@@ -300,6 +353,8 @@ def no_match(wanted: Selection, owner: str = "yours") -> NoSuchJob:
     yours = f"job of {owner}" if verb in _READS else f"job of {owner} that waits or runs"
     if wanted.pattern is not None:
         return NoSuchJob(f"cannot {_doing(verb)} {wanted.pattern!r}: no {yours} matches it", hint)
+    if range_of(words[0]) is not None:
+        return NoSuchJob(f"cannot {_doing(verb)} {words[0]}: no {yours} is in this range", hint)
     return NoSuchJob(
         f"cannot {_doing(verb)} {words[0]!r}: no {yours} has this name",
         f"{hint}; a job of another user is named by its number",

@@ -34,9 +34,9 @@ Asked = Literal[
 
 def list(  # noqa: PLR0913, PLR0917  each is an option
     ctx: typer.Context,
-    everything: Annotated[bool, typer.Option("--all", help="Include ended jobs.")] = False,
+    everything: Annotated[bool, typer.Option("-a", "--all", help="Include ended jobs.")] = False,
     user: Annotated[
-        str | None, typer.Option("--user", metavar="USER", help="Only jobs of this user.")
+        str | None, typer.Option("-u", "--user", metavar="USER", help="Only jobs of this user.")
     ] = None,
     state: Annotated[
         Asked | None,
@@ -74,7 +74,11 @@ def list(  # noqa: PLR0913, PLR0917  each is an option
     name: Annotated[
         str | None,
         typer.Option(
-            "--name", metavar="PATTERN", help="Only jobs with such a name.", show_default=False
+            "-n",
+            "--name",
+            metavar="PATTERN",
+            help="Only jobs with such a name.",
+            show_default=False,
         ),
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,

@@ -8,7 +8,7 @@ from gpulease.cli.cluster import acts_on_slurm
 from gpulease.cli.connect import SocketOption, connect, named_socket
 from gpulease.cli.format import clean, id_of, sentence
 from gpulease.cli.job_selection import names_array, one_element, select_jobs, selection
-from gpulease.cli.options import AllOption, JobsArgument, NamePatternOption
+from gpulease.cli.options import AllOption, JobsArgument
 from gpulease.cli.render import print_stderr, write_output
 from gpulease.wire.jobs import JobView
 from gpulease.wire.text import ordinal
@@ -17,14 +17,19 @@ from gpulease.wire.text import ordinal
 def logs(
     ctx: typer.Context,
     jobs: JobsArgument = None,
-    name: NamePatternOption = None,
+    name: Annotated[
+        str | None,
+        typer.Option("--name", metavar="PATTERN", help="Your jobs with such names, as 'sweep*'."),
+    ] = None,
     every: AllOption = False,
     follow: Annotated[
         bool, typer.Option("-f", "--follow", help="Continue until the job has ended.")
     ] = False,
     tail: Annotated[
         int | None,
-        typer.Option("--tail", metavar="N", min=0, help="Only the last N lines of each stream."),
+        typer.Option(
+            "-n", "--tail", metavar="N", min=0, help="Only the last N lines of each stream."
+        ),
     ] = None,
     stdout: Annotated[bool, typer.Option("--stdout", help="Only standard output.")] = False,
     stderr: Annotated[bool, typer.Option("--stderr", help="Only standard error.")] = False,
@@ -33,10 +38,11 @@ def logs(
     """Print the output of jobs: their stdout on stdout, their stderr on stderr.
 
     A waiting job has no output yet; with -f it is printed once the job starts.
-    Of several jobs, one is printed after the other.
+    Of several jobs, one is printed after the other. Without JOB, it is the last one.
 
     \b
     Examples:
+      gpulease logs -f
       gpulease logs 17
       gpulease logs 17_3
       gpulease logs -f --tail 20 last

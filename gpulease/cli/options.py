@@ -18,15 +18,15 @@ JobsArgument = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="JOB",
-        help="Numbers or names of jobs; 17_3: an element of array 17; 'last': your newest.",
+        help="Numbers or names: 17, 3-7, 17_3 (an element of array 17), 'last' (your newest).",
         show_default=False,
     ),
 ]
 NamePatternOption = Annotated[
     str | None,
-    _option("--name", metavar="PATTERN", help="Your jobs with such names, as 'sweep*'."),
+    _option("-n", "--name", metavar="PATTERN", help="Your jobs with such names, as 'sweep*'."),
 ]
-AllOption = Annotated[bool, _option("--all", help="All your jobs that wait or run.")]
+AllOption = Annotated[bool, _option("-a", "--all", help="All your jobs that wait or run.")]
 
 # Of run and hold.
 

@@ -9,6 +9,7 @@ import os
 import sys
 
 import gpulease
+from gpulease.cli.render import print_stderr
 from gpulease.errors import BadUsage, CommandNotExecutable, CommandNotFound
 
 TYPE_CHECKING = False
@@ -22,6 +23,8 @@ _DEFAULT_PATH = "/bin:/usr/bin"
 """Where execvp(3) looks without a PATH."""
 _SHELLS = ("/bin/bash", "/bin/sh")
 """The shells that are tried if SHELL names none."""
+_INTERPRETERS = frozenset({"python", "pypy", "bash", "sh", "dash", "zsh"})
+"""Programs that run a script as their argument, without their versions."""
 _NOTEBOOK_MAIN = f"{os.path.dirname(gpulease.__file__)}/worker/notebook_main.py"
 _ASK = """\
 import sys, importlib.util
@@ -31,11 +34,14 @@ print(importlib.util.find_spec(sys.argv[1]) is not None)
 """
 _ANSWER_WITHIN_S = 60.0
 """Time for a Python to start and to look for a module, on a slow file system."""
-_INTERPRETERS = {".sh": "bash", ".bash": "bash", ".R": "Rscript", ".r": "Rscript", ".jl": "julia"}
 
 
 def resolve(
-    command: Sequence[str], cwd: StrPath, environment: Mapping[str, str]
+    command: Sequence[str],
+    cwd: StrPath,
+    environment: Mapping[str, str],
+    *,
+    must_exist: bool = True,
 ) -> tuple[str, ...]:
     """Return the arguments to execute for COMMAND.
 
@@ -43,6 +49,9 @@ def resolve(
     with a slash in its name, executable, and with a #! line. A notebook (.ipynb) is executed by the
     nbclient of that python. Any other command stays as typed: a program may look at how it was
     called, and the kernel finds the interpreter of a script.
+
+    Without `must_exist` the job starts later or on another machine, and it is only noted here if
+    the script of a Python or the interpreter of a script is missing.
 
     Raises:
         CommandNotFound: there is no such file.
@@ -64,11 +73,26 @@ def resolve(
 
         refuse_unusable(name, rest, Path(cwd))
         return (python, _NOTEBOOK_MAIN, name, *rest)
-    if "/" in name or not name:
-        _refuse_unrunnable(name, os.path.join(cwd, name), cwd)
-    elif find(name, cwd, environment) is None:
-        raise _not_on_path(name, cwd, environment)
+    program = _program(command, cwd, environment)
+    try:
+        _check_scripts(command, program, cwd, environment)
+    except (CommandNotFound, CommandNotExecutable) as error:
+        if must_exist:
+            raise
+        print_stderr(f"gpulease: now the job would fail: {error.message}")
     return (name, *rest)
+
+
+def _check_scripts(
+    command: Sequence[str], program: str, cwd: StrPath, environment: Mapping[str, str]
+) -> None:
+    is_interpreter = os.path.basename(command[0]).rstrip(".0123456789") in _INTERPRETERS
+    if is_interpreter or _names_its_interpreter(program):
+        from gpulease.cli import command_check
+
+        if is_interpreter:
+            command_check.check_argument(command, cwd)
+        command_check.check_first_line(command[0], program, cwd, environment)
 
 
 def python_of(cwd: StrPath, environment: Mapping[str, str]) -> str:
@@ -180,10 +204,11 @@ def _chosen(program: str) -> str:
 
 def find(name: str, cwd: StrPath, environment: Mapping[str, str]) -> str | None:
     """Return the program that execvp(3) runs for a name without a slash."""
-    return next((path for path in _on_path(name, cwd, environment) if _runs(path)), None)
+    return next((path for path in on_path(name, cwd, environment) if _runs(path)), None)
 
 
-def _on_path(name: str, cwd: StrPath, environment: Mapping[str, str]) -> Iterator[str]:
+def on_path(name: str, cwd: StrPath, environment: Mapping[str, str]) -> Iterator[str]:
+    """Yield where execvp(3) looks for a name without a slash."""
     for folder in environment.get("PATH", _DEFAULT_PATH).split(os.pathsep):
         yield os.path.join(cwd, folder, name)
 
@@ -213,55 +238,12 @@ def _refuse_unreadable(name: str, script: str) -> None:
         )
 
 
-def _refuse_unrunnable(name: str, path: str, cwd: StrPath) -> None:
-    if not name:
-        raise CommandNotFound("cannot run the command: its name is empty")
-    if not _exists(path):
-        raise CommandNotFound(
-            f"cannot run {name}: no such file",
-            None if name.startswith("/") else f"the path is relative to {cwd}",
-        )
-    if os.path.isdir(path):
-        raise CommandNotExecutable(f"cannot run {name}: it is a directory")
-    if not os.access(path, os.X_OK):
-        raise _without_permission(name, name)
+def _program(command: Sequence[str], cwd: StrPath, environment: Mapping[str, str]) -> str:
+    """Return the file that execvp(3) executes for a command."""
+    name = command[0]
+    path = os.path.join(cwd, name) if "/" in name else find(name, cwd, environment)
+    if path is not None and _runs(path):
+        return path
+    from gpulease.cli import command_check
 
-
-def _not_on_path(
-    name: str, cwd: StrPath, environment: Mapping[str, str]
-) -> CommandNotFound | CommandNotExecutable:
-    for path in _on_path(name, cwd, environment):
-        if _exists(path) and os.path.isfile(path):
-            return _without_permission(name, path)
-    if name.endswith((".py", ".ipynb")):
-        what = "script" if name.endswith(".py") else "notebook"
-        return CommandNotFound(
-            f"cannot run {name}: no such file in {cwd}",
-            f"give the path of the {what}, absolute or relative to that directory",
-        )
-    if _runs(os.path.join(cwd, name)):
-        return CommandNotFound(
-            f"cannot run {name}: it is not on your PATH", f"for the file here, write ./{name}"
-        )
-    if _exists(os.path.join(cwd, name)):
-        return CommandNotFound(
-            f"cannot run {name}: it is not on your PATH, and the file here is not executable",
-            _how_to_run(name),
-        )
-    return CommandNotFound(
-        f"cannot run {name}: no such command",
-        "check its spelling; options of gpulease run come before the command",
-    )
-
-
-def _without_permission(name: str, path: str) -> CommandNotExecutable:
-    return CommandNotExecutable(f"cannot run {name}: it is not executable", _how_to_run(path))
-
-
-def _how_to_run(path: str) -> str:
-    """Say how to run a file that is not executable."""
-    suffix = os.path.splitext(path)[1]
-    interpreter = _INTERPRETERS.get(suffix)
-    if interpreter is None:
-        return f"chmod +x {path}, or name its interpreter: gpulease run -- INTERPRETER {path}"
-    return f"gpulease run -- {interpreter} {path}, or chmod +x {path}"
+    raise command_check.not_runnable(command, cwd, environment)

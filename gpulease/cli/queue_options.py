@@ -4,8 +4,7 @@ import re
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 
-from gpulease.cli.job_selection import LAST
-from gpulease.cli.render import own_name
+from gpulease.cli.job_selection import LAST, own_jobs
 from gpulease.client import Client
 from gpulease.errors import BadValue, NoSuchJob
 from gpulease.units import parse_instant
@@ -32,7 +31,7 @@ def dependencies(client: Client, texts: Iterable[str]) -> list[str]:
     if len(asked) < len(words):
         raise BadValue("cannot use --after: a job is missing", "such as --after 17:ok,18:any")
     needs_list = not all(_JOB.fullmatch(job) for _, job, _ in asked)
-    own = client.jobs(everything=True, user=own_name()).jobs if needs_list else ()
+    own = own_jobs(client, ended=True) if needs_list else ()
     return [f"{_id(own, job)}:{condition}" for _, job, condition in asked]
 
 

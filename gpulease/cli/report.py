@@ -35,9 +35,9 @@ def report(
     ctx: typer.Context,
     user: Annotated[
         str | None,
-        typer.Option("--user", metavar="USER", help="Jobs of this user; default: you."),
+        typer.Option("-u", "--user", metavar="USER", help="Jobs of this user; default: you."),
     ] = None,
-    everyone: Annotated[bool, typer.Option("--all", help="Jobs of all users.")] = False,
+    everyone: Annotated[bool, typer.Option("-a", "--all", help="Jobs of all users.")] = False,
     since: Annotated[
         str | None,
         typer.Option(

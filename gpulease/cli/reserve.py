@@ -41,7 +41,7 @@ def reserve(  # noqa: PLR0913, PLR0917  typer reads the options from the argumen
     ] = None,
     user: Annotated[
         list[str] | None,
-        typer.Option("--user", metavar="USER", help="For jobs of this user; repeatable."),
+        typer.Option("-u", "--user", metavar="USER", help="For jobs of this user; repeatable."),
     ] = None,
     group: Annotated[
         list[str] | None,

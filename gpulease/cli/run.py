@@ -101,7 +101,7 @@ def run(  # noqa: PLR0913, PLR0917  typer reads the options from the arguments
 
     \b
     Exit code: that of COMMAND, or
-        2  an option is wrong
+        2  an option or its value is wrong
        75  gave up waiting (--no-wait, --wait), or would wait (--dry-run)
        97  with --strict: a framework cannot be limited to the lease, or a
            process sets CUDA_VISIBLE_DEVICES to a GPU outside it

@@ -55,7 +55,9 @@ def run_job(
     if options.detach_keys or "GPULEASE_DETACH_KEYS" in environment():
         _keys(options)  # raises before anything has happened, if they cannot be read
     on_slurm = acts_on_slurm(socket, new_lease=options.new_lease)
-    request = _request(options, command)
+    request = _request(options, command, on_slurm=on_slurm)
+    if options.array is not None:
+        _say_array_doubts(options.array, command, request)
     if on_slurm or options.slurm:
         return _run_on_slurm(request, options, must_copy=must_copy, on_slurm=on_slurm)
     return _run_here(_reach(socket), request, options, must_copy=must_copy)
@@ -125,7 +127,7 @@ def _reach(socket: Path | str | None) -> Transport:
     return client.transport
 
 
-def _request(options: RunOptions, command: Sequence[str]) -> SubmitRequest:
+def _request(options: RunOptions, command: Sequence[str], *, on_slurm: bool) -> SubmitRequest:
     caller = this_process()
     if options.shell:
         if command:
@@ -144,7 +146,8 @@ def _request(options: RunOptions, command: Sequence[str]) -> SubmitRequest:
         from gpulease.cli.queue_options import begin_instant
 
         request.queue.begin_at = begin_instant(options.begin, datetime.now(UTC).astimezone())
-    found = resolve(command, caller.cwd, caller.environment)
+    is_here_and_now = not (on_slurm or options.after or options.begin or options.held)
+    found = resolve(command, caller.cwd, caller.environment, must_exist=is_here_and_now)
     request.argv = [to_wire(word) for word in found]
     return request
 
@@ -266,6 +269,14 @@ def _say_default(job: JobView, options: RunOptions, command: Sequence[str]) -> N
         print_stderr(f"gpulease: job {id_of(job)} leases the default, {requested(job)}; see --mem")
     if "--mem" in command:
         print_stderr("gpulease: --mem after the command was passed to the command")
+
+
+def _say_array_doubts(indices: str, command: Sequence[str], request: SubmitRequest) -> None:
+    from gpulease.cli.messages import array_doubts
+
+    argv = [from_wire(word) for word in request.argv]
+    for text in array_doubts(indices, command, argv, from_wire(request.cwd)):
+        print_stderr(text)
 
 
 def _say_more(job: JobView, options: RunOptions) -> None:

@@ -24,7 +24,8 @@ def show(
 ) -> None:
     """Show jobs in detail: state, place in the queue, leases, memory used, events.
 
-    The number of an array sums up its elements; 17_3 is the element with index 3.
+    Without JOB, it is the last one. The number of an array sums up its elements; 17_3
+    is the element with index 3.
 
     \b
     Examples:

@@ -7,7 +7,7 @@ import sys
 from gpulease.cli import job_page
 from gpulease.cli.cluster import acts_on_slurm
 from gpulease.cli.format import index_of
-from gpulease.cli.job_selection import names_array, select_jobs, selection
+from gpulease.cli.job_selection import names_array, range_of, select_jobs, selection
 from gpulease.cli.light_connection import light_client
 from gpulease.cli.render import local_time, print_stdout, screen_of, show_page
 from gpulease.cli.tables import Page, line
@@ -84,7 +84,7 @@ def _as_json(
     arrays: Mapping[int, bytes],
 ) -> bytes:
     """Return a job, or the list of several; an array is the list of its elements."""
-    if len(wanted.words) == 1:
+    if len(wanted.words) == 1 and range_of(wanted.words[0]) is None:
         return arrays.get(numbers[0], replies[0])
     return b'{"jobs":[' + b",".join(replies) + b"]}"
 

@@ -10,7 +10,7 @@ from typing import Any
 from gpulease import config
 from gpulease.errors import BadConfiguration, GpuleaseError
 from gpulease.setting_parsers import read_toml
-from gpulease.units import parse_span
+from gpulease.units import parse_setting_span
 
 SENDMAIL = "/usr/sbin/sendmail"
 _KEYS = ("events", "command", "mail", "sendmail", "urls", "time_left")
@@ -80,7 +80,7 @@ def _settings_of(table: Any) -> NotifySettings:
         mail=_address(_text(table, "mail")),
         sendmail=_text(table, "sendmail") or default.sendmail,
         urls=urls,
-        time_left=default.time_left if time_left is None else parse_span(time_left),
+        time_left=default.time_left if time_left is None else parse_setting_span(time_left),
     )
 
 

@@ -44,6 +44,12 @@ LINES = [
     "cancel 12 --user bob", "cancel 12 --grace never", "run -d --mem 4X true",
     "run -d --mem 1G true", "run", "run no-such-command", "run -d --array 0-3 --no-wait true",
     "list --all --limit all --json", "cancel --name \udcff",
+    "show 12,17", "show 1-99", "show 1-99 --json", "show 90-99", "show -a", "show -n x",
+    "show -an x", "cancel 3-9", "cancel -n x", "cancel -u bob", "list -a", "list -an x",
+    "list -u alice -n 訓*", "history -u alice -n x", "run -d --time 4 true",
+    "run -d --time 1:30 true", "status --watch 4", "run -d --mem 4096 true",
+    "run python3 nofile.py", "run -d --array 10 true", "cancel 9 --grace 4",
+    "run -d --array 0-3 true --seed",
 ]  # fmt: skip
 
 

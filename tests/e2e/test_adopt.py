@@ -61,7 +61,7 @@ def hold(daemon: Daemon, pid: int, *options: str) -> int:
 
 def refused(daemon: Daemon, *command: str) -> str:
     ran = daemon.run(*command, check=False)
-    assert ran.returncode in (75, 125), ran
+    assert ran.returncode in (2, 75, 125), ran
     assert ran.stdout == ""
     return str(ran.stderr)
 

@@ -55,5 +55,5 @@ def test_a_job_that_ends_by_itself_keeps_its_exit_code(daemon: Daemon) -> None:
 
 def test_in_the_background_there_is_no_command_to_end_with(daemon: Daemon) -> None:
     refused = daemon.run("run", "-d", "--end-with-command", "true", check=False)
-    assert refused.returncode == 125
+    assert refused.returncode == 2
     assert mentions(refused.stderr, "--end-with-command", "-d")

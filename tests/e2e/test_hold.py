@@ -412,10 +412,10 @@ def test_a_size_that_is_refused_does_not_look_like_the_one_that_is_offered(
 
 def test_a_report_on_nobody_says_that_it_is_nobody(daemon: Daemon) -> None:
     refused = run(daemon, f"{GPULEASE} report --user nobody-of-this-name")
-    assert refused.returncode == 125
+    assert refused.returncode == 2
     assert "nobody-of-this-name" in refused.stderr
     assert run(daemon, f"{GPULEASE} report --user root").returncode == 0
     refused = run(daemon, f"{GPULEASE} list --all --user nobody-of-this-name")
-    assert refused.returncode == 125
+    assert refused.returncode == 2
     assert "nobody-of-this-name" in refused.stderr
     assert run(daemon, f"{GPULEASE} list --user root").returncode == 0

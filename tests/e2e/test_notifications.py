@@ -259,7 +259,7 @@ def test_run_takes_the_events_of_the_users_file_and_warns_without_a_receiver(
         )
     wait_for("two are announced", lambda: len(receiver.titles) >= 2)
     wrong = daemon.run("run", "--mem", "1G", "--notify", "ends", "true", env=variables, check=False)
-    assert wrong.returncode == 125 and "no event named 'ends'" in wrong.stderr
+    assert wrong.returncode == 2 and "no event named 'ends'" in wrong.stderr
     configure(tmp_path, 'events = ["ends"]', lines[1])
     refused = daemon.run("notify", "--test", env=variables, check=False)
     assert refused.returncode == 78 and "no event named 'ends'" in refused.stderr

@@ -56,7 +56,7 @@ def test_parts_above_the_lease_are_refused_before_anything_is_queued(daemon: Dae
 
     child = daemon.run("run", "--mem", "4G", "--split", "2G,3G", "true", check=False)
 
-    assert child.returncode == 125
+    assert child.returncode == 2
     assert mentions(child.stderr, "4G", "2G,3G", "5G", "hint: ")
     assert len(daemon.jobs()) == before
 

@@ -69,7 +69,7 @@ def test_what_this_machine_lacks_is_refused_at_once(
     mixed: Daemon, options: list[str], words: str
 ) -> None:
     ran = mixed.run("run", *options, "-d", "--", "true", check=False)
-    assert ran.returncode == 125, ran
+    assert ran.returncode in (2, 125), ran
     assert words in ran.stderr
     assert "hint: " in ran.stderr
 

@@ -24,7 +24,7 @@ def test_jobs_are_named_by_name_by_pattern_and_as_the_last(daemon: Daemon) -> No
     assert json.loads(daemon.run("show", "--json", "last").stdout)["id"] == other
     assert daemon.run("keep", "other", "sweep-1").stdout.count("\n") == 2
     done = daemon.run("cancel", "--grace", "0s", "--name", "sweep*", check=False)
-    assert done.returncode == 125, "a grace is above zero"
+    assert done.returncode == 2, "a grace is above zero"
 
     done = daemon.run("cancel", "--grace", "1s", "--name", "sweep*")
     assert mentions(done.stderr, "sweep-1", "sweep-2")
@@ -35,6 +35,27 @@ def test_jobs_are_named_by_name_by_pattern_and_as_the_last(daemon: Daemon) -> No
     daemon.run("cancel", "--all")
     daemon.wait_until(other, "ended")
     assert daemon.run("cancel", "--all", check=False).returncode == 0
+
+
+def test_last_is_what_was_submitted_last_and_a_range_spares_other_jobs(daemon: Daemon) -> None:
+    first, second = (daemon.submit("--mem", "1G", "--", "sleep", "600") for _ in range(2))
+    daemon.wait_until(first, "active")
+    daemon.run("requeue", str(first))
+    daemon.wait_until(first, "ended")
+    continued = daemon.job(first)["retried_as"]
+    assert continued > second
+    assert json.loads(daemon.run("show", "--json").stdout)["id"] == second
+    daemon.run("requeue", str(second))
+    daemon.wait_until(second, "ended")
+    again = daemon.job(second)["retried_as"]
+    daemon.run("cancel", "last")
+    daemon.wait_until(again, "ended")
+    assert daemon.job(continued)["state"] != "ended"
+
+    assert daemon.run("cancel", f"1-{continued - 1}", check=False).returncode != 0
+    said = daemon.run("cancel", f"{first}-{again}")
+    assert mentions(said.stderr, f"{continued} (sleep)")
+    daemon.wait_until(continued, "ended")
 
 
 def test_a_snapshot_runs_as_it_was_submitted_and_an_edit_is_shown(

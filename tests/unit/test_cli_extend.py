@@ -22,7 +22,7 @@ NOW = datetime(2026, 1, 5, 13, 18, tzinfo=UTC)
         (["17", "2h"], ["17"], 2 * HOUR),
         (["17", "sweep-7", "+1d12h"], ["17", "sweep-7"], 36 * HOUR),
         (["last", "-30m"], ["last"], -HOUR / 2),
-        (["17", "+90"], ["17"], 90.0),
+        (["17", "+90s"], ["17"], 90.0),
         (["17", "+01:30:00"], ["17"], 1.5 * HOUR),
         (["+2h"], [], 2 * HOUR),
     ],
@@ -52,7 +52,7 @@ def test_what_is_no_time_is_refused(span: str) -> None:
         ["17", "-2h"],  # -h is help, but not here
         ["-2h", "17"],
         ["17", "--", "-2h"],
-        ["--socket", "/no/such", "17", "-90"],
+        ["--socket", "/no/such", "17", "-90s"],
     ],
 )
 def test_less_time_is_not_read_as_an_option(

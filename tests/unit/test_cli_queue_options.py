@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from daemon_stand_in import views
-from gpulease.cli import list_page, queue_options, status_page
+from gpulease.cli import job_selection, list_page, status_page
 from gpulease.cli.array_page import page
 from gpulease.cli.edit import results
 from gpulease.cli.format import alike, id_of, ids_of, reason_of
@@ -100,7 +100,7 @@ def _after(listing: _Listing, *texts: str) -> list[str]:
 
 @pytest.fixture(autouse=True)
 def alice(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(queue_options, "own_name", lambda: "alice")
+    monkeypatch.setattr(job_selection, "own_name", lambda: "alice")
 
 
 def test_numbers_and_elements_need_no_listing_and_ok_is_the_default() -> None:

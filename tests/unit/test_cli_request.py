@@ -109,7 +109,7 @@ def test_what_cannot_be_is_refused_with_a_sentence(changed: dict[str, object]) -
 @pytest.mark.parametrize(
     ("written", "number", "before"),
     [
-        ("USR1@120", signal.SIGUSR1, 120.0),
+        ("USR1@120s", signal.SIGUSR1, 120.0),
         ("sigterm@2m", signal.SIGTERM, 120.0),
         ("34@1m30s", 34, 90.0),
         ("SIGINT@00:05:00", signal.SIGINT, 300.0),
@@ -252,6 +252,105 @@ def test_what_cannot_run_is_said_before_it_is_queued(
         resolve([name], tmp_path, {"PATH": "/nowhere"})
     assert hint in (refused.value.hint or "")
     assert refused.value.exit_code == (127 if error is CommandNotFound else 126)
+
+
+@pytest.mark.parametrize(
+    ("line", "error", "words"),
+    [
+        (["python3", "nofile.py"], CommandNotFound, ["nofile.py", "--after"]),
+        (["python3", "-u", "-W", "ignore", "nofile.py", "x"], CommandNotFound, ["nofile.py"]),
+        (["python3.11", "-Xdev", "--", "nofile.py"], CommandNotFound, ["nofile.py"]),
+        (["train.py --epochs 3"], CommandNotFound, ["run -- train.py --epochs 3"]),
+        (["./train.py -x"], CommandNotFound, ["run -- ./train.py -x"]),
+        (["a && b"], CommandNotFound, ["bash -c 'a && b'"]),
+        (["it's me"], CommandNotFound, ["spelling"]),
+        (["cd", "data"], CommandNotFound, ["before gpulease run", "bash -c 'cd data && COMMAND'"]),
+        (["SEED=1", "train.py"], CommandNotFound, ["env SEED=1 train.py"]),
+        (["ll", "x"], CommandNotFound, ["bash -ic 'll x'"]),
+        (["data"], CommandNotFound, ["data/FILE"]),
+        (["./data"], CommandNotExecutable, ["directory"]),
+        (["./gone"], CommandNotExecutable, ["/opt/old/bin/python", "first line"]),
+        (["gone-by-env"], CommandNotExecutable, ["python9", "PATH"]),
+        (["./options-by-env"], CommandNotExecutable, ["env -S python3 -u"]),
+        (["./windows"], CommandNotExecutable, ["python3", r"sed -i 's/\r$//' ./windows"]),
+        (["./windows.py"], CommandNotExecutable, ["Windows"]),
+    ],
+)
+def test_what_is_certain_to_fail_is_refused_with_what_to_type(
+    line: list[str], error: type[GpuleaseError], words: list[str], tmp_path: Path
+) -> None:
+    environment = scripts(tmp_path)
+    with pytest.raises(error) as refused:
+        resolve(line, tmp_path, environment)
+    assert mentions(refused.value.text(), *words)
+    assert "chmod" not in refused.value.text()
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        ["python3", "train.py"],
+        ["python3", "data"],
+        ["python3", "-m", "nofile.py"],
+        ["python3", "-um", "nofile.py"],
+        ["python3", "-c", "nofile.py"],
+        ["python3", "-Bc", "nofile.py"],
+        ["python3", "-"],
+        ["python3", "-i"],
+        ["python3", "-W", "ignore", "-Xdev", "train.py"],
+        ["python3", "-V", "nofile.py"],
+        ["python3-config", "nofile.py"],
+        ["bash", "nofile.sh"],
+        ["bash", "-c", "nofile.py"],
+        ["./options-by-env-S"],
+        ["./variable-by-env"],
+        ["./without-interpreter"],
+        ["tool"],
+    ],
+)
+def test_what_may_work_is_not_refused_and_nothing_is_said(
+    line: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    environment = scripts(tmp_path)
+    assert resolve(line, tmp_path, environment) == tuple(line)
+    assert capsys.readouterr().err == ""
+
+
+def test_what_may_be_there_at_the_start_is_noted_and_line_ends_of_windows_are(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    environment = scripts(tmp_path)
+    for line, word in ((["python3", "nofile.py"], "nofile.py"), (["./gone"], "/opt/old")):
+        assert resolve(line, tmp_path, environment, must_exist=False) == tuple(line)
+        assert word in capsys.readouterr().err
+    os.mkfifo(tmp_path / "pipe")
+    resolve(["bash", "pipe"], tmp_path, environment)  # which nobody writes
+    resolve(["bash", "windows.sh"], tmp_path, environment)
+    assert mentions(capsys.readouterr().err, "windows.sh", "sed -i")
+
+
+def scripts(folder: Path) -> dict[str, str]:
+    """Write scripts and programs of many kinds, and return an environment that finds some."""
+    for name, text in {
+        "bin/python3": "#!/bin/sh\n",
+        "bin/python3.11": "#!/bin/sh\n",
+        "bin/python3-config": "#!/bin/sh\n",
+        "bin/bash": "#!/bin/sh\n",
+        "bin/tool": "#! /bin/sh -e\n",
+        "bin/gone-by-env": "#!/usr/bin/env python9\n",
+        "train.py": "",
+        "data/__main__.py": "",
+        "gone": "#!/opt/old/bin/python\n",
+        "options-by-env": "#!/usr/bin/env python3 -u\n",
+        "options-by-env-S": "#!/usr/bin/env -S python3 -u\n",
+        "variable-by-env": "#!/usr/bin/env -S A=1 python9\n",
+        "without-interpreter": "echo hello\n",
+        "windows": "#!/usr/bin/env python3\r\n",
+        "windows.py": "#!/usr/bin/python3\r\n",
+        "windows.sh": "cd x\r\n",
+    }.items():
+        program(folder / name).write_bytes(text.encode())
+    return {"PATH": str(folder / "bin")}
 
 
 def test_a_program_on_the_path_without_permission_is_126(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import timedelta
+from pathlib import Path
 
 import pytest
 
@@ -16,7 +17,7 @@ from gpulease.cli.exit_codes import JobEnd, last_words, status_of_ending, status
 from gpulease.cli.follow import FollowOptions
 from gpulease.cli.format import clean, clock, display_width, requested, shorten
 from gpulease.cli.job_watch import wait_for_start
-from gpulease.cli.messages import preset_devices, waiting_text
+from gpulease.cli.messages import array_doubts, preset_devices, waiting_text
 from gpulease.cli.render import StderrStatus
 from gpulease.cli.signals import Signals
 from gpulease.cli.tables import line_breaks
@@ -263,3 +264,49 @@ def test_nothing_is_said_of_visible_devices_that_choose_the_cpu(value: str) -> N
 
 def test_nothing_is_said_of_the_visible_devices_of_a_job() -> None:
     assert preset_devices({"CUDA_VISIBLE_DEVICES": "GPU-a", "GPULEASE_JOB": "7"}) is None
+
+
+@pytest.mark.parametrize(
+    ("indices", "typed", "words"),
+    [
+        ("10", ["tool"], ["--array 10 is one job", "for 10 jobs: --array 0-9"]),
+        ("10%2", ["tool"], ["--array 10 is one job"]),
+        ("0-9", ["plain.py", "--seed"], ["if --seed", "bash -c 'python plain.py --seed $GPULEASE"]),
+        (
+            "0-9",
+            ["plain.py", "--seed=", "-x"],
+            ["--seed= has no", "--seed=$GPULEASE_ARRAY_INDEX -x"],
+        ),
+        ("0-9", ["plain.py", "", "a b"], ["argument 1", "plain.py $GPULEASE", "a b"]),
+        ("0-9", ["plain.py", "-s", "$GPULEASE_ARRAY_INDEX"], ["no shell", "-s $GPULEASE_ARRAY_IN"]),
+    ],
+)
+def test_an_array_that_probably_does_not_do_what_was_meant_says_so_in_one_line(
+    indices: str, typed: list[str], words: list[str], tmp_path: Path
+) -> None:
+    (said,) = doubts(indices, typed, tmp_path)
+    assert mentions(said, *words)
+
+
+@pytest.mark.parametrize(
+    ("indices", "typed"),
+    [
+        ("0", ["tool"]),
+        ("1,3", ["plain.py", "--seed", "3"]),
+        ("0-9", ["plain.py", "a=b", "--epochs=3"]),
+        ("0-9", ["reads-index.py", "--amp"]),
+        ("0-9", ["bash", "-c", "python train.py --seed $GPULEASE_ARRAY_INDEX"]),
+        ("0-9", ["tool", "-v"]),
+    ],
+)
+def test_nothing_is_said_about_an_array_that_uses_its_index_or_needs_none(
+    indices: str, typed: list[str], tmp_path: Path
+) -> None:
+    assert doubts(indices, typed, tmp_path) == []
+
+
+def doubts(indices: str, typed: list[str], folder: Path) -> list[str]:
+    (folder / "plain.py").write_text("import os")
+    (folder / "reads-index.py").write_text("import os\nos.environ['GPULEASE_ARRAY_INDEX']")
+    python = ["/usr/bin/python3"] if typed[0].endswith(".py") else []
+    return [*array_doubts(indices, typed, [*python, *typed], str(folder))]

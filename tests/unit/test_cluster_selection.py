@@ -2,7 +2,7 @@
 
 import pytest
 
-from gpulease.cli.cluster.selection import by_array, is_array, is_number, is_of
+from gpulease.cli.cluster.selection import by_array, in_range, is_array, is_number, is_of
 from unit.test_cluster_jobs import job
 
 ELEMENT = job(jobid="20", arrayjobid="17", arraytaskid="3")
@@ -29,6 +29,13 @@ def test_an_array_is_named_by_its_own_number_only() -> None:
 
 def test_elements_are_one_entry_by_array() -> None:
     assert by_array([PLAIN, ELEMENT, REST]) == {"12": [PLAIN], "17": [ELEMENT, REST]}
+
+
+def test_a_range_is_the_jobs_and_whole_arrays_between_two_numbers() -> None:
+    own = by_array([PLAIN, ELEMENT, REST])
+    assert in_range(own, (12, 16)) == {"12": [PLAIN]}
+    assert list(in_range(own, (12, 17))) == ["12", "17"]
+    assert in_range(own, (18, 20)) == {}, "the elements have the number of their array"
 
 
 @pytest.mark.parametrize(

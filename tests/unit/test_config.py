@@ -60,8 +60,8 @@ def test_users_and_groups_have_settings_of_their_own(tmp_path: Path) -> None:
     [
         ('overuse = "kill"', "overuse: 'kill' is not a valid value", '"warn" or "stop"'),
         ("elastic = 3", "elastic: '3' is not a valid value", "true or false"),
-        ('overuse_tolerance = "300"', "'300': it has no unit", "did you mean 300M, or 300G?"),
-        ("smallest_lease = 300", "'300': it has no unit", "did you mean 300M, or 300G?"),
+        ('overuse_tolerance = "300"', "'300': it has no unit", "did you mean 300M?"),
+        ("smallest_lease = 300", "'300': it has no unit", "did you mean 300M?"),
         ('overuse_tolerence = "1G"', "an unknown key", "did you mean overuse_tolerance?"),
         ('[users.bob]\nelstic = "x"', "an unknown key", "did you mean elastic?"),
         ("elastic = true\nidle = 1\nelastic = false", "elastic is given twice", "lines 1 and 3"),

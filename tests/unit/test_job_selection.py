@@ -1,6 +1,7 @@
 """Which jobs a command line names: numbers, names, last, --name, --all."""
 
 import shlex
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
 import pytest
@@ -118,7 +119,7 @@ def test_a_pattern_matches_ended_jobs_where_nothing_is_changed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "pattern", "every"), [((), None, False), (("1",), "x", False), (("1",), None, True)]
+    ("words", "pattern", "every"), [(("1",), "x", False), (("1",), None, True)]
 )
 def test_jobs_are_named_in_exactly_one_way(
     words: tuple[str, ...], pattern: str | None, every: bool
@@ -237,3 +238,65 @@ def test_a_verb_of_two_words_reads_well_where_nothing_matches() -> None:
 def test_an_index_that_an_array_does_not_have_is_refused() -> None:
     with pytest.raises(NoSuchJob):
         select(Arrays(*ARRAY), "cancel", "20_7")
+
+
+PREEMPTED = (
+    views.over(3, 1, user="alice", name="a", retried_as=7),
+    views.job(5, user="alice", name="b"),
+    views.job(7, user="alice", name="a", retry_of=3),
+)
+
+
+def test_last_is_what_was_submitted_last_and_not_what_was_queued_again() -> None:
+    assert select(Listing(*PREEMPTED), "cancel", "last") == [5]
+    assert select(Listing(*PREEMPTED[1:]), "cancel", "last") == [5], "the first is purged"
+
+
+def test_of_a_last_submission_that_was_queued_again_last_is_the_latest_attempt() -> None:
+    twice = views.job(9, user="alice", retry_of=7)
+    first, other, second = PREEMPTED
+    again = replace(second, state="ended", retried_as=9)
+    listing = Listing(other, first, again, twice)
+    assert select(Listing(first, again, twice), "show", "last") == [9]
+    assert select(listing, "show", "last") == [5]
+    assert select(listing, "show", "a") == [7], "also by name"
+
+
+def test_an_array_that_was_submitted_last_is_last_after_an_older_job_was_queued_again() -> None:
+    continued = views.job(24, user="alice", name="old", retry_of=3)
+    assert select(Arrays(*PREEMPTED[:2], *ARRAY, continued), "cancel", "last") == [21, 22, 23]
+    element = replace(_element(25, 2), retry_of=22)
+    assert 25 in select(Arrays(*ARRAY, element), "cancel", "last")
+
+
+@pytest.mark.parametrize(
+    ("verb", "words", "found"),
+    [
+        ("cancel", ["3-7", "9"], [3, 6, 7, 9]),
+        ("cancel", ["7,3-6"], [7, 3, 6]),
+        ("show", ["5-9"], [5, 6, 7, 8]),
+        ("extend", ["1-99"], [6]),
+        ("edit", ["1-99", "last"], [6, 8]),
+        ("requeue", ["3-7"], [3, 7]),
+    ],
+)
+def test_a_range_is_the_callers_own_jobs_to_which_the_verb_applies(
+    verb: "Verb", words: list[str], found: list[int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert selected(verb, *words) == found
+    assert mentions(capsys.readouterr().err, "(sweep-3)" if 6 in found else "(train)")
+
+
+def test_a_range_without_jobs_of_the_caller_is_refused() -> None:
+    for verb, word in (("cancel", "4-5"), ("cancel", "90-99"), ("show", "7-3"), ("attach", "3-7")):
+        with pytest.raises(NoSuchJob) as refused:
+            selected(cast("Verb", verb), word)
+        assert word in refused.value.message
+
+
+def test_only_verbs_that_change_nothing_mean_the_last_job_where_none_is_named() -> None:
+    for verb in ("show", "logs", "attach"):
+        assert selected(cast("Verb", verb)) == selected(cast("Verb", verb), "last")
+    for verb in ("cancel", "requeue", "wait", "edit", "keep"):
+        with pytest.raises(BadUsage):
+            selected(cast("Verb", verb))

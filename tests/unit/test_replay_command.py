@@ -164,7 +164,7 @@ def test_a_lab_with_many_jobs_gains_by_the_fair_order(
 def test_a_job_that_is_too_large_is_refused_or_left_out(
     trace: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert call(["replay", str(trace), "--servers", "1x24G"]) == 125
+    assert call(["replay", str(trace), "--servers", "1x24G"]) == 2
     sentence("replay-too-large", capsys.readouterr().err)
 
     assert call(["replay", str(trace), "--servers", "1x24G", "--skip-too-large"]) == 0
@@ -176,7 +176,7 @@ def test_a_wrong_line_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[s
     path = tmp_path / "trace.csv"
     path.write_text(LINES.replace("20480,alice,200", "20G,alice,200"))
 
-    assert call(["replay", str(path), "--servers", "2x24G"]) == 125
+    assert call(["replay", str(path), "--servers", "2x24G"]) == 2
     sentence("replay-wrong-line", capsys.readouterr().err.replace(f"{tmp_path}/", ""))
 
 
@@ -193,7 +193,7 @@ def test_a_plot_of_an_unknown_kind_is_refused(
 ) -> None:
     picture = str(tmp_path / "waits.docx")
 
-    assert call(["replay", str(trace), "--servers", "2x24G", "--plot", picture]) == 125
+    assert call(["replay", str(trace), "--servers", "2x24G", "--plot", picture]) == 2
     assert mentions(capsys.readouterr().err, ".png")
 
 

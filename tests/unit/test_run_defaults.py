@@ -194,7 +194,7 @@ def test_an_error_about_a_default_names_its_source(
     user.writes('[run]\nname = "sweep"')
     user.exports("--mem 4X --gpus 2")
 
-    assert call(["--socket", "/nowhere", "run", "x"]) == 125
+    assert call(["--socket", "/nowhere", "run", "x"]) == 2
 
     sentence("run-default-error", capsys.readouterr().err.removesuffix("\n"))
 
@@ -204,7 +204,7 @@ def test_an_error_about_what_was_typed_names_no_other_source(
 ) -> None:
     user.exports("--mem 4X --gpus 2")
 
-    assert call(["--socket", "/nowhere", "run", "--mem", "5X", "x"]) == 125
+    assert call(["--socket", "/nowhere", "run", "--mem", "5X", "x"]) == 2
 
     shown = capsys.readouterr().err
     assert "4X" not in shown

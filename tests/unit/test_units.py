@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from goldens import mentions
 from gpulease.errors import BadValue
 from gpulease.units import (
     GIB,
@@ -20,13 +21,16 @@ from gpulease.units import (
     format_span,
     parse_instant,
     parse_memory,
+    parse_setting_span,
     parse_size,
     parse_span,
     round_up_size,
 )
 
 
-@pytest.mark.parametrize("text", ["4G", "4g", "4GiB", "4GB", "4096M", "4096MiB", " 4 G ", "4.0G"])
+@pytest.mark.parametrize(
+    "text", ["4G", "4g", "4Gi", "4GiB", "4GB", "4096M", "4096MiB", " 4 G ", "4.0G"]
+)
 def test_all_the_ways_to_write_four_gibibytes_mean_the_same(text: str) -> None:
     assert parse_size(text) == 4 * GIB
 
@@ -91,11 +95,43 @@ def test_a_size_above_a_limit_does_not_read_as_the_limit() -> None:
 
 @pytest.mark.parametrize(
     ("text", "seconds"),
-    [("90", 90), ("90s", 90), ("30m", 1800), ("4h", 14400), ("1d12h", 129600), ("04:30:00", 16200),
-     ("4:30", 16200), ("1-00:00:00", 86400)],
+    [("90s", 90), ("30m", 1800), ("4h", 14400), ("1d12h", 129600), ("04:30:00", 16200),
+     ("1-00:00:00", 86400), ("1-12:00", 129600)],
 )  # fmt: skip
 def test_times_are_read_as_slurm_and_sleep_write_them(text: str, seconds: int) -> None:
     assert parse_span(text) == timedelta(seconds=seconds)
+
+
+@pytest.mark.parametrize(
+    ("text", "first", "second"),
+    [
+        ("4", "4m", "4s"),
+        ("090", "090m", "090s"),
+        ("1:30", "1h30m", "90s"),
+        ("90:05", "90h05m", "5405s"),
+    ],
+)
+def test_a_time_that_others_read_otherwise_is_refused_with_both_meanings(
+    text: str, first: str, second: str
+) -> None:
+    with pytest.raises(BadValue) as refused:
+        parse_span(text)
+    assert mentions(refused.value.hint or "", f"{first},", f"{second}?")
+    assert parse_span(first) != parse_span(second)
+    assert parse_setting_span(text) in (parse_span(first), parse_span(second))
+
+
+@pytest.mark.parametrize(
+    ("text", "meant"),
+    [("4", "4G"), ("1.5", "1.5G"), ("192", "192G"), ("512", "512M"), ("4096", "4096M")],
+)
+def test_a_size_without_a_unit_is_refused_with_what_was_probably_meant(
+    text: str, meant: str
+) -> None:
+    for read in (parse_size, parse_memory):
+        with pytest.raises(BadValue) as refused:
+            read(text)
+        assert mentions(refused.value.hint or "", f"{meant}?")
 
 
 @pytest.mark.parametrize("text", ["", "0", "-1h", "4x", "h", "99999999999999h", "4000d", "1h30"])

@@ -38,7 +38,11 @@ def print_jobs(wanted: Selection, *, json: bool) -> None:
     found, shard = select(wanted), shard_size()
     jobs = {word: sorted(with_gpus(rows, shard), key=order_of) for word, rows in found.items()}
     if json:
-        one = len(wanted.words) == 1 and not any(is_array(*each) for each in found.items())
+        one = (
+            len(found) == 1
+            and len(wanted.words) == 1
+            and not any(is_array(*each) for each in found.items())
+        )
         print_stdout(indent(encode(_as_json(list(jobs.values()), one=one))))
         return
     now, screen = local_time(), screen_of(sys.stdout, environment())

@@ -22,7 +22,7 @@ from gpulease.cli.render import print_stderr, print_stdout
 from gpulease.cli.request import RunOptions
 from gpulease.light_json import encode, indent
 from gpulease.locations import SYSTEM_CONFIG
-from gpulease.units import GIB, Share, parse_memory
+from gpulease.units import GIB, Share, parse_memory, parse_size
 from gpulease.wire.text import from_wire
 
 TYPE_CHECKING = False
@@ -80,13 +80,13 @@ def read_sizes(system: str) -> tuple[int | None, int | Share]:
         return None, DEFAULT_MEMORY
     from pathlib import Path
 
-    from gpulease.setting_parsers import Mistakes, parse_unit_size, read_toml
+    from gpulease.setting_parsers import Mistakes, read_toml
 
     file = Path(system)
     content, mistakes = read_toml(file), Mistakes(file)
     slurm, shard, default = content.get("slurm"), None, DEFAULT_MEMORY
     if isinstance(slurm, dict) and "shard" in slurm:
-        shard = mistakes.parse("slurm.shard", slurm["shard"], parse_unit_size)
+        shard = mistakes.parse("slurm.shard", slurm["shard"], parse_size)
     if "default_memory" in content:
         default = mistakes.parse("default_memory", content["default_memory"], parse_memory)
     mistakes.raise_if_any()

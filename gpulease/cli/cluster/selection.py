@@ -10,7 +10,7 @@ from fnmatch import fnmatchcase
 
 from gpulease.cli.cluster.jobs import label_of, own_jobs, read_queue, state_of, uses_gpus
 from gpulease.cli.format import clean
-from gpulease.cli.job_selection import LAST, Selection, no_match
+from gpulease.cli.job_selection import LAST, Selection, no_match, range_of
 from gpulease.cli.render import print_stderr
 from gpulease.errors import BadUsage, NoSuchJob, SlurmFailed
 
@@ -74,6 +74,12 @@ def _named(wanted: Selection, word: str) -> dict[str, list[Row]]:
                 f"cannot {doing(verb)} the last job: you have none", "gpulease run starts one"
             )
         return dict([list(own.items())[-1]])
+    if verb != "attach" and (numbers := range_of(word)) is not None:
+        between = in_range(own, numbers)
+        if not between:
+            raise no_match(Selection(verb, (word,)))
+        announce(verb, between)
+        return between
     found = {key: rows for key, rows in own.items() if rows[0].get("name") == word}
     if not found:
         raise no_match(wanted if len(wanted.words) == 1 else Selection(verb, (word,)))
@@ -130,6 +136,11 @@ def by_array(jobs: Sequence[Row]) -> dict[str, list[Row]]:
         key = job.get("arrayjobid", job["jobid"]) if "arraytaskid" in job else job["jobid"]
         found.setdefault(key, []).append(job)
     return found
+
+
+def in_range(jobs: Mapping[str, list[Row]], numbers: tuple[int, int]) -> dict[str, list[Row]]:
+    """Return the jobs and arrays with numbers from the first to the second."""
+    return {key: rows for key, rows in jobs.items() if numbers[0] <= int(key) <= numbers[1]}
 
 
 def candidates(states: Container[str], user: str | None, deadline: float) -> dict[str, str]:
