@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 
-from gpulease.domain.gpu import Fault, GpuReading, GpuUuid, JobId
+from gpulease.domain.gpu import Fault, GpuReading, GpuUuid, JobId, ProcessReading
 from gpulease.domain.job import Job
 from gpulease.domain.snapshot import Snapshot
 from gpulease.service.ports import Clock, GpuProbe, InThread, Policy, ProcessFinder, Store
@@ -61,11 +61,15 @@ class Observation:
 
     def users(self, job: JobId, gpu: GpuUuid) -> frozenset[int]:
         """Return the processes of a job that compute on a GPU, as far as they are known."""
+        return frozenset(each.pid for each in self.processes_of(job, gpu) if not each.graphics)
+
+    def processes_of(self, job: JobId, gpu: GpuUuid) -> tuple[ProcessReading, ...]:
+        """Return the processes of a job on a GPU, as far as they are known."""
         reading = next((each for each in self.readings if each.uuid == gpu), None)
-        return frozenset(
-            each.pid
+        return tuple(
+            each
             for each in (reading.processes if reading else None) or ()
-            if not each.graphics and self.jobs_by_pid.get(each.pid) == job
+            if self.jobs_by_pid.get(each.pid) == job
         )
 
     def used(
