@@ -8,6 +8,7 @@ import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import timedelta
 
 from gpulease.config import Settings
 from gpulease.daemon.accounting import LogTail, PoolWatch
@@ -68,6 +69,9 @@ from gpulease.store.usage import PoolUsage, UsageTotals
 from gpulease.timers import LocalTime
 from gpulease.units import Share, format_size
 from gpulease.worker.environment import HOOKS
+
+_LONGEST_ABSENCE = timedelta(minutes=10)
+"""After this time without a daemon, its latest sample no longer says which memory is unmanaged."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +145,10 @@ def build(settings: Settings, *, confined: bool = False) -> DaemonApp:
     base, user_policy = open_foundation(settings, SystemClock()), UserPolicy(settings)
     table, process_ends = ProcessTable(base.secret), ProcessWatch()
     processes = _process_finder(base, table)
-    observer = GpuObserver(base.store, base.probe, processes, base.clock, base.observation_thread)
+    unmanaged = MemoryHistory(base.store).last_unmanaged(base.clock.now() - _LONGEST_ABSENCE)
+    observer = GpuObserver(
+        base.store, base.probe, processes, base.clock, base.observation_thread, unmanaged
+    )
     records = _usage_records(base)
     overuse, idleness = _overuse_watch(base, user_policy, records), IdleWatch(user_policy.idleness)
     enforcement = build_enforcement(base, user_policy, observer, confined=confined)

@@ -19,6 +19,7 @@ from gpulease.gpu import nvml_binding, nvml_errors
 from gpulease.gpu.devices import Device, complete
 from gpulease.gpu.nvml_binding import Handle
 from gpulease.gpu.nvml_errors import DriverGone, GpuLost, NvmlFailure
+from gpulease.units import GIB, MIB
 
 _ALL_SAMPLES = 0
 """The start of all samples that the driver keeps, which is seconds to a minute."""
@@ -102,6 +103,8 @@ def _read(device: Device, handle: Handle, is_mig_device: bool) -> GpuReading:
     detail = _NO_TOTAL if memory.total is None and not mig_mode else None
     utilization = _read_utilization(handle)
     processes = _read_processes(handle, memory.total)
+    if not processes and _is_held(memory):
+        processes = None
     return GpuReading(
         uuid=device.uuid,
         index=device.index,
@@ -178,6 +181,18 @@ def _size(size: int, at_most: int | None) -> int | None:
     if size == nvml_binding.NOT_AVAILABLE or (at_most is not None and size > at_most):
         return None
     return size
+
+
+def _is_held(memory: _Memory) -> bool:
+    """Tell whether processes hold memory: the driver alone holds at most 256 MiB or 1 %.
+
+    WSL lists no process. A list without processes then says nothing about them.
+    """
+    if memory.used is None or memory.total is None:
+        return False
+    # Version 1 counts what the driver reserves as used, some hundred MiB.
+    of_driver = max(256 * MIB, memory.total // 100) if memory.reserved is not None else GIB
+    return memory.used > of_driver
 
 
 def _is_in_mig_mode(handle: Handle) -> bool:
