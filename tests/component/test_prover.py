@@ -97,5 +97,5 @@ def test_what_the_gpu_held_counts_as_well_as_what_was_allocated(
     check = refused_check("proof", Trial(views.running(leases=[kept]), [refusal]), 2048 * MIB)
 
     assert check.state == state
-    assert ("2.1G" in check.message) == (peak == 2200)
+    assert ("2.1G" in check.message) == (peak == 2200 and held == 1400)
     assert ("again" in (check.mend or "")) == (state == "warning")
