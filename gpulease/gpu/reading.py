@@ -54,7 +54,7 @@ def _is_sane(sample: Any) -> bool:
     return int(sample.pid) > 0 and all(int(getattr(sample, each)) <= 100 for each in _UTILIZATIONS)
 
 
-_NO_TOTAL = "the driver reports no memory size (unified memory?), so the GPU cannot be leased"
+_NO_TOTAL = "the driver reports no valid memory size (unified memory?), so it cannot be leased"
 _LARGEST_GPU = 2**44
 """Bytes (16 TiB). A larger size is a driver bug, and must not be leased."""
 _COMPUTE_MODES = {
@@ -100,7 +100,11 @@ def _read(device: Device, handle: Handle, is_mig_device: bool) -> GpuReading:
         device = complete(device)
     mig_mode = not is_mig_device and _is_in_mig_mode(handle)
     memory = _read_memory(handle, is_leased=not mig_mode)
-    detail = _NO_TOTAL if memory.total is None and not mig_mode else None
+    if not device.is_identified:
+        memory = _Memory()
+    detail = device.detail
+    if detail is None and memory.total is None and not mig_mode:
+        detail = _NO_TOTAL
     utilization = _read_utilization(handle)
     processes = _read_processes(handle, memory.total)
     if not processes and _is_held(memory):
@@ -169,12 +173,12 @@ def _read_memory_info(handle: Handle) -> _Memory:
 def _memory(answer: Any, reserved: int | None) -> _Memory:
     """Return the sizes that are plausible."""
     total = _size(int(answer.total), at_most=_LARGEST_GPU)
-    if not total:
+    if reserved == nvml_binding.NOT_AVAILABLE:
+        reserved = None
+    # Without what the driver reserves, too much would be leased.
+    if not total or (reserved is not None and reserved > total):
         return _Memory()
-    used = _size(int(answer.used), at_most=total)
-    if reserved is not None:
-        reserved = _size(reserved, at_most=total)
-    return _Memory(total, used, reserved)
+    return _Memory(total, _size(int(answer.used), at_most=total), reserved)
 
 
 def _size(size: int, at_most: int | None) -> int | None:
