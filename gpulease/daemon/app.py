@@ -8,6 +8,7 @@ import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import timedelta
 
 from gpulease.config import Settings
 from gpulease.daemon.accounting import LogTail, PoolWatch
@@ -23,6 +24,7 @@ from gpulease.daemon.slurm import SlurmNode, build_launchers, slurm_policy
 from gpulease.daemon.user_policy import UserPolicy, groups_of, with_names_of_groups
 from gpulease.domain.health import HealthAction
 from gpulease.domain.job import Job, Owner
+from gpulease.domain.lease import Lease
 from gpulease.domain.limits import UserLimits
 from gpulease.domain.queue_policy import PolicyName, QueuePolicy
 from gpulease.errors import BadConfiguration
@@ -52,7 +54,7 @@ from gpulease.service.idleness import IdleWatch
 from gpulease.service.job_accounting import JobAccounting
 from gpulease.service.job_supervisor import LauncherOf
 from gpulease.service.notifications import TimeLeftWatch
-from gpulease.service.observation import GpuObserver
+from gpulease.service.observation import GpuObserver, Observation
 from gpulease.service.overuse import OveruseWatch
 from gpulease.service.pause import Pauses
 from gpulease.service.ports import Policy, Quotas
@@ -67,6 +69,9 @@ from gpulease.store.usage import PoolUsage, UsageTotals
 from gpulease.timers import LocalTime
 from gpulease.units import Share, format_size
 from gpulease.worker.environment import HOOKS
+
+_LONGEST_ABSENCE = timedelta(minutes=10)
+"""After this time without a daemon, its latest sample no longer says which memory is unmanaged."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,10 +145,13 @@ def build(settings: Settings, *, confined: bool = False) -> DaemonApp:
     base, user_policy = open_foundation(settings, SystemClock()), UserPolicy(settings)
     table, process_ends = ProcessTable(base.secret), ProcessWatch()
     processes = _process_finder(base, table)
-    observer = GpuObserver(base.store, base.probe, processes, base.clock, base.observation_thread)
-    overuse, idleness = _overuse_watch(base, user_policy), IdleWatch(user_policy.idleness)
-    enforcement = build_enforcement(base, user_policy, observer, confined=confined)
+    unmanaged = MemoryHistory(base.store).last_unmanaged(base.clock.now() - _LONGEST_ABSENCE)
+    observer = GpuObserver(
+        base.store, base.probe, processes, base.clock, base.observation_thread, unmanaged
+    )
     records = _usage_records(base)
+    overuse, idleness = _overuse_watch(base, user_policy, records), IdleWatch(user_policy.idleness)
+    enforcement = build_enforcement(base, user_policy, observer, confined=confined)
     launcher = Launcher(confined=confined, sandbox=enforcement.sandbox)
     notifications = DaemonNotifications(base, launcher, as_other_users=os.geteuid() == 0)
     launch_context = _launch_context(base, observer, enforcement, records.usage)
@@ -169,8 +177,13 @@ def build(settings: Settings, *, confined: bool = False) -> DaemonApp:
     )  # fmt: skip
 
 
-def _overuse_watch(base: Foundation, user_policy: UserPolicy) -> OveruseWatch:
-    return OveruseWatch(user_policy.overuse, base.store.metrics.went_over)
+def _overuse_watch(
+    base: Foundation, user_policy: UserPolicy, records: _UsageRecords
+) -> OveruseWatch:
+    def overhead(job: Job, lease: Lease, seen: Observation) -> int:
+        return records.usage.excess_overhead(job, lease, records.hooks.of(job.id), seen)
+
+    return OveruseWatch(user_policy.overuse, base.store.metrics.went_over, overhead)
 
 
 def _process_finder(base: Foundation, table: ProcessTable) -> Finder:

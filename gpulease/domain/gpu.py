@@ -135,6 +135,8 @@ class GpuMemory:
     """The numbers in Slurm of the jobs that have one, on any GPU."""
     labels: Mapping[JobId, str] = field(default_factory=dict, compare=False)
     """The ids as people see them of elements of arrays that hold memory, on any GPU."""
+    assumed: bool = False
+    """The use of a job is unknown, and assumed to be its lease."""
 
     @property
     def uuid(self) -> GpuUuid:
@@ -204,6 +206,43 @@ class GpuMemory:
         return replace(self, entries=(*self.entries, entry))
 
 
+@dataclass(frozen=True, slots=True)
+class UnmanagedBefore:
+    """What was in use on a GPU without a lease before jobs with unknown use started there."""
+
+    memory: int
+    """Bytes; lower if less than that has been in use since."""
+    now: int | None = None
+    """Bytes in use without a lease by the latest reading; None: as `memory`."""
+    jobs: frozenset[JobId] = frozenset()
+    """The jobs that have run since."""
+
+    def before(self, running: Collection[JobId]) -> int:
+        """Return the bytes that were unmanaged before the latest of the jobs `running` started."""
+        if self.now is None or self.jobs.issuperset(running):
+            return self.memory
+        return self.now
+
+
+def unmanaged_since(gpu: GpuMemory, before: UnmanagedBefore | None) -> UnmanagedBefore | None:
+    """Return what is known of the unmanaged memory after another reading; None: nothing yet.
+
+    `gpu` was built without it, `before` is what was known. A job whose use is unknown may have
+    used nothing yet, so what was in use before it started stays unmanaged. Without a reading from
+    before, all memory in use may be.
+    """
+    used = gpu.reading.used
+    if gpu.unmanaged is None or used is None:
+        return before
+    running = frozenset(entry.job for entry in gpu.entries if entry.running)
+    if not gpu.assumed:
+        return UnmanagedBefore(gpu.unmanaged, gpu.unmanaged, running)
+    kept = used
+    if before is not None:
+        kept = min(before.before(running), used)
+    return UnmanagedBefore(kept, max(gpu.unmanaged, kept), running)
+
+
 def build_ledger(
     reading: GpuReading,
     entries: Iterable[LedgerEntry],
@@ -213,6 +252,7 @@ def build_ledger(
     mps_servers: Collection[int] = (),
     slurm: Mapping[JobId, int] | None = None,
     labels: Mapping[JobId, str] | None = None,
+    before: UnmanagedBefore | None = None,
 ) -> GpuMemory:
     """Return the ledger of one GPU.
 
@@ -225,13 +265,14 @@ def build_ledger(
         mps_servers: the pids of MPS servers; the driver may count memory of jobs as theirs.
         slurm: the numbers in Slurm of jobs that have one.
         labels: the ids as people see them of elements of arrays.
+        before: what was unmanaged before jobs whose use is unknown.
     """
     usage = _Attribution(reading, jobs_by_pid, mps_servers)
     seen = tuple(replace(entry, used=usage.used_by(entry.job)) for entry in entries)
     return GpuMemory(
         reading,
         _allocatable(reading, margin),
-        _unmanaged(usage, seen),
+        _unmanaged(usage, seen, before),
         seen,
         usage.unmanaged_processes(seen),
         usage.jobs_without_lease(seen),
@@ -239,6 +280,7 @@ def build_ledger(
         reading.compute_mode is ComputeMode.EXCLUSIVE_PROCESS and not usage.has_mps_server,
         slurm or {},
         labels or {},
+        any(usage.is_assumed(entry) for entry in seen),
     )
 
 
@@ -248,10 +290,13 @@ def _allocatable(reading: GpuReading, margin: int) -> int | None:
     return max(0, reading.total - (reading.reserved or 0) - margin)
 
 
-def _unmanaged(usage: "_Attribution", entries: Sequence[LedgerEntry]) -> int | None:
+def _unmanaged(
+    usage: "_Attribution", entries: Sequence[LedgerEntry], before: UnmanagedBefore | None
+) -> int | None:
     """Return the bytes in use outside leases; a job with unknown use counts with its lease.
 
-    Memory of a process that is known to be unmanaged never counts as a job's.
+    Memory of a process that is known to be unmanaged never counts as a job's, nor what was in use
+    `before` a job whose use is unknown.
     """
     reading = usage.reading
     if reading.fault is not None or reading.used is None:
@@ -262,7 +307,10 @@ def _unmanaged(usage: "_Attribution", entries: Sequence[LedgerEntry]) -> int | N
     used = max(reading.used, min(listed, most))
     managed = sum(usage.memory_of(entry) for entry in entries)
     others = sum(process.memory or 0 for process in usage.unmanaged_processes(entries))
-    return max(0, used - managed, min(others, most))
+    kept = 0
+    if before is not None and any(usage.is_assumed(entry) for entry in entries):
+        kept = before.before([entry.job for entry in entries if entry.running])
+    return max(0, used - managed, min(others, most), min(kept, used))
 
 
 @dataclass(frozen=True, slots=True)
@@ -298,6 +346,10 @@ class _Attribution:
         if entry.used is not None:
             return entry.used
         return entry.memory if self.may_use(entry) else 0
+
+    def is_assumed(self, entry: LedgerEntry) -> bool:
+        """Tell whether a job counts with its lease because its use is unknown."""
+        return entry.used is None and self.may_use(entry)
 
     def may_use(self, entry: LedgerEntry) -> bool:
         """Tell whether part of the memory in use may belong to this job, whose use is unknown."""

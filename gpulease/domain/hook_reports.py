@@ -3,11 +3,11 @@
 The daemon gives every job the hooks. Only a report of a hook shows that it limits anything: a
 program may use no framework, a framework of an unknown version, or start a Python that loads no
 hook. So a lease counts as limited by its framework from the first such report on, until something
-contradicts it. Users control the reports of their own jobs, and nothing but what is shown depends
-on them.
+contradicts it. Users control the reports of their own jobs. They affect what is shown, and whether
+a bounded excess over a lease counts as overhead (domain/overuse.py).
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from enum import StrEnum
@@ -78,6 +78,20 @@ def _merged(old: HookReport, new: HookReport) -> HookReport:
     # The first limit of a pool is the one that applies; other GPUs may follow.
     added = tuple(each for each in new.limits if each[0] not in dict(old.limits))
     return replace(old, limits=(*old.limits, *added))
+
+
+def pool_limits(reports: Reports, gpu: GpuUuid) -> Mapping[int, Mapping[str, int]]:
+    """Return the limit of each pool on a GPU in bytes, by process and framework.
+
+    Leaves out a process in which a hook failed or is absent.
+    """
+    failed = {each.pid for each in reports if each.state is not HookState.LIMITED}
+    found: dict[int, dict[str, int]] = {}
+    for report in reports:
+        limit = dict(report.limits).get(gpu)
+        if limit is not None and report.pid not in failed:
+            found.setdefault(report.pid, {})[report.framework] = limit
+    return found
 
 
 def is_limited(reports: Reports, gpu: GpuUuid, users: Iterable[int] = ()) -> bool:

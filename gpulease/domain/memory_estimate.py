@@ -7,8 +7,8 @@ Runs are compared by a fingerprint of the command (gpulease/fingerprint.py).
 The overhead of a framework is the memory of a process beside its pool. It is observed as the
 driver's figure for the process less the hook's figure for the pool, and the hook runs as the user.
 So the reports of one user count for that user alone. For other users, the median of at least three
-users' figures counts, which no single user can move beyond the others'. Any figure stays within a
-factor of the default.
+users' figures counts, which no single user can move beyond the others'. Any figure stays within
+bounds around the default.
 """
 
 import math
@@ -19,6 +19,7 @@ from fractions import Fraction
 from statistics import median_high
 
 from gpulease.domain.job import Exit, Job, Outcome
+from gpulease.domain.overuse import MOST_EXCESS_OVERHEAD
 from gpulease.units import MIB, round_up_size
 
 MARGIN = Fraction(115, 100)
@@ -163,7 +164,7 @@ SPARE = 48 * MIB
 STEP = 16 * MIB
 LEAST, MOST = (1, 3), (3, 1)
 """Bounds as fractions of the default: less would count the context as pool, more would make leases
-useless."""
+useless. The upper one also covers what a job may hold without being stopped."""
 
 
 def learned_overhead(default: int, uid: int, seen: Mapping[int, Sequence[int]]) -> int:
@@ -177,8 +178,12 @@ def learned_overhead(default: int, uid: int, seen: Mapping[int, Sequence[int]]) 
     own = _figure(seen.get(uid, ()))
     found = own if own is not None else _common(seen)
     if found is None:
-        return default
-    bounded = min(max(found + SPARE, default * LEAST[0] // LEAST[1]), default * MOST[0] // MOST[1])
+        # A single job shows that the default is too low, but not that it is too high.
+        found = max(seen.get(uid, ()), default=0)
+        if found <= default:
+            return default
+    most = max(default * MOST[0] // MOST[1], default + MOST_EXCESS_OVERHEAD)
+    bounded = min(max(found + SPARE, default * LEAST[0] // LEAST[1]), most)
     return -(-bounded // STEP) * STEP
 
 

@@ -7,8 +7,13 @@ clock.
 The time over the lease counts from one observation that shows overuse to the next. An observation
 with unknown use counts neither way. Each second within the lease takes one second off, so a job
 that drops below its lease for a moment gains only that moment.
+
+The memory that a framework needs beside its pool is reserved by an estimate. A job that exceeds its
+lease because the estimate was too low is warned and not stopped: its pool is within its limit, and
+the user cannot change the rest.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from enum import Enum, StrEnum, auto
@@ -19,6 +24,9 @@ _NOTHING = timedelta(0)
 BARE_CONTEXT = 1 * GIB
 """Bytes allowed on a GPU that the job did not lease: frameworks open a context on each GPU that
 they see, of 300 MiB to about 1 GiB (PyTorch issues 107667 and 28394)."""
+MOST_EXCESS_OVERHEAD = 2 * GIB
+"""Bytes over a lease that count as overhead, so that programs cannot take any amount outside their
+pools. TensorFlow was seen to hold 1869 MiB in all (tensorflow issue 53822)."""
 _WARNING_INTERVAL = timedelta(minutes=5)
 """A job that goes over its lease again within this time is not warned at once."""
 
@@ -75,12 +83,26 @@ class OveruseState:
     """The instant of `owed`."""
     within_since: timedelta | None = None
     """When it went back within its lease, if the owner gets a notice of that."""
+    is_excused: bool = False
+    """It is over only because the overhead of its framework was estimated too low."""
 
     def left(self, policy: OverusePolicy) -> timedelta | None:
         """Return the time until the job is stopped if nothing changes; None: it is not."""
-        if self.over_for is None or policy.consequence is Consequence.WARN:
+        if self.over_for is None or self.is_excused or policy.consequence is Consequence.WARN:
             return None
         return max(policy.grace - self.over_for, _NOTHING)
+
+
+def excess_overhead(memory: int, processes: Iterable[tuple[int, int]]) -> int:
+    """Return the bytes over a lease of `memory` bytes that frameworks hold beside their pools.
+
+    `processes` are those with a limited pool: what each uses, and the limit of its pools. Pools
+    count with their limits, so memory within them is never taken for overhead.
+    """
+    known = tuple(processes)
+    reserved = max(0, memory - sum(limit for _, limit in known))
+    beside = sum(max(0, used - limit) for used, limit in known)
+    return min(max(0, beside - reserved), MOST_EXCESS_OVERHEAD)
 
 
 def judge(
@@ -91,6 +113,7 @@ def judge(
     *,
     wanted: bool,
     now: timedelta,
+    overhead: int = 0,
 ) -> tuple[OveruseState, OveruseAction]:
     """Return the state after one more observation, and what to do.
 
@@ -101,15 +124,15 @@ def judge(
         policy: the settings.
         wanted: another job waits for memory of this GPU.
         now: the time of this observation.
+        overhead: bytes over the lease that do not cause a stop (`excess_overhead`).
     """
     if used is None:
         return replace(before, seen_at=None), OveruseAction.NOTHING
     if used <= memory + policy.tolerance or (policy.elastic and not wanted):
         return _within(before, policy, now)
-    over_for = _over_for(before, now)
-    state = replace(
-        before, over_for=over_for, seen_at=now, within_since=None, owed=_NOTHING, owed_at=None
-    )
+    state = _over(before, is_excused=used <= memory + policy.tolerance + overhead, now=now)
+    if state.is_excused:
+        policy = replace(policy, consequence=Consequence.WARN)
     stops = policy.consequence is Consequence.STOP
     if _should_stop(state, policy):
         return replace(state, stopped=True), OveruseAction.STOP
@@ -137,6 +160,22 @@ def _within(
     return quiet, OveruseAction.CLEAR
 
 
+def _over(before: OveruseState, *, is_excused: bool, now: timedelta) -> OveruseState:
+    """Return the state of a job over its lease.
+
+    Excused time does not count towards the stop: it is paid back like time within the lease. Its
+    notice announced no stop, so another one follows before the stop.
+    """
+    state = replace(
+        before, seen_at=now, within_since=None, owed=_NOTHING, owed_at=None, is_excused=is_excused
+    )
+    if is_excused:
+        return replace(state, over_for=_over_for(before, now), owed=_owed(before, now), owed_at=now)
+    if before.is_excused:
+        return replace(state, over_for=_owed(before, now), warned=False, warned_at=None)
+    return replace(state, over_for=_over_for(before, now))
+
+
 def _over_for(before: OveruseState, now: timedelta) -> timedelta:
     if before.over_for is None:
         return _owed(before, now)
@@ -147,7 +186,7 @@ def _over_for(before: OveruseState, now: timedelta) -> timedelta:
 
 def _owed(before: OveruseState, now: timedelta) -> timedelta:
     """Return the time over the lease less the time within it since."""
-    if before.over_for is not None:
+    if before.over_for is not None and not before.is_excused:
         return before.over_for
     if before.owed_at is None:
         return before.owed

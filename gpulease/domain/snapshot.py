@@ -7,7 +7,15 @@ from datetime import datetime
 from gpulease.domain.calendar import Occurrence
 from gpulease.domain.eligibility import Block
 from gpulease.domain.fair_share import PastUse
-from gpulease.domain.gpu import GpuMemory, GpuReading, GpuUuid, JobId, LedgerEntry, build_ledger
+from gpulease.domain.gpu import (
+    GpuMemory,
+    GpuReading,
+    GpuUuid,
+    JobId,
+    LedgerEntry,
+    UnmanagedBefore,
+    build_ledger,
+)
 from gpulease.domain.job import Job
 from gpulease.domain.limits import RecentUse, UserLimits
 from gpulease.domain.queue import Queue
@@ -52,6 +60,8 @@ class Snapshot:
     """By uid; users who are not here have no limits."""
     recent_use: Mapping[int, RecentUse] = field(default_factory=dict)
     """By uid: the use of leases that have ended."""
+    unmanaged: Mapping[GpuUuid, UnmanagedBefore] = field(default_factory=dict)
+    """What was unmanaged before jobs whose use is unknown."""
     windows: Sequence[Occurrence] = ()
     """The current or next time of each window."""
 
@@ -81,6 +91,7 @@ def ledgers(snapshot: Snapshot) -> tuple[GpuMemory, ...]:
             snapshot.mps_servers,
             slurm,
             labels,
+            snapshot.unmanaged.get(reading.uuid),
         )
         for reading in snapshot.readings
     )

@@ -14,6 +14,7 @@ from gpulease.gpu.nvml_errors import DriverGone, GpuLost, NvmlFailure
 
 _UNKNOWN = "unknown-"
 _UNNAMED = "unnamed GPU"
+_NO_UUID = "the driver reports no UUID (Tegra?), so it cannot be leased"
 _NO_LONGER_LISTED = "the driver no longer lists this GPU"
 
 
@@ -64,8 +65,12 @@ def _identify(index: int) -> Device:
     unidentified = _unidentified(index)
     try:
         handle = nvml_binding.call("nvmlDeviceGetHandleByIndex", index)
-        uuid = GpuUuid(str(nvml_binding.call("nvmlDeviceGetUUID", handle)))
-        return complete(Device(uuid, index, _UNNAMED, handle))
+        uuid = nvml_binding.ask("nvmlDeviceGetUUID", handle)
+        if uuid is None:
+            # It can be read, but its lease could not be named. That does not pass, as a fault may.
+            named = replace(unidentified, name=_UNNAMED, handle=handle, detail=_NO_UUID)
+            return complete(named)
+        return complete(Device(GpuUuid(str(uuid)), index, _UNNAMED, handle))
     except GpuLost as failure:
         return replace(unidentified, fault=Fault.LOST, detail=str(failure))
     except DriverGone:

@@ -19,6 +19,7 @@ from gpulease.gpu import nvml_binding, nvml_errors
 from gpulease.gpu.devices import Device, complete
 from gpulease.gpu.nvml_binding import Handle
 from gpulease.gpu.nvml_errors import DriverGone, GpuLost, NvmlFailure
+from gpulease.units import GIB, MIB
 
 _ALL_SAMPLES = 0
 """The start of all samples that the driver keeps, which is seconds to a minute."""
@@ -53,7 +54,7 @@ def _is_sane(sample: Any) -> bool:
     return int(sample.pid) > 0 and all(int(getattr(sample, each)) <= 100 for each in _UTILIZATIONS)
 
 
-_NO_TOTAL = "the driver reports no memory size (unified memory?), so the GPU cannot be leased"
+_NO_TOTAL = "the driver reports no valid memory size (unified memory?), so it cannot be leased"
 _LARGEST_GPU = 2**44
 """Bytes (16 TiB). A larger size is a driver bug, and must not be leased."""
 _COMPUTE_MODES = {
@@ -99,9 +100,15 @@ def _read(device: Device, handle: Handle, is_mig_device: bool) -> GpuReading:
         device = complete(device)
     mig_mode = not is_mig_device and _is_in_mig_mode(handle)
     memory = _read_memory(handle, is_leased=not mig_mode)
-    detail = _NO_TOTAL if memory.total is None and not mig_mode else None
+    if not device.is_identified:
+        memory = _Memory()
+    detail = device.detail
+    if detail is None and memory.total is None and not mig_mode:
+        detail = _NO_TOTAL
     utilization = _read_utilization(handle)
     processes = _read_processes(handle, memory.total)
+    if not processes and _is_held(memory):
+        processes = None
     return GpuReading(
         uuid=device.uuid,
         index=device.index,
@@ -166,18 +173,30 @@ def _read_memory_info(handle: Handle) -> _Memory:
 def _memory(answer: Any, reserved: int | None) -> _Memory:
     """Return the sizes that are plausible."""
     total = _size(int(answer.total), at_most=_LARGEST_GPU)
-    if not total:
+    if reserved == nvml_binding.NOT_AVAILABLE:
+        reserved = None
+    # Without what the driver reserves, too much would be leased.
+    if not total or (reserved is not None and reserved > total):
         return _Memory()
-    used = _size(int(answer.used), at_most=total)
-    if reserved is not None:
-        reserved = _size(reserved, at_most=total)
-    return _Memory(total, used, reserved)
+    return _Memory(total, _size(int(answer.used), at_most=total), reserved)
 
 
 def _size(size: int, at_most: int | None) -> int | None:
     if size == nvml_binding.NOT_AVAILABLE or (at_most is not None and size > at_most):
         return None
     return size
+
+
+def _is_held(memory: _Memory) -> bool:
+    """Tell whether processes hold memory: the driver alone holds at most 256 MiB or 1 %.
+
+    WSL lists no process. A list without processes then says nothing about them.
+    """
+    if memory.used is None or memory.total is None:
+        return False
+    # Version 1 counts what the driver reserves as used, some hundred MiB.
+    of_driver = max(256 * MIB, memory.total // 100) if memory.reserved is not None else GIB
+    return memory.used > of_driver
 
 
 def _is_in_mig_mode(handle: Handle) -> bool:

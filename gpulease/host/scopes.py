@@ -64,6 +64,11 @@ CONTROL_NODES = ("/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools")
 """What CUDA needs besides the GPU itself: nvidiactl for the resource manager, nvidia-uvm for the
 address space, nvidia-uvm-tools for profilers and debuggers. They give access to no other GPU.
 Jobs need neither nvidia-modeset, which sets displays, nor nvidia-caps, which configures MIG."""
+SHARED_KINDS = ("nvidia-fs", "nvidia-caps-imex-channels")
+"""NVIDIA's devices that give access to no other GPU: nvidia-fs for GPUDirect Storage, which
+transfers between files and memory of the same process (cuFile), and the IMEX channels, by which
+processes on several nodes share memory that each exports itself. Their nodes have permissions of
+their own, by which an admin assigns channels to users."""
 
 
 class NoScope(Exception):
@@ -200,19 +205,21 @@ def _properties(pid: int, scope: Scope) -> Iterator[tuple[str, tuple[str, Any]]]
     yield "TimeoutStopUSec", ("t", stop_us)
     if scope.gpus is not None:
         yield "DevicePolicy", ("s", "closed")
-        yield "DeviceAllow", ("a(ss)", list(_allowed(scope.gpus)))
+        yield "DeviceAllow", ("a(ss)", list(allowed(scope.gpus)))
 
 
-def _allowed(gpus: Collection[str]) -> Iterator[tuple[str, str]]:
-    """Yield every kind of device except NVIDIA's, and then the nodes that the job may open.
+def allowed(gpus: Collection[str], devices: Path = _DEVICES) -> Iterator[tuple[str, str]]:
+    """Yield every kind of device except NVIDIA's GPUs, and then the nodes that the job may open.
 
     The kernel has rules that allow, and none that deny. Of other devices, such as InfiniBand and
     /dev/fuse, a job may open those that its user may open.
     """
     yield "block-*", "rwm"
-    for name in sorted(_kinds(_DEVICES.read_text(encoding="utf-8"))):
+    for name in sorted(_kinds(devices.read_text(encoding="utf-8"))):
         if not name.startswith(_OF_GPUS):
             yield f"char-{name}", "rwm"
+        elif name in SHARED_KINDS:
+            yield f"char-{name}", "rw"
     for node in (*CONTROL_NODES, *gpus):
         if Path(node).exists():
             yield node, "rw"

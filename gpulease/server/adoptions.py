@@ -28,8 +28,9 @@ def adoption_of(request: AdoptRequest, caller: Caller, context: RequestContext) 
     found = context.processes.living(within("pid", pid, 1, LARGEST_PID, "adopt a process"))
     if found is None:
         raise BadValue(
-            f"cannot adopt process {pid}: no such process",
-            "the process must run on this machine; a process in a container has another pid here",
+            f"cannot adopt process {pid}: no such process is running",
+            "a process that has ended (defunct in ps) holds no memory to lease; a process in a "
+            "container has another pid here",
         )
     if pid == 1 or context.processes.is_above_daemon(pid):
         raise NotAllowed(

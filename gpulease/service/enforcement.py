@@ -32,7 +32,7 @@ from gpulease.service.overuse import (
 from gpulease.service.ports import Clock, InThread
 from gpulease.service.scheduler import Scheduler
 from gpulease.service.submission import most_of
-from gpulease.units import format_above, format_size, format_span
+from gpulease.units import format_above, format_size, format_span, round_up_size
 
 _NO_MORE = "no GPU here offers more"
 _USE_OWN = "use the GPUs in the CUDA_VISIBLE_DEVICES that gpulease sets, or"
@@ -45,7 +45,9 @@ def size_to_ask_for(found: Finding, peak: int, most: int, shard: int) -> str | N
     `most` is the largest lease that a GPU here can grant, in bytes; 0: unknown. `shard` is the
     unit of Slurm: --mem of its commands is memory of the machine.
     """
-    size = advised_size(peak)
+    # The next pool of the user is smaller by what was learnt, and grows with the lease.
+    excused = found.state.is_excused
+    size = round_up_size(found.lease.memory + found.overhead) if excused else advised_size(peak)
     size = min(size, most) if most else size
     shown = format_size(size)
     if size <= found.lease.memory or shown == format_size(found.lease.memory):
@@ -60,8 +62,21 @@ def overuse_warning(found: Finding, ask: str | None) -> str:
     """Return the notice that a job exceeds its lease, with the consequence."""
     if not found.is_leased:
         return _without_lease(found)
+    if found.state.is_excused:
+        return f"{_holds(found)}; {_not_stopped(found)}; {_next_time(ask)}"
     why = ", and other jobs wait for that memory" if found.policy.elastic and found.wanted else ""
     return f"{_holds(found)}{why}; {_consequence(found, ask)}"
+
+
+def _not_stopped(found: Finding) -> str:
+    return (
+        f"its framework needs {format_size(found.overhead)} more beside its memory pool than was "
+        "reserved, which does not stop the job"
+    )
+
+
+def _next_time(ask: str | None) -> str:
+    return f"next time {f'use {ask}' if ask else f'reduce its use: {_NO_MORE}'}"
 
 
 def _without_lease(found: Finding) -> str:
@@ -89,11 +104,10 @@ def _deadline(left: timedelta, unless: str) -> str:
 def _consequence(found: Finding, ask: str | None) -> str:
     if found.job.holder is not None:
         return f"{f'hold {ask} instead, or ' if ask else ''}use less"
-    next_time = f"next time {f'use {ask}' if ask else f'reduce its use: {_NO_MORE}'}"
     if found.policy.consequence is Consequence.WARN:
-        return next_time
+        return _next_time(ask)
     left = found.state.left(found.policy) or timedelta(0)
-    return f"{_deadline(left, 'frees the rest')}; {next_time}"
+    return f"{_deadline(left, 'frees the rest')}; {_next_time(ask)}"
 
 
 def overuse_clear(found: Finding) -> str:
@@ -104,6 +118,8 @@ def overuse_clear(found: Finding) -> str:
         return f"{job} holds only a CUDA context on {gpu} now, and is not stopped"
     if within:
         return f"{job} is within its lease of {gpu} again, and is not stopped"
+    if found.state.is_excused:
+        return f"{_holds(found)}; {_not_stopped(found)}"
     where = f"its lease of {gpu}" if found.is_leased else f"a CUDA context on {gpu}"
     if found.policy.consequence is Consequence.WARN:
         return f"{job} holds more than {where}, but is no longer stopped for it"

@@ -4,9 +4,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 
-from gpulease.domain.gpu import Fault, GpuReading, GpuUuid, JobId
+from gpulease.domain.gpu import (
+    Fault,
+    GpuReading,
+    GpuUuid,
+    JobId,
+    ProcessReading,
+    UnmanagedBefore,
+    unmanaged_since,
+)
 from gpulease.domain.job import Job
-from gpulease.domain.snapshot import Snapshot
+from gpulease.domain.snapshot import Snapshot, ledgers
 from gpulease.service.ports import Clock, GpuProbe, InThread, Policy, ProcessFinder, Store
 from gpulease.service.shared_call import SharedCall
 
@@ -29,6 +37,8 @@ class Observation:
     """The GPUs with jobs, whose lists of processes were dropped because their pids are foreign."""
     said_lost: frozenset[GpuUuid] = frozenset()
     """The GPUs that the driver calls lost. In the first such observation they are unreadable."""
+    unmanaged: Mapping[GpuUuid, UnmanagedBefore] = field(default_factory=dict)
+    """What was unmanaged before jobs whose use is unknown."""
 
     @property
     def is_blind(self) -> bool:
@@ -61,11 +71,15 @@ class Observation:
 
     def users(self, job: JobId, gpu: GpuUuid) -> frozenset[int]:
         """Return the processes of a job that compute on a GPU, as far as they are known."""
+        return frozenset(each.pid for each in self.processes_of(job, gpu) if not each.graphics)
+
+    def processes_of(self, job: JobId, gpu: GpuUuid) -> tuple[ProcessReading, ...]:
+        """Return the processes of a job on a GPU, as far as they are known."""
         reading = next((each for each in self.readings if each.uuid == gpu), None)
-        return frozenset(
-            each.pid
+        return tuple(
+            each
             for each in (reading.processes if reading else None) or ()
-            if not each.graphics and self.jobs_by_pid.get(each.pid) == job
+            if self.jobs_by_pid.get(each.pid) == job
         )
 
     def used(
@@ -113,10 +127,12 @@ def observe(
     processes: ProcessFinder,
     clock: Clock,
     before: Observation | None = None,
+    unmanaged: Mapping[GpuUuid, UnmanagedBefore] | None = None,
 ) -> Observation:
     """Read every GPU, and find the jobs that its processes belong to.
 
-    `before` is the previous observation. A compute mode that cannot be read now is taken from it.
+    `before` is the previous observation; without one, `unmanaged` is what an earlier daemon found
+    in use without a lease. A compute mode that cannot be read now is taken from it.
     A GPU counts as lost when the driver says so twice in a row: a single answer may be wrong.
     """
     at = clock.now()
@@ -129,9 +145,21 @@ def observe(
     # The driver may still list a dead process. Its pid may by now belong to another job's.
     known = pids - processes.inherited(pids)
     found = processes.jobs_of(known, holders)
-    if not processes.knows_pids(known, found):
-        return replace(_of_foreign_pids(readings, holders, at), said_lost=said_lost)
-    return Observation(readings, found, at, processes.mps_servers(known), said_lost=said_lost)
+    if processes.knows_pids(known, found):
+        seen = Observation(readings, found, at, processes.mps_servers(known))
+    else:
+        seen = _of_foreign_pids(readings, holders, at)
+    known_before = before.unmanaged if before else unmanaged or {}
+    return replace(seen, said_lost=said_lost, unmanaged=_unmanaged(seen, holders, known_before))
+
+
+def _unmanaged(
+    seen: Observation, holders: Sequence[Job], before: Mapping[GpuUuid, UnmanagedBefore]
+) -> Mapping[GpuUuid, UnmanagedBefore]:
+    """Return what was in use on each GPU before the jobs whose use is unknown."""
+    bare = Snapshot(holders, seen.readings, seen.at, seen.jobs_by_pid, mps_servers=seen.servers)
+    found = ((gpu.uuid, unmanaged_since(gpu, before.get(gpu.uuid))) for gpu in ledgers(bare))
+    return {uuid: each for uuid, each in found if each is not None}
 
 
 def _with_known_modes(
@@ -195,7 +223,10 @@ def snapshot(
     at: datetime,
 ) -> Snapshot:
     """Return everything that a decision depends on."""
-    return Snapshot(jobs, seen.readings, at, seen.jobs_by_pid, policy.margin, drained, seen.servers)
+    return Snapshot(
+        jobs, seen.readings, at, seen.jobs_by_pid, policy.margin, drained, seen.servers,
+        unmanaged=seen.unmanaged,
+    )  # fmt: skip
 
 
 @dataclass(slots=True)
@@ -225,8 +256,10 @@ class GpuObserver:
         processes: ProcessFinder,
         clock: Clock,
         in_thread: InThread,
+        unmanaged: Mapping[GpuUuid, UnmanagedBefore] | None = None,
     ) -> None:
-        """`in_thread` runs the calls of the driver."""
+        """`in_thread` runs the calls of the driver; `unmanaged` is as in `observe`."""
+        self._unmanaged = unmanaged
         self.latest: Observation | None = None
         self.peaks = Peaks()
         self._store = store
@@ -258,7 +291,14 @@ class GpuObserver:
 
     async def _observe(self) -> Observation:
         seen = await self._in_thread(
-            lambda: observe(self._store, self._probe, self._processes, self._clock, self.latest)
+            lambda: observe(
+                self._store,
+                self._probe,
+                self._processes,
+                self._clock,
+                self.latest,
+                self._unmanaged,
+            )
         )
         self.latest = seen
         self.peaks.update(seen)

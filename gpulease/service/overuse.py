@@ -53,6 +53,8 @@ class Finding:
     action: OveruseAction
     state: OveruseState
     """The state after the action."""
+    overhead: int = 0
+    """Bytes over the lease that frameworks hold beside their pools (`excess_overhead`)."""
 
     @property
     def is_leased(self) -> bool:
@@ -80,10 +82,15 @@ class OveruseWatch:
         self,
         policy_of: Callable[[Owner], OverusePolicy],
         went_over: Callable[[Job], None] = lambda _: None,
+        overhead: Callable[[Job, Lease, Observation], int] = lambda *_: 0,
     ) -> None:
-        """`went_over` is called when a job goes over a lease."""
+        """`went_over` is called when a job goes over a lease.
+
+        `overhead` returns the bytes over a lease that do not cause a stop (`excess_overhead`).
+        """
         self._policy_of = policy_of
         self._went_over = went_over
+        self._overhead = overhead
         self._states: dict[Key, OveruseState] = {}
         self._notified: set[Key] = set()
         """Uses without a lease that their owners were notified of."""
@@ -149,7 +156,12 @@ class OveruseWatch:
             policy = self.policy(job)
             for lease in job.leases:
                 used = seen.used(job.id, lease.gpu, sums)
-                found.append(self._judge(job, lease, used, policy, lease.gpu in wanted, now))
+                is_over = used is not None and used > lease.memory + policy.tolerance
+                overhead = self._overhead(job, lease, seen) if is_over else 0
+                is_wanted = lease.gpu in wanted
+                found.append(
+                    self._judge(job, lease, used, policy, is_wanted, now, overhead=overhead)
+                )
             for gpu, is_there in there.get(job.id, {}).items():
                 none = Lease(gpu, 0, job.submitted_at)
                 used = seen.used(job.id, gpu, sums)
@@ -178,10 +190,13 @@ class OveruseWatch:
         wanted: bool,
         now: timedelta,
         notify: bool = False,
+        overhead: int = 0,
     ) -> Finding | None:
         key = job.id, lease.gpu
         before = self._states.get(key) or _recorded(lease, policy)
-        after, action = judge(lease.memory, used, before, policy, wanted=wanted, now=now)
+        after, action = judge(
+            lease.memory, used, before, policy, wanted=wanted, now=now, overhead=overhead
+        )
         if before.over_for is None and after.over_for is not None:
             self._went_over(job)
         if action is OveruseAction.NOTHING and notify:
@@ -198,7 +213,7 @@ class OveruseWatch:
             threatened=before.threatened,
             within_since=before.within_since,
         )
-        return Finding(job, lease, "", used or 0, policy, wanted, action, after)
+        return Finding(job, lease, "", used or 0, policy, wanted, action, after, overhead)
 
     def settled(self, finding: Finding) -> None:
         """Note that the action for a finding has been taken."""
@@ -220,7 +235,7 @@ class OveruseWatch:
                     continue
                 step = max(self.policy(job).grace / 4, _SHORTEST_STEP)
                 if _is_behind(lease.over_for, state, step):
-                    behind[job.id, lease.gpu] = state.over_for
+                    behind[job.id, lease.gpu] = _counted(state)
         return behind
 
     def _forget_all_but(self, jobs: set[JobId]) -> None:
@@ -239,12 +254,18 @@ def _recorded(lease: Lease, policy: OverusePolicy) -> OveruseState:
     return OveruseState(over_for=lease.over_for, warned=notified, threatened=threatened)
 
 
+def _counted(state: OveruseState) -> timedelta | None:
+    """Return the time over the lease that counts after a restart of the daemon."""
+    return None if state.is_excused else state.over_for
+
+
 def _is_behind(recorded: timedelta | None, state: OveruseState, step: timedelta) -> bool:
-    if state.over_for is None:
+    over_for = _counted(state)
+    if over_for is None:
         return recorded is not None
     if recorded is None:
         return state.warned  # nothing to record before the first notice
-    return state.over_for - recorded >= step
+    return over_for - recorded >= step
 
 
 def record(store: Store, changes: Mapping[Key, timedelta | None]) -> None:

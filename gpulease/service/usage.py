@@ -1,8 +1,9 @@
 """Reports of memory pools by the hooks in jobs, and the overheads that they show.
 
 A user controls the reports of the user's jobs, so their number is limited, and they affect only
-leases of the same user (see domain/memory_estimate.py). The memory that a process
-uses in addition to its pool is known when an observation lies between two equal reports.
+jobs of the same user, within bounds (see domain/memory_estimate.py and domain/overuse.py). The
+memory that a process uses in addition to its pool is known when an observation lies between two
+equal reports. If the process exceeds the lease, a lower bound is known.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -10,8 +11,11 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
 from gpulease.domain.gpu import GpuUuid, JobId
+from gpulease.domain.hook_reports import Reports, pool_limits
 from gpulease.domain.job import Job
+from gpulease.domain.lease import Lease
 from gpulease.domain.memory_estimate import LATEST, OverheadKey, learned_overhead
+from gpulease.domain.overuse import excess_overhead
 from gpulease.service.observation import Observation
 
 MOST_PROCESSES = 64
@@ -118,15 +122,23 @@ class Usage:
         # A user with subordinate uids could otherwise act as many users.
         known_user = job.owner.has_name
         beside = _difference(last, pool) if last is not None and known_user else None
-        place = report.framework, pool.gpu
+        self._note(job, report.framework, report.version, pool, beside, at)
+
+    def _note(
+        self,
+        job: Job,
+        framework: str,
+        version: str,
+        pool: PoolReport,
+        beside: int | None,
+        at: datetime,
+    ) -> None:
+        known, place = self._jobs.setdefault(job.id, _OfJob()), (framework, pool.gpu)
         kind = OverheadKey(
-            report.framework,
-            self._models.get(pool.gpu, ""),
-            self._driver() or "",
-            len(job.leases),
+            framework, self._models.get(pool.gpu, ""), self._driver() or "", len(job.leases)
         )
         new = PoolSeen(
-            job.id, job.owner.uid, pool.gpu, kind, report.version, pool.limit, pool.peak, beside, at
+            job.id, job.owner.uid, pool.gpu, kind, version, pool.limit, pool.peak, beside, at
         )
         old = known.seen.get(place)
         merged = new if old is None else _merged(old, new)
@@ -166,6 +178,38 @@ class Usage:
         ]
         return sum(filter(None, pools)) if any(each is not None for each in pools) else None
 
+    def excess_overhead(self, job: Job, lease: Lease, reports: Reports, seen: Observation) -> int:
+        """Return the bytes over a lease that frameworks hold beside their pools, and learn them.
+
+        `reports` are those of the hooks of the job. A process without a limit on that GPU does not
+        count, and what a pool holds beyond its limit is no overhead.
+        """
+        limits, processes = pool_limits(reports, lease.gpu), []
+        for process in seen.processes_of(job.id, lease.gpu):
+            if process.memory is None or process.pid not in limits:
+                continue
+            pools = [
+                self._pool(job.id, process.pid, framework, lease.gpu, limit)
+                for framework, limit in limits[process.pid].items()
+            ]
+            total = sum(pool.limit or 0 for pool in pools)
+            beyond = sum(max(0, _held(pool) - (pool.limit or 0)) for pool in pools)
+            processes.append((process.memory - beyond, total))
+            # The pool may be smaller than its limit, but is unknown where it grows.
+            beside = process.memory - beyond - total
+            if len(pools) == 1 and process.memory > lease.memory and job.owner.has_name:
+                (framework,) = limits[process.pid]
+                version = next(each.version for each in reports if each.framework == framework)
+                self._note(job, framework, version, pools[0], beside, seen.at)
+        return excess_overhead(lease.memory, processes)
+
+    def _pool(self, job: JobId, pid: int, framework: str, gpu: GpuUuid, limit: int) -> PoolReport:
+        """Return the latest report of a pool, or its first limit where there is none."""
+        known = self._jobs.get(job, _OfJob()).heard.get((pid, framework, gpu))
+        if known is None or known.report.limit is None:
+            return PoolReport(gpu, None, None, limit)
+        return known.report
+
     def of(self, job: JobId) -> Sequence[PoolSeen]:
         """Return the pools of a job that has not ended."""
         return tuple(self._jobs[job].seen.values()) if job in self._jobs else ()
@@ -189,7 +233,18 @@ class Usage:
 
     def beside(self, uid: int, kind: OverheadKey, start: int) -> int:
         """Return the bytes to reserve in addition to a pool of this kind, for a job of `uid`."""
-        return learned_overhead(start, uid, self._observed.get(kind, {}))
+        learned = learned_overhead(start, uid, self._observed.get(kind, {}))
+        current = (
+            each.overhead or 0
+            for known in self._jobs.values()
+            for each in known.seen.values()
+            if (each.uid, each.kind) == (uid, kind)
+        )
+        # A job that still runs shows at least how much is needed.
+        most = max(current, default=0)
+        return (
+            learned_overhead(start, uid, {uid: [most]}) if most > max(learned, start) else learned
+        )
 
 
 def _difference(last: _Heard, pool: PoolReport) -> int | None:
@@ -197,6 +252,10 @@ def _difference(last: _Heard, pool: PoolReport) -> int | None:
     if last.figure is None or pool.pool is None or last.report.pool != pool.pool:
         return None
     return max(0, last.figure - pool.pool)
+
+
+def _held(pool: PoolReport) -> int:
+    return max(pool.pool or 0, pool.peak or 0)
 
 
 def _merged(old: PoolSeen, new: PoolSeen) -> PoolSeen:

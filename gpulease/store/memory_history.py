@@ -13,16 +13,20 @@ After the clock was set back, newer rows replace those of the same instants.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
 from sqlalchemy import Connection, TextClause, bindparam, select, text
+from sqlalchemy.orm import Session
 
-from gpulease.domain.gpu import GpuMemory, GpuUuid, JobId
+from gpulease.domain.gpu import GpuMemory, GpuUuid, JobId, UnmanagedBefore
 from gpulease.domain.memory_series import HOLDS_FOR_S, JOB_SPAN_S, JobSpan
+from gpulease.errors import RecordUnwritable
+from gpulease.store.engine import translate_errors
 from gpulease.store.statements import REMEMBER_GPU, seen_gpu
 from gpulease.store.store import SqlStore
-from gpulease.store.tables import Instant, JobRow, LeaseRow
+from gpulease.store.tables import GpuMemoryRow, Instant, JobRow, LeaseRow
 
 NOW = 0
 """The `resolution` of the row that holds the latest sample."""
@@ -139,6 +143,25 @@ class MemoryHistory:
                 connection.execute(_ADD_JOB_SPAN, [_span_values(each) for each in spans])
             if raised:
                 connection.execute(_RAISE_PEAK, raised)
+
+    def last_unmanaged(self, since: datetime) -> Mapping[GpuUuid, UnmanagedBefore]:
+        """Return what was in use without a lease in the latest sample, if it was taken `since`.
+
+        If the file cannot be read, return nothing.
+        """
+        wanted = select(GpuMemoryRow.uuid, GpuMemoryRow.unmanaged).where(
+            GpuMemoryRow.resolution == NOW,
+            GpuMemoryRow.at >= since,
+            GpuMemoryRow.unmanaged.is_not(None),
+        )
+        with (
+            suppress(RecordUnwritable),
+            translate_errors(self._store.path),
+            Session(self._store.engine) as session,
+        ):
+            rows = session.execute(wanted).all()
+            return {GpuUuid(uuid): UnmanagedBefore(memory or 0) for uuid, memory in rows}
+        return {}
 
     def thin(self, now: datetime) -> None:
         """Merge old rows into the next coarser resolution, and delete the oldest."""

@@ -15,6 +15,8 @@ import time
 
 STEP = 32 << 20
 PAUSE_S = 0.1
+SEEN_S = 3.0
+"""How long it keeps its memory after a refusal, at most, so that the daemon sees it."""
 PAGE = 4096
 CUDA_SUCCESS = 0
 CUDA_OUT_OF_MEMORY = 2
@@ -157,6 +159,7 @@ def allocate(way, most, stays_s):
             time.sleep(PAUSE_S)
     except Refused as refused:
         say(refused=held, by=refused.by, why=refused.why)
+        time.sleep(min(stays_s, SEEN_S))
         return
     except CannotTry as error:
         say(cannot=str(error))

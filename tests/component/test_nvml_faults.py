@@ -27,9 +27,11 @@ def stand_in(tmp_path: Path) -> StandIn:
 
 
 @contextmanager
-def probing(stand_in: StandIn, deadline: float = 3.0) -> Iterator[ProbeProcess]:
+def probing(
+    stand_in: StandIn, deadline: float = 3.0, present: Path = Path("/nonexistent")
+) -> Iterator[ProbeProcess]:
     """Open a probe on these GPUs, and see that it reads them."""
-    with ProbeProcess(stand_in.environment(), deadline=deadline) as probe:
+    with ProbeProcess(stand_in.environment(), deadline=deadline, present=present) as probe:
         assert probe.error is None
         assert faults(probe.read()) == [None] * len(stand_in.gpus)
         yield probe
@@ -172,6 +174,23 @@ def test_nvml_is_initialised_anew_once_for_a_gpu_that_only_a_new_session_reads(
         assert faults(probe.read()) == [Fault.LOST, None]
 
         assert [each.total for each in probe.read_until(are_well)] == [8 * G, 16 * G]
+        assert sessions_ended(stand_in) == 1
+
+
+def test_a_gpu_that_comes_later_is_found_in_a_new_session(
+    stand_in: StandIn, tmp_path: Path
+) -> None:
+    present = tmp_path / "gpus"
+    for bus in ("0000:01:00.0", "0000:02:00.0"):
+        (present / bus).mkdir(parents=True)
+    with probing(stand_in, present=present) as probe:
+        stand_in.update(gpus=[*stand_in.gpus, Card(total=24 * G)])
+        assert len(probe.read()) == 2
+        (present / "0000:03:00.0").mkdir()
+
+        found = probe.read_until(lambda readings: len(readings) == 3)
+        assert [each.total for each in found] == [8 * G, 16 * G, 24 * G]
+        assert faults(probe.read()) == [None] * 3
         assert sessions_ended(stand_in) == 1
 
 

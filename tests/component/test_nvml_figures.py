@@ -6,7 +6,16 @@ from typing import Any
 
 import pytest
 
-from gpulease.domain.gpu import ComputeMode, Fault, GpuReading, GpuUuid, ProcessReading
+from gpulease.domain.gpu import (
+    ComputeMode,
+    Fault,
+    GpuReading,
+    GpuUuid,
+    ProcessReading,
+    build_ledger,
+)
+from gpulease.domain.lease import Claim
+from gpulease.domain.placement import can_ever_hold
 from nvml_stand_in import DRIVER, Card, Code, Part, ProbeProcess, StandIn
 
 G = 1024**3
@@ -74,6 +83,21 @@ def test_a_second_gpu_of_the_same_name_cannot_be_read(tmp_path: Path) -> None:
     assert (first.uuid, first.fault, third.fault) == ("GPU-a", None, None)
     assert (second.uuid, second.fault) == ("unknown-1", Fault.UNREADABLE)
     assert "GPU 0" in (second.detail or "")
+
+
+def test_a_gpu_without_a_uuid_takes_no_lease_and_says_why(tmp_path: Path) -> None:
+    nameless = Card(faults={"nvmlDeviceGetUUID": Code.NOT_SUPPORTED})
+    first, second = read(tmp_path, Card(), nameless)
+
+    assert (first.fault, first.total) == (None, 80 * G)
+    assert (second.fault, second.total, "UUID" in (second.detail or "")) == (None, None, True)
+    assert not can_ever_hold(Claim(G), build_ledger(second, [], {})), "refused, not queued"
+
+
+def test_more_reserved_than_there_is_is_no_size(tmp_path: Path) -> None:
+    (seen,) = read(tmp_path, Card(total=8 * G, reserved=9 * G))
+
+    assert (seen.total, seen.used, seen.reserved) == (None, None, None)
 
 
 def test_the_drivers_version_is_told(tmp_path: Path) -> None:

@@ -7,12 +7,15 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import gpulease
+from daemon_stand_in import views
+from gpulease.cli.prove import Trial, refused_check
 from nvml_stand_in import Card, StandIn
 
 PROVER = Path(gpulease.__file__).parent / "worker" / "prover.py"
@@ -71,3 +74,28 @@ def test_each_device_node_is_tried(tmp_path: Path) -> None:
         {"opened": str(tmp_path / "nvidia1")},
         {"closed": str(tmp_path / "nvidia2"), "why": "ENOENT"},
     ]
+
+
+@pytest.mark.parametrize(
+    ("by", "held", "peak", "state"),
+    [
+        ("framework", 1400, 2000, "ok"),
+        ("framework", 1400, None, "ok"),
+        ("framework", 1400, 2200, "warning"),
+        ("framework", 2100, 2200, "failure"),
+        ("driver", 1900, 2048, "ok"),
+        ("driver", 1900, 2049, "failure"),
+    ],
+)
+def test_what_the_gpu_held_counts_as_well_as_what_was_allocated(
+    by: str, held: int, peak: int | None, state: str
+) -> None:
+    (lease,) = views.running().leases
+    kept = replace(lease, peak=None if peak is None else peak * MIB)
+    refusal = {"refused": held * MIB, "by": by, "why": "no more"}
+
+    check = refused_check("proof", Trial(views.running(leases=[kept]), [refusal]), 2048 * MIB)
+
+    assert check.state == state
+    assert ("2.1G" in check.message) == (peak == 2200 and held == 1400)
+    assert ("again" in (check.mend or "")) == (state == "warning")

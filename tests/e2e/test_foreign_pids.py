@@ -4,7 +4,7 @@ import json
 import os
 import shutil
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from daemon_rig import PATIENCE_S, Daemon, wait_for
-from nvml_stand_in import Card, StandIn
+from nvml_stand_in import Card, Code, StandIn
 
 G = 1024**3
 HOST_PID = 4_000_000
@@ -120,3 +120,39 @@ def test_where_one_process_of_a_job_is_listed_all_is_as_usual(
     wait_for("the stranger is seen", lambda: daemon.status()["gpus"][0]["memory"]["unmanaged"] > G)
     assert daemon.job(other)["leases"][0]["used"] == 0
     assert [each["user"] for each in daemon.status()["gpus"][0]["processes"]] == ["root"]
+
+
+@pytest.mark.parametrize(
+    "shown",
+    [
+        pytest.param(
+            {"faults": {"nvmlDeviceGetComputeRunningProcesses*": Code.NO_PERMISSION}}, id="vGPU"
+        ),
+        pytest.param({"processes": []}, id="an empty list, as in WSL"),
+    ],
+)
+def test_what_was_in_use_before_the_first_lease_is_promised_to_nobody(
+    make_daemon: Callable[..., Daemon], tmp_path: Path, shown: dict[str, Any]
+) -> None:
+    stand_in = StandIn(tmp_path, gpus=[Card(total=24 * G, used=8 * G, **shown)])
+    daemon = make_daemon(simulate=None, environment=stand_in.environment()).start()
+    job, _ = job_of(daemon)
+    second = daemon.submit("--mem", "10G", "--", "true")
+
+    def is_kept(used: int) -> None:
+        stand_in.change(0, used=used)
+        memory = wait_for(
+            "it is seen",
+            lambda: known if (known := daemon.status()["gpus"][0]["memory"])["used"] == used else 0,
+        )
+        assert (memory["unmanaged"], memory["headroom"]) == (8 * G, 6 * G)
+        assert daemon.job(job)["leases"][0]["used"] is None, "unknown, not zero"
+        assert daemon.job(second)["state"] == "queued"
+
+    is_kept(8 * G)
+    is_kept(18 * G)
+    daemon.kill(signal.SIGTERM)
+    daemon.start()
+    is_kept(17 * G)
+    stand_in.change(0, used=2 * G)
+    daemon.wait_until(second, "ended")

@@ -21,6 +21,7 @@ from daemon_rig import Daemon, wait_for
 from goldens import mentions
 from nvml_stand_in import Card, StandIn
 
+from .test_overuse import notices, over_for_s
 from .users import OTHER, STRANGER, call, daemon_for_all, job, needs_root
 
 G = 1024**3
@@ -112,6 +113,56 @@ def test_a_lease_is_limited_by_its_framework_from_the_first_report_on(
     assert levels(daemon.job(number)) == ["framework", "watch"]
     (tmp_path / "done").touch()
     assert levels(daemon.wait_until(number, "ended")) == ["framework", "watch"]
+
+
+def test_what_a_framework_needs_beside_its_pool_stops_no_job_and_is_reserved_for_the_next(
+    make_daemon: Callable[..., Daemon], tmp_path: Path
+) -> None:
+    stand_in = StandIn(tmp_path, gpus=[Card(total=80 * G)])
+    settings = {"grace": "1s", "overuse_grace": "1s"}
+    daemon = make_daemon(simulate=None, environment=stand_in.environment(), settings=settings)
+    daemon.start()
+    number = submit(daemon, USE, tmp_path / "done")
+    pid = daemon.wait_until(number, "active")["pid"]
+    reported(daemon, number)
+    pool = 4 * G - 700 * 1024**2
+    needed = pool + 1869 * 1024**2
+
+    stand_in.change(0, used=needed, processes=[(pid, needed)])
+    notice = wait_for("its owner is told", lambda: notices(daemon, number))[0]
+    assert mentions(notice, "5.1G", "1.1G more", "does not stop", "--mem 5.5G"), notice
+    wait_for("graces pass", lambda: over_for_s(daemon, number) > 2)
+    shown = daemon.job(number)
+    assert (shown["state"], shown["leases"][0]["stops_at"]) == ("active", None)
+    memory = daemon.status()["gpus"][0]["memory"]
+    assert memory["headroom"] + needed <= 80 * G, "it counts"
+
+    daemon.kill()
+    daemon.start()
+    wait_for("it is seen again", lambda: over_for_s(daemon, number) > 2)
+    assert daemon.job(number)["state"] == "active"
+    (tmp_path / "done").touch()
+    assert daemon.wait_until(number, "ended")["outcome"] == "exited"
+    stand_in.change(0, used=0, processes=[])
+
+    (tmp_path / "done").unlink()
+    second = submit(daemon, USE, tmp_path / "done")
+    pid = daemon.wait_until(second, "active")["pid"]
+    (hook,) = reported(daemon, second)["hooks"]
+    reserved = 1920 * 1024**2
+    assert 4 * G - hook["limits"][0]["limit"] == reserved
+
+    too_much = 4 * G - reserved + 5 * G
+    stand_in.change(0, used=too_much, processes=[(pid, too_much)])
+    end = daemon.wait_until(second, "ended")
+    assert end["outcome"] == "over_lease", "any amount is not overhead"
+
+
+def reported(daemon: Daemon, number: int) -> dict[str, Any]:
+    return wait_for(
+        "its hook has reported",
+        lambda: shown if (shown := daemon.job(number))["first_use_at"] else None,
+    )
 
 
 def test_a_lease_of_a_framework_with_a_missing_name_is_never_shown_as_limited(

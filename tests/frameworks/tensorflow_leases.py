@@ -18,7 +18,7 @@ import pytest
 from frameworks.environments import python_of
 from frameworks.tensorflow_scenarios import POOL, TOTAL
 from gpulease.worker.environment import HOOKS, LeasedGpu, WorkerOptions, worker_environment
-from gpulease.worker.overhead import MIB, default_overhead
+from gpulease.worker.overhead import COLLECTIVES, MIB, default_overhead
 
 HERE = "here"
 """The TensorFlow beside the tests; others have environments of their own."""
@@ -33,7 +33,10 @@ BASE |= {"TF_CPP_MIN_LOG_LEVEL": "2", "PYTHONDONTWRITEBYTECODE": "1"}
 
 
 def variables(
-    simulated: bool = False, memory: tuple[int, int] = (LEASE, LEASE), **options: Any
+    simulated: bool = False,
+    memory: tuple[int, ...] = (LEASE, LEASE),
+    first: int = 0,
+    **options: Any,
 ) -> dict[str, str]:
     return worker_environment(
         BASE,
@@ -41,7 +44,7 @@ def variables(
         marker="m",
         gpus=[
             LeasedGpu(f"GPU-{number}", number, "H100", size, TOTAL * MIB)
-            for number, size in enumerate(memory)
+            for number, size in enumerate(memory, first)
         ],
         simulated=simulated,
         driver=None,
@@ -60,6 +63,7 @@ LEASES: dict[str, Callable[[], dict[str, str]]] = {
     "tuned": lambda: variables(intra_op=3, inter_op=2, log_placement=True, soft_placement=True),
     "deterministic": lambda: variables(deterministic=True),
     "unequal": lambda: variables(memory=(LEASE, LEASE - 1024 * MIB)),
+    "one": lambda: variables(memory=(LEASE - COLLECTIVES,), first=1),
     "small": lambda: variables(memory=(SMALL, SMALL)),
     "simulated": lambda: variables(simulated=True),
     "simulated split": lambda: variables(simulated=True, split=2, intra_op=3, inter_op=3),
@@ -88,7 +92,7 @@ def handed(version: str, scenarios: Mapping[str, tuple[str, str]]) -> Outcomes:
         name: {
             "source": dedent(source),
             "variables": LEASES[lease](),
-            "gpus": 0 if "simulated" in lease else 2,
+            "gpus": {"simulated": 0, "one": 1}.get(lease.partition(" ")[0], 2),
         }
         for name, (source, lease) in scenarios.items()
     }

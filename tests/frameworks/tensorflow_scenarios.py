@@ -29,6 +29,11 @@ logical = getattr(conf, 'set_logical_device_configuration',
                   tf.config.experimental.set_virtual_device_configuration)
 """
 GPUS = CONFIG + "gpus = conf.list_physical_devices('GPU')\n"
+STDERR = "import io, sys\nsys.stderr = io.StringIO()\n"
+SAID = """\
+lines = sys.stderr.getvalue().splitlines(True)
+seen = ''.join(line for line in lines if line.startswith('gpulease'))
+"""
 COUNT_CPUS = "seen = len(tf.config.experimental.list_logical_devices('CPU'))\n"
 GROW = GPUS + "for gpu in gpus: set_growth(gpu, True)\n"
 KERAS = """
@@ -95,6 +100,19 @@ TF_CONFIG = {
     ),
     "a script may show itself one GPU": Row(
         GPUS + "conf.set_visible_devices(gpus[1], 'GPU')\n" + USE, SECOND
+    ),
+    "a script that skips the only GPU is told that it has none": Row(
+        STDERR + GPUS + "conf.set_visible_devices(gpus[1:], 'GPU')\n" + USE + SAID,
+        NONE,
+        "gpulease: set_visible_devices() without a GPU: this process uses the CPU; the job has "
+        "GPU 0\n",
+        lease="one",
+    ),
+    "a script that wants the CPU is told nothing": Row(
+        STDERR + CONFIG + "conf.set_visible_devices([], 'GPU')\n" + USE + SAID,
+        NONE,
+        "",
+        lease="one",
     ),
     "a script may show itself no GPU": Row(
         CONFIG + "conf.set_visible_devices([], 'GPU')\n" + USE, NONE
@@ -175,6 +193,16 @@ TF1 = {
     ),
     "a session may list the GPUs it sees": Row(
         session("config.gpu_options.visible_device_list = '1'\n"), SECOND, True
+    ),
+    "a session with another number in a lease of one GPU gets that GPU, and a line": Row(
+        STDERR
+        + "config = v1.ConfigProto()\n"
+        + "config.gpu_options.visible_device_list = '1'\n"
+        + "v1.Session(config=config)\nv1.Session(config=config)\n"
+        + SAID,
+        FIRST,
+        "gpulease: visible_device_list=1 is read as GPU 0 of the job, GPU 1 of the machine\n",
+        lease="one",
     ),
     "a session may count its GPUs to none": Row(
         session("config.device_count['GPU'] = 0\n"), NONE, True

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from component.test_hook_reports import Hearer
 from frameworks.environments import python_of
 from goldens import mentions
 from gpulease.worker.environment import HOOKS, LeasedGpu, WorkerOptions, worker_environment
@@ -24,7 +25,7 @@ print(json.dumps([found.get("memory_fraction"), found["allocator"]]))
 """
 
 
-def environment(lease: int) -> dict[str, str]:
+def environment(lease: int, daemon: str = "") -> dict[str, str]:
     return worker_environment(
         {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ},
         job="j1",
@@ -34,6 +35,7 @@ def environment(lease: int) -> dict[str, str]:
         driver=None,
         hooks=HOOKS,
         options=WorkerOptions(),
+        daemon=daemon,
     )
 
 
@@ -110,11 +112,11 @@ def initialize():
 """
 
 
-def with_a_gpu(folder: Path, lease: int, source: str, **more: str) -> Any:
+def with_a_gpu(folder: Path, lease: int, source: str, daemon: str = "", **more: str) -> Any:
     """Run `source` in a lease with real JAX, which finds a plugin for GPUs beside it."""
     (folder / "jax_plugins" / "xla_cuda12").mkdir(parents=True)
     (folder / "jax_plugins" / "xla_cuda12" / "__init__.py").write_text(PLUGIN)
-    variables = environment(lease) | more
+    variables = environment(lease, daemon) | more
     variables["PYTHONPATH"] += f":{folder}"
     return subprocess.run(
         [python_of("jax"), "-c", source],
@@ -142,3 +144,14 @@ def test_a_lease_that_is_large_enough_gets_as_far_as_the_driver(tmp_path: Path) 
 
     assert "Unable to initialize backend 'cuda'" in child.stderr, "there is no library"
     assert "LeaseTooSmall" not in child.stderr
+
+
+def test_a_script_that_asks_for_less_is_reported_with_that(tmp_path: Path) -> None:
+    hearer = Hearer(tmp_path / "s")
+    source = "import os; os.environ['XLA_CLIENT_MEM_FRACTION'] = '0.02'; import jax; jax.devices()"
+    with_a_gpu(tmp_path, LEASE, source, daemon=str(tmp_path / "s"))
+    hearer.wait(1)
+    hearer.close()
+
+    ((_, said),) = [each for each in hearer.heard if each[1].get("state") == "limited"]
+    assert said["gpus"] == [{"gpu": "GPU-0", "limit": pytest.approx(0.02 * TOTAL, abs=2 * MIB)}]

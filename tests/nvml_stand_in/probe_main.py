@@ -22,7 +22,12 @@ def main() -> None:
         timedelta(seconds=float(text)) for text in sys.argv[1:4]
     )
     try:
-        probe = NvmlProbe.open(deadline, start_timeout=start_timeout, first_retry=first_retry)
+        probe = NvmlProbe.open(
+            deadline,
+            start_timeout=start_timeout,
+            first_retry=first_retry,
+            present=Path(sys.argv[4]),
+        )
     except NoGpus as error:
         answer({"error": error.message, "hint": error.hint})
         return

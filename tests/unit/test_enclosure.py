@@ -232,3 +232,28 @@ def test_start_and_end_of_a_short_job_are_one_news(tmp_path: Path) -> None:
     assert isinstance(news, WorkerExited)
     assert news.started is not None
     assert (news.exit, news.started.pid) == (Exit(0), 7)
+
+
+def test_device_rules_deny_gpus_and_allow_what_gives_access_to_none(tmp_path: Path) -> None:
+    devices = tmp_path / "devices"
+    kinds = [
+        "nvidia",
+        "nvidia-caps",
+        "nvidia-caps-imex-channels",
+        "nvidia-fs",
+        "nvidia-uvm",
+        "fuse",
+    ]
+    lines = [f"{number} {kind}" for number, kind in enumerate(kinds, 500)]
+    devices.write_text("\n".join(["Character devices:", *lines, "", "Block devices:", "8 sd"]))
+    leased, missing = tmp_path / "nvidia0", tmp_path / "nvidia1"
+    leased.touch()
+
+    rules = dict(scopes.allowed([str(leased), str(missing)], devices))
+
+    assert {each for each in rules if each.startswith("char-")} == {
+        "char-fuse",
+        "char-nvidia-fs",
+        "char-nvidia-caps-imex-channels",
+    }
+    assert (rules[str(leased)], str(missing) in rules) == ("rw", False)

@@ -41,7 +41,12 @@ class Watched(World):
     def start_watch(self) -> None:
         """As after a restart of the daemon: with nothing but the record."""
         self.went_over: list[JobId] = []
-        self.watch = OveruseWatch(lambda _: self.overuse, lambda job: self.went_over.append(job.id))
+        self.beside = 0
+        self.watch = OveruseWatch(
+            lambda _: self.overuse,
+            lambda job: self.went_over.append(job.id),
+            lambda *_: self.beside,
+        )
         self.rests = IdleWatch(lambda _: self.idle)
         self.loop = EnforcementLoop(self.scheduler, self.watch, self.rests, self.clock, at_once)
 
@@ -112,6 +117,27 @@ def test_the_first_look_after_the_crossing_tells_the_owner() -> None:
         world.hold(job, 3 * G)
         await world.look()
         assert world.went_over == [job, job]
+
+    play(scenario)
+
+
+def test_what_a_framework_needs_beside_its_pool_is_told_and_stops_nothing() -> None:
+    async def scenario(world: Watched) -> None:
+        job = await running(world)
+        world.hold(job, 3 * G)
+        world.beside = G
+        await world.look(50)
+        (told,) = world.told(job)
+        sentence("over-lease-overhead", told)
+        assert world.over_for(job) is None, "a daemon that comes back does not count it"
+
+        world.hold(job, 4 * G)
+        await world.look(10)
+        (warned,) = world.told(job)[1:]
+        assert "stopped in" in warned
+        world.beside = 2 * G
+        await world.look()
+        sentence("over-lease-overhead-after-a-notice", world.told(job)[2])
 
     play(scenario)
 

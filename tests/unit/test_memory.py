@@ -1,10 +1,21 @@
 """The ledger of one GPU."""
 
+from collections.abc import Callable
+
 from hypothesis import given
 from hypothesis import strategies as st
 
 from fakes import G, reading
-from gpulease.domain.gpu import Fault, GpuMemory, JobId, LedgerEntry, ProcessReading, build_ledger
+from gpulease.domain.gpu import (
+    Fault,
+    GpuMemory,
+    JobId,
+    LedgerEntry,
+    ProcessReading,
+    UnmanagedBefore,
+    build_ledger,
+    unmanaged_since,
+)
 
 ONE, TWO = JobId(1), JobId(2)
 
@@ -179,3 +190,102 @@ def test_what_is_offered_and_what_is_taken_never_exceed_the_card(
     assert gpu.committed >= gpu.leased
     if gpu.headroom:
         assert gpu.headroom + gpu.committed + gpu.unmanaged == gpu.allocatable
+
+
+class Card:
+    """A GPU that tells no processes: a stranger's memory, and leases that are used."""
+
+    def __init__(self, stranger: int, total: int = 24 * G) -> None:
+        self.stranger, self.total = stranger, total
+        self.leases: dict[JobId, list[int]] = {}
+        """By job: leased, used."""
+        self.running: set[JobId] = set()
+        self.before: UnmanagedBefore | None = None
+        self.look()
+
+    def ledger(self, before: UnmanagedBefore | None) -> GpuMemory:
+        seen = reading(total=self.total, used=self.used, processes=None)
+        held = [
+            LedgerEntry(job, lease, running=job in self.running)
+            for job, (lease, _) in self.leases.items()
+        ]
+        return build_ledger(seen, held, {}, before=before)
+
+    def look(self) -> None:
+        self.used = self.stranger + sum(used for _, used in self.leases.values())
+        self.before = unmanaged_since(self.ledger(None), self.before)
+
+    def grant(self, size: int) -> bool:
+        if size > (self.ledger(self.before).headroom or 0):
+            return False
+        self.leases[JobId(len(self.leases) + 1)] = [size, 0]
+        return True
+
+    def start(self, _: int, job: JobId) -> None:
+        self.running |= self.leases.keys() & {job}
+
+    def use(self, size: int, job: JobId) -> None:
+        if job in self.running:
+            self.leases[job][1] = min(size, self.leases[job][0])
+
+    def end(self, _: int, job: JobId) -> None:
+        self.leases |= {each: [0, 0] for each in self.leases.keys() & {job}}
+        self.running.discard(job)
+
+    def leave(self, size: int, _: JobId) -> None:
+        self.stranger = min(self.stranger, size)
+
+    def restart(self, size: int, _: JobId) -> None:
+        """Another daemon knows the last sample, or nothing after a long time."""
+        sample = UnmanagedBefore(self.ledger(self.before).unmanaged or 0)
+        self.before = sample if size > G else None
+        self.look()
+
+
+STEPS = [Card.start, Card.use, Card.end, Card.leave, Card.restart]
+
+
+@given(sizes, st.lists(st.tuples(st.sampled_from(STEPS), sizes, st.booleans()), max_size=30))
+def test_no_byte_is_promised_twice_where_no_list_of_processes_can_be_read(
+    stranger: int, steps: list[tuple[Callable[[Card, int, JobId], object], int, bool]]
+) -> None:
+    card = Card(stranger, 8 * G)
+    for number, (step, size, looks) in enumerate(steps):
+        step(card, size, JobId(1 + number % max(1, len(card.leases))))
+        if looks:
+            card.look()
+        card.grant(size)
+        assert card.stranger + sum(lease for lease, _ in card.leases.values()) <= 8 * G
+
+
+def test_what_was_used_before_is_still_there_when_a_job_starts() -> None:
+    card = Card(8 * G)
+    assert card.grant(10 * G)
+    card.running.add(ONE)
+    for used in (0, 10 * G):
+        card.leases[ONE][1] = used
+        card.look()
+        assert card.ledger(card.before).unmanaged == 8 * G
+        assert not card.grant(10 * G)
+    card.stranger = 2 * G
+    card.leases[ONE][1] = 0
+    card.look()
+    assert card.grant(10 * G), "it has gone"
+
+
+def test_a_stranger_that_came_beside_a_job_is_there_for_the_next() -> None:
+    card = Card(0)
+    assert card.grant(4 * G)
+    card.running.add(ONE)
+    card.leases[ONE][1] = 4 * G
+    card.stranger = 10 * G
+    card.look()
+    assert card.grant(8 * G)
+    card.running.add(TWO)
+    assert not card.grant(4 * G)
+    card.look()
+    assert not card.grant(4 * G)
+    card.leases[TWO] = [0, 0]
+    card.running.remove(TWO)
+    card.look()
+    assert card.grant(8 * G)

@@ -14,11 +14,16 @@ users = st.dictionaries(st.integers(1, 9), st.lists(anything, max_size=25), max_
 def test_the_table_holds_until_enough_was_seen() -> None:
     assert learned_overhead(START, 1, {}) == START
     assert learned_overhead(START, 1, {1: [500 * MIB] * 2}) == START
+    assert learned_overhead(START, 2, {1: [1900 * MIB]}) == START
 
 
 def test_a_users_own_jobs_decide_for_that_user() -> None:
     assert learned_overhead(START, 1, {1: [500 * MIB] * 3}) == 560 * MIB
     assert learned_overhead(START, 1, {1: [900 * MIB, 500 * MIB, 500 * MIB]}) == 960 * MIB
+
+
+def test_a_single_job_that_needed_more_decides_for_the_next_of_its_user() -> None:
+    assert learned_overhead(START, 1, {1: [1869 * MIB]}) == 1920 * MIB
 
 
 def test_one_odd_job_in_ten_does_not_count() -> None:
@@ -33,10 +38,10 @@ def test_what_one_or_two_others_saw_is_not_taken_over() -> None:
 
 
 @given(anything, users)
-def test_a_figure_is_never_beyond_a_factor_of_three(lie: int, seen: dict[int, list[int]]) -> None:
+def test_a_figure_is_never_far_from_the_default(lie: int, seen: dict[int, list[int]]) -> None:
     found = learned_overhead(START, 1, {**seen, 1: [lie] * 5})
 
-    assert START // 3 <= found <= 3 * START + 16 * MIB
+    assert START // 3 <= found <= START + 2048 * MIB + 16 * MIB
 
 
 @given(anything)

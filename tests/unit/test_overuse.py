@@ -7,7 +7,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpulease.domain.overuse import Consequence, OveruseAction, OverusePolicy, OveruseState, judge
+from gpulease.domain.overuse import (
+    MOST_EXCESS_OVERHEAD,
+    Consequence,
+    OveruseAction,
+    OverusePolicy,
+    OveruseState,
+    excess_overhead,
+    judge,
+)
 
 LEASE, TOLERANCE = 1000, 100
 GRACE = timedelta(seconds=30)
@@ -229,3 +237,68 @@ def test_the_first_look_over_warns_unless_it_was_told_of_late(
         assert availabilities[first].left(policy) == (
             policy.grace if policy.consequence is Consequence.STOP else None
         )
+
+
+EXCUSED = OVER + 400
+
+
+@pytest.mark.parametrize(
+    ("seen", "steps"),
+    [
+        pytest.param([(0, 400, OVER), (1, 400, OVER), (999, 400, OVER)], [W, N, N], id="never"),
+        pytest.param(
+            [(0, 0, OVER), (1, 400, OVER), (99, 400, OVER)], [W, C, N], id="reported a second late"
+        ),
+        pytest.param(
+            [(0, 400, OVER), (99, 400, EXCUSED), (100, 400, EXCUSED), (129, 400, EXCUSED)],
+            [W, W, N, S],
+            id="more than that is stopped, after a notice and a whole grace",
+        ),
+        pytest.param(
+            [(0, 0, OVER), (20, 0, OVER), (21, 400, OVER), (22, 0, OVER), (33, 0, OVER)],
+            [W, N, C, W, S],
+            id="a moment of it pays back that moment",
+        ),
+    ],
+)
+def test_what_lies_beside_a_pool_within_its_limit_is_told_and_stops_nothing(
+    seen: Sequence[tuple[float, int, int]], steps: list[OveruseAction]
+) -> None:
+    standing, found = OveruseState(), []
+    for seconds, overhead, used in seen:
+        standing, step = judge(
+            LEASE,
+            used,
+            standing,
+            STOPS,
+            wanted=True,
+            now=timedelta(seconds=seconds),
+            overhead=overhead,
+        )
+        found.append(step)
+        assert (standing.left(STOPS) is None) == (used <= EDGE + overhead)
+
+    assert found == steps
+
+
+@given(
+    st.integers(1, 80 * 2**30),
+    st.lists(st.tuples(st.integers(0, 80 * 2**30), st.integers(0, 80 * 2**30)), max_size=5),
+    st.data(),
+)
+def test_memory_in_pools_and_of_other_processes_is_never_taken_for_overhead(
+    lease: int, processes: list[tuple[int, int]], data: st.DataObject
+) -> None:
+    """`processes` are the limits of pools, and what lies beside them."""
+    pools = [data.draw(st.integers(0, limit)) for limit, _ in processes]
+    used = [pool + beside for pool, (_, beside) in zip(pools, processes, strict=True)]
+    reserved = max(0, lease - sum(limit for limit, _ in processes))
+
+    found = excess_overhead(
+        lease, [(each, limit) for each, (limit, _) in zip(used, processes, strict=True)]
+    )
+
+    assert 0 <= found <= MOST_EXCESS_OVERHEAD
+    assert found <= max(0, sum(beside for _, beside in processes) - reserved)
+    if len(processes) == 1 and processes[0][0] <= lease:
+        assert found == min(max(0, used[0] - lease), MOST_EXCESS_OVERHEAD)

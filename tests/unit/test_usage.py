@@ -6,6 +6,7 @@ from datetime import datetime, timedelta
 
 from fakes import ALICE, NOON, G, order, reading
 from gpulease.domain.gpu import GpuUuid, JobId, ProcessReading
+from gpulease.domain.hook_reports import HookReport, HookState
 from gpulease.domain.job import Job, Owner
 from gpulease.domain.lease import Lease, State
 from gpulease.domain.memory_estimate import OverheadKey
@@ -45,6 +46,17 @@ class World:
         processes = (ProcessReading(pid, memory),)
         seen = Observation((reading(processes=processes),), {pid: JobId(job)}, self.tick())
         asyncio.run(self.usage.observe(seen))
+
+    def excess(self, memory: int, *limits: int | None, pid: int = 7, state: str = "limited") -> int:
+        """Let a process use so much, and its hooks report these limits."""
+        reports = tuple(
+            HookReport(7, name, "1", HookState(state), NOON, ((GPU, limit),))
+            for name, limit in zip(("torch", "jax"), limits, strict=False)
+        )
+        processes = (ProcessReading(pid, memory),)
+        seen = Observation((reading(processes=processes),), {pid: JobId(1)}, self.tick())
+        job = self.job()
+        return self.usage.excess_overhead(job, job.leases[0], reports, seen)
 
     def beside(self, job: int = 1) -> int | None:
         return self.usage.of(JobId(job))[0].overhead
@@ -145,3 +157,33 @@ def test_what_could_not_be_written_is_kept() -> None:
     world.usage.written(rows, live={JobId(1)})
 
     assert [row.peak for row in world.usage.unwritten()] == [2 * G]
+
+
+def test_what_lies_beside_limited_pools_is_no_use_of_the_job_and_is_learnt() -> None:
+    world = World()
+
+    assert world.excess(5 * G, 3 * G) == G
+    assert world.beside() == 2 * G, "its pool reports nothing: at least this much"
+    assert world.usage.beside(ALICE.uid, KIND, START) == 2 * G + 48 * MIB, "while it still runs"
+    world.end()
+    assert world.usage.beside(ALICE.uid, KIND, START) == 2 * G + 48 * MIB
+    assert world.usage.beside(ALICE.uid + 1, KIND, START) == START
+
+
+def test_nothing_is_learnt_of_a_job_within_its_lease_or_of_two_frameworks() -> None:
+    world = World()
+
+    assert world.excess(4 * G, 3 * G) == 0
+    assert world.excess(5 * G, 2 * G, G) == G
+    assert world.usage.of(JobId(1)) == ()
+
+
+def test_only_a_limited_pool_within_its_limit_excuses_a_process() -> None:
+    world = World()
+
+    assert world.excess(5 * G) == 0, "no hook"
+    assert world.excess(5 * G, None) == 0, "a pool without a size"
+    assert world.excess(5 * G, 3 * G, state="failed") == 0
+    assert world.excess(5 * G, 3 * G, pid=8) == 0, "a second process"
+    world.hear(3 * G + G // 2)
+    assert world.excess(5 * G, 3 * G) == G // 2, "the pool has more than it may"

@@ -6,10 +6,12 @@ listed twice makes no GPU visible.
 
 Numbers count the leased GPUs from 0. A script written for the whole machine has other numbers. They
 are mapped if their meaning is plain: they are the machine's numbers of leased GPUs, or there are as
-many of them as leased GPUs. docs/frameworks.md has the rules as a table.
+many of them as leased GPUs. docs/frameworks.md has the rules as a table. They also hold for the
+numbers in TensorFlow's visible_device_list.
 """
 
 import json
+import sys
 from typing import Any, Callable, Dict, List, Optional, Set, Tuple
 
 NAME = "CUDA_VISIBLE_DEVICES"
@@ -20,7 +22,7 @@ _MOST_SHOWN = 100
 _DIGITS = 10
 """Numbers of GPUs have fewer, and int() refuses thousands of them."""
 _noticed: "Set[str]" = set()
-"""Values that this process was notified of."""
+"""Values and texts that this process was notified of."""
 
 Notify = Callable[[str, bool], None]
 """Takes a text about a value, and whether the job sees all the GPUs that the value stands for."""
@@ -56,6 +58,37 @@ def choose(value: str, leased: "List[str]", gpus: Gpus) -> "Tuple[str, Optional[
     if len(kept) < len(entries):
         return names, _lost(value, places, kept, gpus), False
     return names, _mapped(value, kept, gpus) if is_mapped else None, True
+
+
+def read_list(value: str, gpus: Gpus) -> str:
+    """Return a visible_device_list of TensorFlow as numbers of `gpus`, which the process sees.
+
+    Writes a line for each value that names other GPUs. TensorFlow refuses a number of no GPU.
+    """
+    entries = [entry.strip() for entry in value.split(",") if entry.strip()]
+    if not entries:
+        return value
+    name = "visible_device_list"
+    places, is_mapped = _places(entries, [], gpus)
+    kept = _valid(places)
+    if len(kept) < len(entries):
+        say("{} {}".format(_shown(value, name), _outside(places, kept, gpus)))
+        return value
+    if is_mapped:
+        say(_mapped(value, kept, gpus, name))
+    return ",".join(map(str, kept))
+
+
+def say(text: str) -> None:
+    """Write a line for the user, once in this process."""
+    if text in _noticed:
+        return
+    _noticed.add(text)
+    try:
+        sys.stderr.write("gpulease: {}\n".format(text))
+        sys.stderr.flush()
+    except Exception:  # noqa: BLE001  (there is no stderr)
+        return
 
 
 def _places(
@@ -102,25 +135,33 @@ def _valid(places: "List[Optional[int]]") -> "List[int]":
     return kept if len(set(kept)) == len(kept) else []
 
 
-def _mapped(value: str, kept: "List[int]", gpus: Gpus) -> str:
+def _mapped(value: str, kept: "List[int]", gpus: Gpus, name: str = NAME) -> str:
     return "{} is read as {} of the job, {} of the machine".format(
-        _shown(value), _numbered(kept), _numbered([gpus[place]["index"] for place in kept])
+        _shown(value, name), _numbered(kept), _numbered([gpus[place]["index"] for place in kept])
     )
 
 
 def _lost(value: str, places: "List[Optional[int]]", kept: "List[int]", gpus: Gpus) -> str:
+    sees = "only {}".format(_numbered(kept)) if kept else "no GPU"
+    why = _outside(places, kept, gpus).replace(";", ": this process sees {};".format(sees))
+    return "{} {}".format(_shown(value), why)
+
+
+def _outside(places: "List[Optional[int]]", kept: "List[int]", gpus: Gpus) -> str:
     why = "names a GPU twice"
     if None in places:
         why = "is {}outside the lease".format("partly " if kept else "")
-    sees = "only {}".format(_numbered(kept)) if kept else "no GPU"
-    return "{} {}: this process sees {}; the job has {}".format(
-        _shown(value), why, sees, _numbered(list(range(len(gpus))))
-    )
+    return "{}; the job has {}".format(why, numbered(gpus))
 
 
-def _shown(value: str) -> str:
+def numbered(gpus: Gpus) -> str:
+    """Return the numbers of `gpus` as people read them: GPU 0, GPUs 0,1."""
+    return _numbered(list(range(len(gpus))))
+
+
+def _shown(value: str, name: str = NAME) -> str:
     text = value if value.isprintable() else repr(value)
-    return "{}={}".format(NAME, text if len(text) <= _MOST_SHOWN else text[:_MOST_SHOWN] + "...")
+    return "{}={}".format(name, text if len(text) <= _MOST_SHOWN else text[:_MOST_SHOWN] + "...")
 
 
 def _numbered(numbers: "List[int]") -> str:

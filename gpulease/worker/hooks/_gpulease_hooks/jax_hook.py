@@ -32,16 +32,16 @@ def install(jax: Any, raw: str, report_failure: ReportFailure) -> Undo:
     if lease.simulated or original is None:
         return lease.lift
 
-    undo_maker = _hook_maker(client, lease, report_failure)
+    undo_maker = _hook_maker(jax, client, lease, report_failure)
 
     @functools.wraps(original)
     def generate_pjrt_gpu_plugin_options(*args: Any, **kwargs: Any) -> Any:
         options = original(*args, **kwargs)
         if not lease.lifted:
-            _limit(jax, options, lease, report_failure)
+            _limit(options, lease, report_failure)
             if undo_maker is None:
                 lease.check("jax", "JAX")
-                _take(options, lease, report_failure)
+                _take(jax, options, lease, report_failure)
         return options
 
     undo = replace([client], OPTIONS, original, generate_pjrt_gpu_plugin_options)
@@ -61,20 +61,18 @@ def _make_deterministic() -> None:
         os.environ["XLA_FLAGS"] = "{} --{}=true".format(flags, DETERMINISTIC).strip()
 
 
-def _limit(
-    jax: Any, options: "dict[str, Any]", lease: Lease, report_failure: ReportFailure
-) -> None:
+def _limit(options: "dict[str, Any]", lease: Lease, report_failure: ReportFailure) -> None:
     try:
         _limit_options(options, lease)
-        version = getattr(jax, "__version__", "unknown")
-        report.begin(lease, "jax", version, lambda: _pools(lease))
     except Exception as error:  # noqa: BLE001  (a failed hook must not end the script)
         report_failure(
             "JAX is not limited to the lease: {}: {}".format(type(error).__name__, error)
         )
 
 
-def _hook_maker(client: Any, lease: Lease, report_failure: ReportFailure) -> "Undo | None":
+def _hook_maker(
+    jax: Any, client: Any, lease: Lease, report_failure: ReportFailure
+) -> "Undo | None":
     """Take a pool, or refuse to, where the GPU client is created; None: no such function.
 
     JAX only logs what is raised while it builds the options, and goes on without the GPU
@@ -91,7 +89,7 @@ def _hook_maker(client: Any, lease: Lease, report_failure: ReportFailure) -> "Un
         if plugin_name == PLATFORM and not lease.lifted:
             lease.check("jax", "JAX")
             options = dict(options or {})
-            _take(options, lease, report_failure)
+            _take(jax, options, lease, report_failure)
         return original(plugin_name, options, *args, **kwargs)
 
     return replace([client], MAKER, original, make_c_api_client)
@@ -106,8 +104,11 @@ def _limit_options(options: "dict[str, Any]", lease: Lease) -> None:
         options["allocator"] = "default"
 
 
-def _take(options: "dict[str, Any]", lease: Lease, report_failure: ReportFailure) -> None:
-    """Take a pool on each GPU that the client will use, and limit the client to the smallest."""
+def _take(jax: Any, options: "dict[str, Any]", lease: Lease, report_failure: ReportFailure) -> None:
+    """Take a pool on each GPU that the client will use, and limit the client to the smallest.
+
+    Only now the sizes are known that are reported: a script may ask for less than the lease.
+    """
     try:
         fraction = float(options.get("memory_fraction") or 1.0)
         gpus = lease.named(os.environ.get("CUDA_VISIBLE_DEVICES", "")) or lease.gpus
@@ -119,6 +120,8 @@ def _take(options: "dict[str, Any]", lease: Lease, report_failure: ReportFailure
         options["memory_fraction"] = max(1e-6, min(shares + [fraction]))
         for gpu in gpus:
             lease.resize("jax", gpu, int(options["memory_fraction"] * gpu["total"]))
+        version = getattr(jax, "__version__", "unknown")
+        report.begin(lease, "jax", version, lambda: _pools(lease))
     except LeaseTooSmall:
         raise
     except Exception as error:  # noqa: BLE001  (a failed hook must not end the script)

@@ -6,8 +6,10 @@ GPU (gpu_device.cc, VerifyVirtualDeviceSettings).
 """
 
 import math
+import os
 from typing import Any, Callable
 
+from . import devices
 from .lease import MIB, Lease, LeaseTooSmall
 
 
@@ -60,6 +62,9 @@ def _limit_memory(config: Any, lease: Lease, pools: "list[tuple[int, int]]") -> 
     split, sizes = _split(options, lease.options)
     _disable_unlimited_allocators(options)
     virtual = options.experimental.virtual_devices
+    gpus = lease.named(os.environ.get(devices.NAME, ""))
+    if len(gpus) == len(pools):  # else it is unknown which is which
+        options.visible_device_list = devices.read_list(options.visible_device_list, gpus)
     visible = _visible(config, len(pools))
     if not visible:
         del virtual[:]

@@ -15,7 +15,7 @@ import sys
 import threading
 from typing import Any
 
-from . import report
+from . import devices, report
 from .lease import MIB, Lease, LeaseTooSmall
 from .replacement import ReportFailure, Undo, replace
 from .tensorflow_config import limit_config, take_pools
@@ -42,6 +42,7 @@ def install(tensorflow: Any, raw: str, report_failure: ReportFailure) -> Undo:
             undos.append(hook(configure))
         except (ImportError, AttributeError, KeyError):
             missing.append(name)
+    undos.append(_hook_choice(lease))
     if lease.options.get("deterministic"):  # an older daemon sends none
         _make_deterministic(tensorflow, report_failure)
     if missing:
@@ -262,6 +263,45 @@ def _hook_context(configure: _Limiter) -> Undo:
     return _replace(
         context, "config", property(config, original.fset, original.fdel, original.__doc__)
     )
+
+
+def _hook_choice(lease: Lease) -> Undo:
+    """Say so where a script that has listed its GPUs shows itself none of them.
+
+    gpus[1:] of one GPU is empty, and TensorFlow goes on with the CPU. Scripts that want the CPU do
+    not list GPUs before.
+    """
+    context = importlib.import_module("tensorflow.python.eager.context").Context
+    names = ("list_physical_devices", "set_visible_devices")
+    if lease.simulated or not vars(context).keys() >= set(names):
+        return lease.lift
+    list_devices, set_visible = (vars(context)[name] for name in names)
+    listed = []
+
+    @functools.wraps(list_devices)
+    def list_physical_devices(self: Any, device_type: Any = None) -> Any:
+        found = list_devices(self, device_type)
+        listed.extend(each for each in found if each.device_type == "GPU")
+        return found
+
+    @functools.wraps(set_visible)
+    def set_visible_devices(self: Any, chosen: Any, device_type: Any = None) -> None:
+        set_visible(self, chosen, device_type)
+        if listed and not chosen and device_type in (None, "GPU"):
+            gpus = lease.named(os.environ.get(devices.NAME, "")) or lease.gpus
+            text = "set_visible_devices() without a GPU: this process uses the CPU; the job has {}"
+            devices.say(text.format(devices.numbered(gpus)))
+
+    undos = [
+        _replace(context, names[0], list_physical_devices),
+        _replace(context, names[1], set_visible_devices),
+    ]
+
+    def undo() -> None:
+        for each in undos:
+            each()
+
+    return undo
 
 
 def _hook_old_context(context: Any, configure: _Limiter) -> Undo:
