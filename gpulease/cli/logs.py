@@ -1,5 +1,7 @@
 """`gpulease logs`: the kept output of jobs, each stream on its own."""
 
+import time
+from collections.abc import Mapping
 from typing import Annotated
 
 import typer
@@ -8,8 +10,12 @@ from gpulease.cli.cluster import acts_on_slurm
 from gpulease.cli.connect import SocketOption, connect, named_socket
 from gpulease.cli.format import clean, id_of, sentence
 from gpulease.cli.job_selection import names_array, one_element, select_jobs, selection
+from gpulease.cli.job_watch import RECONNECT_EVERY
 from gpulease.cli.options import AllOption, JobsArgument, NamePatternOption
 from gpulease.cli.render import print_stderr, write_output
+from gpulease.client.light_client import LightClient
+from gpulease.errors import NoDaemon
+from gpulease.wire.frames import FrameKind
 from gpulease.wire.jobs import JobView
 from gpulease.wire.text import ordinal
 
@@ -59,11 +65,35 @@ def logs(
             print_stderr(f"gpulease: output of job {id_of(job)} ({clean(job.name)})")
         if why := why_no_output(job):
             print_stderr(f"gpulease: {why}")
-        pieces = client.logs(
-            number, stdout=stdout or both, stderr=stderr or both, tail=tail, follow=follow
-        )
-        for kind, piece in pieces:
+        streams = {"stdout": stdout or both, "stderr": stderr or both}
+        if follow:
+            _follow(client, job, tail, streams)
+            continue
+        for kind, piece in client.logs(number, tail=tail, **streams):
             write_output(kind, piece)
+
+
+def _follow(
+    client: LightClient, job: JobView, tail: int | None, streams: Mapping[str, bool]
+) -> None:
+    """Print the output of a job until it ends, also across a restart of the daemon."""
+    at: dict[FrameKind, int] = {}
+    is_away = False
+    while True:
+        try:
+            pieces = client.logs(
+                job.id, tail=None if at else tail, follow=True, begin=at, positions=at, **streams
+            )
+            for kind, piece in pieces:
+                write_output(kind, piece)
+            return
+        except NoDaemon:
+            if not at:
+                raise
+            if not is_away:
+                print_stderr("gpulease: lost connection to the daemon; waiting until it is back")
+            is_away = True
+            time.sleep(RECONNECT_EVERY)
 
 
 def why_no_output(job: JobView) -> str | None:
