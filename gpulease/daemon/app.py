@@ -145,7 +145,9 @@ def build(settings: Settings, *, confined: bool = False) -> DaemonApp:
     enforcement = build_enforcement(base, user_policy, observer, confined=confined)
     records = _usage_records(base)
     launcher = Launcher(confined=confined, sandbox=enforcement.sandbox)
-    notifications = DaemonNotifications(base, launcher, as_other_users=os.geteuid() == 0)
+    notifications = DaemonNotifications(
+        base, launcher, observer.readings, as_other_users=os.geteuid() == 0
+    )
     launch_context = _launch_context(base, observer, enforcement, records.usage)
     runner = JobRunner(launcher, table, base.state, launch_context, base.clock)
     of_slurm = build_launchers(base, table, processes, enforcement)
