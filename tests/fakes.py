@@ -339,6 +339,10 @@ class MemoryStore:
     def live_elements(self, array: JobId) -> int:
         return sum(job.state is not State.ENDED for job in self.elements(array))
 
+    def array_result(self, array: JobId) -> tuple[int, Sequence[str]]:
+        jobs = [job for job in self.elements(array) if job.usage.retried_as is None]
+        return len(jobs), [job.label for job in jobs if not succeeded(job)]
+
     def failed_element(self, array: JobId) -> Job | None:
         for job in self.elements(array):
             is_final = job.state is State.ENDED and job.usage.retried_as is None

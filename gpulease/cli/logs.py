@@ -1,7 +1,8 @@
 """`gpulease logs`: the kept output of jobs, each stream on its own."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Annotated
 
 import typer
@@ -13,7 +14,6 @@ from gpulease.cli.job_selection import names_array, one_element, select_jobs, se
 from gpulease.cli.job_watch import RECONNECT_EVERY
 from gpulease.cli.options import AllOption, JobsArgument, NamePatternOption
 from gpulease.cli.render import print_stderr, write_output
-from gpulease.client.light_client import LightClient
 from gpulease.errors import NoDaemon
 from gpulease.wire.frames import FrameKind
 from gpulease.wire.jobs import JobView
@@ -65,26 +65,21 @@ def logs(
             print_stderr(f"gpulease: output of job {id_of(job)} ({clean(job.name)})")
         if why := why_no_output(job):
             print_stderr(f"gpulease: {why}")
-        streams = {"stdout": stdout or both, "stderr": stderr or both}
+        ask = partial(client.logs, number, stdout=stdout or both, stderr=stderr or both)
         if follow:
-            _follow(client, job, tail, streams)
+            _follow(partial(ask, follow=True), tail)
             continue
-        for kind, piece in client.logs(number, tail=tail, **streams):
+        for kind, piece in ask(tail=tail):
             write_output(kind, piece)
 
 
-def _follow(
-    client: LightClient, job: JobView, tail: int | None, streams: Mapping[str, bool]
-) -> None:
+def _follow(ask: Callable[..., Iterator[tuple[FrameKind, bytes]]], tail: int | None) -> None:
     """Print the output of a job until it ends, also across a restart of the daemon."""
     at: dict[FrameKind, int] = {}
     is_away = False
     while True:
         try:
-            pieces = client.logs(
-                job.id, tail=None if at else tail, follow=True, begin=at, positions=at, **streams
-            )
-            for kind, piece in pieces:
+            for kind, piece in ask(tail=None if at else tail, begin=at, positions=at):
                 write_output(kind, piece)
             return
         except NoDaemon:
