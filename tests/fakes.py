@@ -195,6 +195,9 @@ class MemoryStore:
     def flush(self) -> None:
         pass
 
+    def trouble(self) -> str | None:
+        return None
+
     def live(self) -> Sequence[Job]:
         return tuple(job for job in self._jobs.values() if job.state is not State.ENDED)
 

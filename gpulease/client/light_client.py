@@ -10,6 +10,7 @@ from gpulease import light_json
 from gpulease.client.transport import ANSWER_WITHIN, Transport
 from gpulease.errors import GpuleaseError
 from gpulease.light_json import Namespace, encode
+from gpulease.record import replace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
     from gpulease.client.client import Client
     from gpulease.client.transport import Reply
+    from gpulease.errors import RecordLocked
     from gpulease.wire.frames import FrameKind
     from gpulease.wire.jobs import JobList, JobView
     from gpulease.wire.machine import StatusView
@@ -95,6 +97,12 @@ class LightClient:
         # A timeout of zero would fail even if the daemon answers at once.
         timeout = max(_SHORTEST_TIMEOUT, min(seconds, self._daemon.answer_within))
         client._daemon = self._daemon.within(timeout)
+        return client
+
+    def saying_locked(self, locked: Callable[[RecordLocked], None]) -> Self:
+        """Return a client that calls `locked` while a submission waits for a locked database."""
+        client = object.__new__(type(self))
+        client._daemon = replace(self._daemon, locked=locked)
         return client
 
     def jobs(

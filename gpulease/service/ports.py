@@ -321,6 +321,9 @@ class Store(Protocol):
     def flush(self) -> None:
         """Commit what has been written so far, also in a call of `InThread`."""
 
+    def trouble(self) -> str | None:
+        """Return why the latest write failed; None: it was stored."""
+
     def live(self) -> Sequence[Job]:
         """Return every job that is queued or holds memory, by id, as last committed."""
 
