@@ -82,10 +82,10 @@ class NotificationSender:
         earlier = [each for results, _ in reports for each in results]
         done = [each.key for each in earlier if each.error is None and each.key]
         order = self._order(sent.message, done)
-        more = None if self._details is None else await self._details(sent.message)
-        if more is not None:
-            order.details, order.failed = more
         try:
+            more = None if self._details is None else await self._details(sent.message)
+            if more is not None:
+                order.details, order.failed = more
             results = await self._attempt(sent.message.uid, directories[-1], order)
         except (RecordUnwritable, LaunchDeferred):
             return None

@@ -247,7 +247,7 @@ class _Url:
                 title=title_of(order),
                 body=text_of(order),
                 body_format=apprise.NotifyFormat.TEXT,
-                notify_type=apprise.NotifyType(kind_of(order)),
+                notify_type=getattr(apprise.NotifyType, kind_of(order).upper()),
             ):
                 why = "Apprise could not send it"
                 where = None if order.verbose else "gpulease notify --test shows what Apprise says"

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from datetime import datetime
 
 from gpulease.domain.gpu import GpuReading, GpuUuid, JobId
-from gpulease.domain.job import Job
+from gpulease.domain.job import Job, one_line
 from gpulease.domain.lease import State
 from gpulease.domain.notifications import (
     Message,
@@ -98,7 +98,7 @@ class JobDetails:
 
     def _facts(self, job: Job) -> Iterator[tuple[str, str]]:
         if job.holder is None:
-            yield "command", job.command
+            yield "command", one_line(job.command)
         known = self._readings()
         for lease in job.leases:
             yield "GPU", f"{_name_of(lease.gpu, known.get(lease.gpu))}, {format_size(lease.memory)}"
