@@ -10,7 +10,7 @@ PIP    := $(BIN)/pip --disable-pip-version-check --quiet
 TENSORFLOW := $(shell test -e /proc/driver/nvidia/version && echo tensorflow || echo cpu-tensorflow)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow test-system test-gpu fuzz unit lint types contracts fmt docs docs-picture docs-check torture torture-slurm chaos bench bench-scheduling check wheel clean
+.PHONY: help demo test test-slow test-system test-gpu test-sqlite fuzz unit lint types contracts fmt docs docs-picture docs-check torture torture-slurm chaos bench bench-scheduling check wheel clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -59,6 +59,9 @@ test-system: $(VENV)/.dev  ## test the service on a booted systemd (root; builds
 
 test-gpu: $(VENV)/.tensorflow  ## test on this machine's GPUs, with the frameworks that are there
 	$(BIN)/python -m pytest tests/gpu -rs --capture no --numprocesses 0
+
+test-sqlite: $(VENV)/.dev  ## test the database with Debian 11's SQLite, the oldest that is supported
+	.ci/old_sqlite $(BIN)/python
 
 torture: $(VENV)/.dev  ## kill -9 the daemon 200 times and count what was promised (KILLS=, SEED=)
 	PYTHONPATH=tests $(BIN)/python -m torture --kills $(or $(KILLS),200) $(if $(SEED),--seed $(SEED))

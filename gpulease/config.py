@@ -4,7 +4,7 @@ This is the only reader of the process environment: other modules are given valu
 """
 
 import os
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from datetime import timedelta
 from fractions import Fraction
@@ -147,7 +147,8 @@ class Settings:
     users: Exceptions = field(default_factory=dict)
     """Settings of single users, by name."""
     groups: Exceptions = field(default_factory=dict)
-    """Settings of the members of groups, by name; the first table in the file wins."""
+    """Settings of the members of groups, by name; the first table in the file wins. `TOGETHER` is
+    for all members of a group together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,6 +184,9 @@ PER_USER = (
     "over_limit",
 )
 """The keys of [users.NAME] and [groups.NAME]."""
+TOGETHER = "together"
+"""The table [groups.NAME.together]: limits of all members of a group together."""
+_TOGETHER_KEYS = ("most_gpus", "most_memory", "gib_hours_per_week")
 QUEUE_KEYS: Mapping[str, Callable[[str], Any]] = {
     "policy": one_of("fair", "easy", "fifo"),
     "aging_jobs": parse_count,
@@ -325,15 +329,33 @@ def _exceptions(
         if not isinstance(given, dict):
             mistakes.not_a_table(f"{table}", f'[{table}.NAME], and below it overuse = "warn"')
             break
-        where = f"[{table}.{name}]"
-        for key in given.keys() - set(PER_USER):
-            mistakes.unknown(f"{where} has", key, PER_USER)
-        read[name] = {
-            key: mistakes.parse(f"{where} {key}", each, parsers[key])
-            for key, each in given.items()
-            if key in PER_USER
-        }
+        rest = dict(given)
+        together = rest.pop(TOGETHER, None) if table == "groups" else None
+        read[name] = _some(mistakes, f"{table}.{name}", rest, PER_USER, parsers)
+        where = f"{table}.{name}.{TOGETHER}"
+        if isinstance(together, dict):
+            limits = _some(mistakes, where, together, _TOGETHER_KEYS, parsers)
+            read[name] = {**read[name], TOGETHER: limits}
+        elif together is not None:
+            mistakes.not_a_table(where, f"[{where}], and below it most_gpus = 8")
     return read
+
+
+def _some(
+    mistakes: Mistakes,
+    table: str,
+    given: Mapping[str, object],
+    keys: Sequence[str],
+    parsers: Mapping[str, Callable[[str], Any]],
+) -> Mapping[str, Any]:
+    """Parse a table with some of the general settings."""
+    for key in given.keys() - set(keys):
+        mistakes.unknown(f"[{table}] has", key, keys)
+    return {
+        key: mistakes.parse(f"[{table}] {key}", each, parsers[key])
+        for key, each in given.items()
+        if key in keys
+    }
 
 
 def runtime_directory(environment: Mapping[str, str] = os.environ) -> Path:

@@ -279,6 +279,12 @@ class RecordUnwritable(GpuleaseError):
     """Whether it is already in the log."""
 
 
+class RecordLocked(RecordUnwritable):
+    """Another program has locked the database of the daemon; submissions wait for it."""
+
+    code = "record_locked"
+
+
 class RecordDamaged(RecordUnwritable):
     """The database of the daemon is damaged; nothing new can be granted."""
 
@@ -307,6 +313,10 @@ def state_fault(what: str, error: OSError) -> GpuleaseError:
     return StateUnusable(why, "use --state with a directory that this user can write")
 
 
-_KINDS: list[type[GpuleaseError]] = [GpuleaseError, *GpuleaseError.__subclasses__(), RecordDamaged]
+_KINDS: list[type[GpuleaseError]] = [
+    GpuleaseError,
+    *GpuleaseError.__subclasses__(),
+    *RecordUnwritable.__subclasses__(),
+]
 BY_CODE: dict[str, type[GpuleaseError]] = {kind.code: kind for kind in _KINDS}
 """The class of each code, for the client."""

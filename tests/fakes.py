@@ -195,6 +195,9 @@ class MemoryStore:
     def flush(self) -> None:
         pass
 
+    def trouble(self) -> str | None:
+        return None
+
     def live(self) -> Sequence[Job]:
         return tuple(job for job in self._jobs.values() if job.state is not State.ENDED)
 
@@ -338,6 +341,10 @@ class MemoryStore:
 
     def live_elements(self, array: JobId) -> int:
         return sum(job.state is not State.ENDED for job in self.elements(array))
+
+    def array_result(self, array: JobId) -> tuple[int, Sequence[str]]:
+        jobs = [job for job in self.elements(array) if job.usage.retried_as is None]
+        return len(jobs), [job.label for job in jobs if not succeeded(job)]
 
     def failed_element(self, array: JobId) -> Job | None:
         for job in self.elements(array):

@@ -16,6 +16,8 @@ class Receiver(http.server.ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), _Handler)
         self.got: list[tuple[str, str]] = []
         """Title and body of each message, as it arrived."""
+        self.kinds: list[str] = []
+        """What Apprise takes each message for: "info", "failure", ..."""
         self.refuses = 0
         self.open = threading.Event()
         self.open.set()
@@ -40,6 +42,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             self.server.refuses -= 1
             self.send_response(503)
         else:
+            self.server.kinds.append(said["type"])
             self.server.got.append((said["title"], said["message"]))
             while not self.server.open.wait(0.05) and not self.server.is_over.is_set():
                 pass

@@ -29,6 +29,7 @@ from gpulease.cli.messages import preset_devices
 from gpulease.cli.notify_options import completed
 from gpulease.cli.render import print_stderr, stderr_status, write_output
 from gpulease.cli.request import RunOptions, build
+from gpulease.cli.run_job import LockedNote
 from gpulease.cli.signals import Interrupted, Killed, Signals, parent_of
 from gpulease.client import Client, encode
 from gpulease.errors import EXIT_OWN_FAILURE, AlreadyLeased, GpuleaseError, NoDaemon, WrongState
@@ -252,7 +253,7 @@ def _hold(
 ) -> int:
     stderr = stderr_status()
     with Signals() as signals:
-        job = client.hold(request)
+        job = client.saying_locked(LockedNote(signals)).hold(request)
         try:
             job = wait_for_start(client, job, signals, stderr)
             if job.state != "active":

@@ -55,6 +55,7 @@ def _activity(job: JobView) -> Iterator[str | None]:
     yield f"mean utilization {utilization(job)}" if utilization(job) else None
     yield f"first use of a GPU {first_use(job)}" if first_use(job) else None
     yield steps(job)
+    yield f"next time --mem {size(job.advised)}" if job.advised else None
 
 
 def utilization(job: JobView) -> str | None:

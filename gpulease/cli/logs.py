@@ -1,5 +1,8 @@
 """`gpulease logs`: the kept output of jobs, each stream on its own."""
 
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Annotated
 
 import typer
@@ -8,8 +11,11 @@ from gpulease.cli.cluster import acts_on_slurm
 from gpulease.cli.connect import SocketOption, connect, named_socket
 from gpulease.cli.format import clean, id_of, sentence
 from gpulease.cli.job_selection import names_array, one_element, select_jobs, selection
+from gpulease.cli.job_watch import RECONNECT_EVERY
 from gpulease.cli.options import AllOption, JobsArgument
 from gpulease.cli.render import print_stderr, write_output
+from gpulease.errors import NoDaemon
+from gpulease.wire.frames import FrameKind
 from gpulease.wire.jobs import JobView
 from gpulease.wire.text import ordinal
 
@@ -65,11 +71,30 @@ def logs(
             print_stderr(f"gpulease: output of job {id_of(job)} ({clean(job.name)})")
         if why := why_no_output(job):
             print_stderr(f"gpulease: {why}")
-        pieces = client.logs(
-            number, stdout=stdout or both, stderr=stderr or both, tail=tail, follow=follow
-        )
-        for kind, piece in pieces:
+        ask = partial(client.logs, number, stdout=stdout or both, stderr=stderr or both)
+        if follow:
+            _follow(partial(ask, follow=True), tail)
+            continue
+        for kind, piece in ask(tail=tail):
             write_output(kind, piece)
+
+
+def _follow(ask: Callable[..., Iterator[tuple[FrameKind, bytes]]], tail: int | None) -> None:
+    """Print the output of a job until it ends, also across a restart of the daemon."""
+    at: dict[FrameKind, int] = {}
+    is_away = False
+    while True:
+        try:
+            for kind, piece in ask(tail=None if at else tail, begin=at, positions=at):
+                write_output(kind, piece)
+            return
+        except NoDaemon:
+            if not at:
+                raise
+            if not is_away:
+                print_stderr("gpulease: lost connection to the daemon; waiting until it is back")
+            is_away = True
+            time.sleep(RECONNECT_EVERY)
 
 
 def why_no_output(job: JobView) -> str | None:

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from gpulease.cli.follow import FollowOptions
     from gpulease.client import Transport
+    from gpulease.errors import RecordLocked
     from gpulease.wire.jobs import JobView, NestedView
     from gpulease.wire.requests import SubmitRequest
 
@@ -208,15 +209,31 @@ def _run_a_copy(request: SubmitRequest, *, must: bool) -> None:
     request.environment = {to_wire(key): to_wire(value) for key, value in variables.items()}
 
 
+class LockedNote:
+    """Says once that a submission waits for a locked database; a signal ends the wait."""
+
+    def __init__(self, signals: Signals | None = None) -> None:
+        self._signals = signals
+        self._is_said = False
+
+    def __call__(self, error: RecordLocked) -> None:
+        if not self._is_said:
+            print_stderr(f"gpulease: {error.message}; waiting until it is free (at most 5 minutes)")
+        self._is_said = True
+        for signum in () if self._signals is None else self._signals.take():
+            if signum in ENDING:
+                raise Killed(signum)
+
+
 def _submit(daemon: Transport, request: SubmitRequest, options: RunOptions) -> int:
     if options.detach:
-        job = submit(daemon, request)
+        job = submit(replace(daemon, locked=LockedNote()), request)
         _say_default(job, options, request.argv)
         print_stdout(str(job.id))
         _say_more(job, options)
         return 0
     with Signals() as signals:
-        submission = Submission(daemon)
+        submission = Submission(replace(daemon, locked=LockedNote(signals)))
         try:
             # While the daemon commits, there is time for what follows.
             job = submission.submit(request, meanwhile=_import_follow)

@@ -10,6 +10,7 @@ from gpulease import light_json
 from gpulease.client.transport import ANSWER_WITHIN, Transport
 from gpulease.errors import GpuleaseError
 from gpulease.light_json import Namespace, encode
+from gpulease.record import replace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
     from gpulease.client.client import Client
     from gpulease.client.transport import Reply
+    from gpulease.errors import RecordLocked
     from gpulease.wire.frames import FrameKind
     from gpulease.wire.jobs import JobList, JobView
     from gpulease.wire.machine import StatusView
@@ -95,6 +97,12 @@ class LightClient:
         # A timeout of zero would fail even if the daemon answers at once.
         timeout = max(_SHORTEST_TIMEOUT, min(seconds, self._daemon.answer_within))
         client._daemon = self._daemon.within(timeout)
+        return client
+
+    def saying_locked(self, locked: Callable[[RecordLocked], None]) -> Self:
+        """Return a client that calls `locked` while a submission waits for a locked database."""
+        client = object.__new__(type(self))
+        client._daemon = replace(self._daemon, locked=locked)
         return client
 
     def jobs(
@@ -258,12 +266,14 @@ class LightClient:
         follow: bool = False,
         begin: Mapping[FrameKind, int] | None = None,
         opened: Callable[[Reply], None] | None = None,
+        positions: dict[FrameKind, int] | None = None,
     ) -> Iterator[tuple[FrameKind, bytes]]:
         """Yield the kept output of a job in pieces, each with its stream.
 
         Each stream starts at byte `begin`, or with its last `tail` lines. With `follow` it
         continues until the job has ended, also if the job has not started. `opened` is called with
-        the reply, which another thread may interrupt.
+        the reply, which another thread may interrupt. After each piece, `positions` has where to
+        `begin` to continue; an older daemon leaves it empty.
 
         Raises:
             NoSuchJob: there is none.
@@ -281,6 +291,7 @@ class LightClient:
             "follow": str(follow).lower(),
             "stdout_from": str(begin.get(FrameKind.STDOUT, 0)),
             "stderr_from": str(begin.get(FrameKind.STDERR, 0)),
+            "positions": None if positions is None else "true",
         }
         frames = FrameReader()
         with self._daemon.open("GET", f"/jobs/{number}/logs", query) as reply:
@@ -289,9 +300,35 @@ class LightClient:
             if opened is not None:
                 opened(reply)
             try:
-                for piece in reply.pieces():
-                    yield from frames.feed(piece)
+                found = (each for piece in reply.pieces() for each in frames.feed(piece))
+                yield from found if positions is None else _noting(positions, found)
             except BadFrame as error:
                 from gpulease.client.errors import lost
 
                 raise lost(self.path) from error
+
+
+def _noting(
+    positions: dict[FrameKind, int], frames: Iterator[tuple[FrameKind, bytes]]
+) -> Iterator[tuple[FrameKind, bytes]]:
+    """Yield the output in `frames`, and note the position after each piece before it is yielded.
+
+    A piece waits for the position that follows it: if that is lost, the piece is sent again.
+    """
+    from gpulease.light_json import decode_plain
+    from gpulease.wire.frames import FrameKind
+
+    waiting: tuple[FrameKind, bytes] | None = None
+    for kind, payload in frames:
+        piece, waiting = waiting, None
+        if kind == FrameKind.POSITION:
+            at = decode_plain(payload)
+            positions[at["kind"]] = at["at"]
+        elif positions:
+            waiting = kind, payload
+        else:
+            piece = kind, payload  # of an older daemon
+        if piece is not None:
+            yield piece
+    if waiting is not None:
+        yield waiting

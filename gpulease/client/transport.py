@@ -10,7 +10,7 @@ import time
 
 from gpulease.client import http
 from gpulease.client.unix_socket import dial, peer_uid, trusted_users
-from gpulease.errors import AnswerLost, GpuleaseError, NoDaemon, TooLarge
+from gpulease.errors import AnswerLost, GpuleaseError, NoDaemon, RecordLocked, TooLarge
 from gpulease.record import record, replace
 from gpulease.wire.text import API_PREFIX, LARGEST_REQUEST
 
@@ -26,9 +26,12 @@ if TYPE_CHECKING:
 
 ANSWER_WITHIN = 30.0
 """Timeout of an answer in seconds; the daemon answers in milliseconds."""
+_UNLOCKED_WITHIN = 300.0
+"""Seconds for another program to unlock the daemon's database, as for a copy of it."""
 _BACK_WITHIN = 10.0
 """Seconds for a daemon to restart after a lost answer; it takes two."""
 _TRY_EVERY = 0.3
+_TRY_LOCKED_EVERY = 1.0
 LONGEST_SILENCE = 120.0
 """Seconds without a keep-alive after which a stream counts as lost."""
 
@@ -100,6 +103,9 @@ class Transport:
     """The users that may listen there; None: any."""
     answer_within: float = ANSWER_WITHIN
     """Timeout of an answer in seconds."""
+    locked: Callable[[RecordLocked], None] | None = None
+    """Called every second while a submission waits for a database that is locked; None: it fails
+    at once."""
 
     def within(self, seconds: float) -> Transport:
         """Return this transport with another timeout of answers."""
@@ -134,21 +140,29 @@ class Transport:
         return self._until_answered(body, lambda daemon: daemon.ask("POST", path, body=body))
 
     def _until_answered(self, body: bytes, post: Callable[[Transport], Answer]) -> Answer:
-        """Call `post`, and again if the answer is lost.
+        """Call `post`, and again if the answer is lost or the database is locked.
 
         The request contains an environment, so it is sent to daemons of root and the caller only,
         even on a socket that the user has named.
 
         Raises:
             AnswerLost: the request was sent, and the daemon does not come back.
+            RecordLocked: the database is still locked after some minutes.
             TooLarge: the request exceeds what the daemon reads.
         """
         _check_size(body)
         careful = replace(self, trusted=self.trusted or trusted_users())
         until: float | None = None
+        unlocked_until = time.monotonic() + _UNLOCKED_WITHIN
         while True:
             try:
                 return post(careful._limited(until))
+            except RecordLocked as error:
+                if self.locked is None or time.monotonic() > unlocked_until:
+                    raise
+                self.locked(error)
+                time.sleep(_TRY_LOCKED_EVERY)
+                continue
             except AnswerLost as error:
                 doubt = error
             except NoDaemon as error:

@@ -153,13 +153,17 @@ def build(settings: Settings, *, confined: bool = False) -> DaemonApp:
     overuse, idleness = _overuse_watch(base, user_policy, records), IdleWatch(user_policy.idleness)
     enforcement = build_enforcement(base, user_policy, observer, confined=confined)
     launcher = Launcher(confined=confined, sandbox=enforcement.sandbox)
-    notifications = DaemonNotifications(base, launcher, as_other_users=os.geteuid() == 0)
+    notifications = DaemonNotifications(
+        base, launcher, observer.readings, as_other_users=os.geteuid() == 0
+    )
     launch_context = _launch_context(base, observer, enforcement, records.usage)
     runner = JobRunner(launcher, table, base.state, launch_context, base.clock)
     of_slurm = build_launchers(base, table, processes, enforcement)
     holds = HoldLauncher(base.clock, process_ends, launch_context.levels)
     launcher_of = of_slurm.besides(runner, holds)
-    scheduler = _scheduler(base, observer, enforcement, launcher_of, overuse, records, user_policy)
+    scheduler = _scheduler(
+        base, observer, enforcement, launcher, launcher_of, overuse, records, user_policy
+    )
     slurm = SlurmNode(base, scheduler, processes, of_slurm)
     health = _health_watch(base, scheduler, notifications)
     clients = WaitingClients(scheduler, process_ends)
@@ -238,6 +242,7 @@ def _scheduler(
     base: Foundation,
     observer: GpuObserver,
     enforcement: EnforcementSetup,
+    launcher: Launcher,
     launcher_of: LauncherOf,
     overuse: OveruseWatch,
     records: _UsageRecords,
@@ -245,6 +250,9 @@ def _scheduler(
 ) -> Scheduler:
     def policy() -> Policy:
         return leasing_policy(base.settings(), user_policy.limits)
+
+    async def obstacle() -> str | None:
+        return await enforcement.obstacle() or launcher.obstacle()
 
     accounting = JobAccounting(
         base.store,
@@ -264,7 +272,7 @@ def _scheduler(
         policy,
         in_writer=base.writer,
         settle_exit=accounting.settle_exit,
-        obstacle=enforcement.obstacle,
+        obstacle=obstacle,
         windows=_windows(base).current,
     )
 

@@ -94,10 +94,8 @@ class Doctor:
 
     def _jobs(self) -> Iterator[CheckView]:
         if (why := self.closed()) is not None:
-            yield CheckView(
-                "jobs", "failure", why,
-                "to create a missing device node, run as root: nvidia-modprobe -u -c=0",
-            )  # fmt: skip
+            node = "to create a missing device node, run as root: nvidia-modprobe -u -c=0"
+            yield CheckView("jobs", "failure", why, node if "/dev/" in why else None)
 
     def _pids(self) -> Iterator[CheckView]:
         seen = self.seen()

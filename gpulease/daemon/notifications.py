@@ -14,7 +14,9 @@ from functools import partial
 from typing import Any
 
 from gpulease.config import environment
+from gpulease.daemon.accounting import LogTail
 from gpulease.daemon.foundation import Foundation
+from gpulease.domain.gpu import GpuReading, GpuUuid
 from gpulease.domain.health import GpuAvailability
 from gpulease.domain.notifications import about_gpu, about_trouble
 from gpulease.errors import RecordUnwritable
@@ -22,6 +24,7 @@ from gpulease.host.launcher import Launcher
 from gpulease.host.notification_sender import NotificationSender
 from gpulease.host.process_watch import run_of_system
 from gpulease.service.notification_delivery import PAUSES, NotificationDelivery
+from gpulease.service.notifications import JobDetails
 from gpulease.service.ports import Transaction
 from gpulease.store.notifications import Notifications
 
@@ -107,11 +110,24 @@ class _TroubleLog(logging.Handler):
 class DaemonNotifications:
     """The notifications of one daemon, from `start` to `close`."""
 
-    def __init__(self, base: Foundation, launcher: Launcher, *, as_other_users: bool) -> None:
+    def __init__(
+        self,
+        base: Foundation,
+        launcher: Launcher,
+        readings: Callable[[], Mapping[GpuUuid, GpuReading]],
+        *,
+        as_other_users: bool,
+    ) -> None:
         self.admins = AdminNotices(base)
-        directory = base.state.path / _DIRECTORY
+        details = JobDetails(
+            base.store, lambda: base.settings().smallest_lease, readings, LogTail(base.state.job).of
+        )
         self.sender = NotificationSender(
-            launcher, directory, environment(), as_other_users=as_other_users
+            launcher,
+            base.state.path / _DIRECTORY,
+            environment(),
+            as_other_users=as_other_users,
+            details=details.of,
         )
         self.delivery = NotificationDelivery(
             Notifications(base.store), self.sender, base.clock, base.writer, PAUSES

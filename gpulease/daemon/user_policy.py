@@ -17,10 +17,10 @@ from itertools import islice
 from typing import Any
 
 from gpulease.call_thread import CallThread
-from gpulease.config import PER_USER, Settings
+from gpulease.config import PER_USER, TOGETHER, Settings
 from gpulease.domain.idle import IdlePolicy, Release
 from gpulease.domain.job import Owner, UsageBy, UsageTotal
-from gpulease.domain.limits import Beyond, UserLimits
+from gpulease.domain.limits import Beyond, GroupLimits, UserLimits
 from gpulease.domain.overuse import Consequence, OverusePolicy
 
 
@@ -65,12 +65,13 @@ class UserPolicy:
 
     def limits(self, owner: Owner) -> UserLimits:
         """Return what a user may have at once, use in a week, and ask for."""
-        found = {each.name: self._found(owner)[each.name] for each in fields(UserLimits)}
+        known = self._found(owner)
+        found = {each.name: known[each.name] for each in fields(UserLimits)}
         return UserLimits(**{**found, "over_limit": Beyond(found["over_limit"])})
 
     def _found(self, owner: Owner) -> Mapping[str, Any]:
         if owner.uid not in self._of:
-            general = {key: getattr(self._settings, key) for key in PER_USER}
+            general = {key: getattr(self._settings, key) for key in PER_USER} | {"groups": ()}
             self._of[owner.uid] = {
                 **general,
                 **self._of_groups(owner),
@@ -79,15 +80,21 @@ class UserPolicy:
         return self._of[owner.uid]
 
     def _of_groups(self, owner: Owner) -> Mapping[str, Any]:
-        """Return the settings of the user's groups; per key, the first table in the file wins."""
+        """Return the settings of the user's groups; per key, the first table in the file wins.
+
+        What members have together counts for each of the groups.
+        """
         if not self._settings.groups:
             return {}
         names = groups_of(owner)
         found: dict[str, Any] = {}
+        together = []
         for name, given in self._settings.groups.items():
             if name in names:
                 found = {**given, **found}
-        return found
+                if any(each is not None for each in given.get(TOGETHER, {}).values()):
+                    together.append(GroupLimits(name, UserLimits(**given[TOGETHER])))
+        return {**found, "groups": tuple(together)}
 
 
 def groups_of(owner: Owner) -> set[str]:

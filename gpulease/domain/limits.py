@@ -1,9 +1,10 @@
-"""The limits of one user: what their jobs hold at once, use in a week, and may ask for.
+"""The limits of users and groups: what jobs hold at once, use in a week, and may ask for.
 
-A job over a limit waits and delays nobody. Running jobs are never stopped for a limit.
+A user has limits, and shares those of each of their groups with the other members. A job over a
+limit waits and delays nobody. Running jobs are never stopped for a limit.
 """
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
@@ -47,6 +48,8 @@ class UserLimits:
     most_hold_time: timedelta | None = None
     """The longest time limit of a hold."""
     over_limit: Beyond = Beyond.WAIT
+    groups: tuple["GroupLimits", ...] = ()
+    """What the members of each of their groups have together."""
 
     def longest(self, *, hold: bool) -> tuple[timedelta, str] | None:
         """Return the longest time limit of a job or a hold, and its setting; None: any."""
@@ -64,7 +67,16 @@ class UserLimits:
     def restrict_starts(self) -> bool:
         """Whether a job may have to wait for a limit."""
         most = (self.most_gpus, self.most_memory, self.most_running, self.gib_hours_per_week)
-        return any(each is not None for each in most)
+        return bool(self.groups) or any(each is not None for each in most)
+
+
+@dataclass(frozen=True, slots=True)
+class GroupLimits:
+    """The limits of all members of a group together."""
+
+    name: str
+    limits: UserLimits
+    """GPUs, memory and GiB-hours count."""
 
 
 NO_LIMITS = UserLimits()
@@ -87,8 +99,13 @@ class OverLimit:
     """What the user has of it, for display."""
     until_at: datetime | None = None
     """It lasts at least until then, whatever ends; None: until enough jobs have ended."""
+    group: str | None = None
+    """The group that has reached it with all its members; None: the user alone."""
 
     def __str__(self) -> str:
+        if self.group is not None:
+            most = f"the limit of group {self.group} is {self.most} for all members together"
+            return f"{most} ({self.setting}), and {self.has}"
         return f"the limit of its user is {self.most} ({self.setting}), and {self.has}"
 
 
@@ -115,6 +132,16 @@ class RecentUse:
             since = upto
         for old in [hour for hour in self._by_hour if hour < oldest]:
             del self._by_hour[old]
+
+    @classmethod
+    def sum_of(cls, uses: Iterable["RecentUse"]) -> "RecentUse":
+        """Return the use of several users together."""
+        both = cls()
+        for each in uses:
+            # A copy: a forecast reads in another thread.
+            for hour, use in list(each._by_hour.items()):
+                both._by_hour[hour] = both._by_hour.get(hour, 0.0) + use
+        return both
 
     def copy(self) -> "RecentUse":
         """Return a copy, which may forget by itself. For any thread."""
@@ -193,7 +220,14 @@ def over_budget(limits: UserLimits, held: Held, used: RecentUse, at: datetime) -
 def never_within(
     limits: UserLimits, claim: Claim, largest: int, user: str
 ) -> tuple[str, str] | None:
-    """Return why a claim exceeds a limit even if its user holds nothing, and a hint."""
+    """Return why a claim exceeds a limit even if its user holds nothing, and a hint.
+
+    `user` is who has the limits, for display.
+    """
+    for group in limits.groups:
+        found = never_within(group.limits, claim, largest, f"the group {group.name}")
+        if found is not None:
+            return found
     if limits.most_gpus is not None and claim.gpus > limits.most_gpus:
         most = limits.most_gpus
         return (
@@ -214,6 +248,10 @@ def _gpus(count: int) -> str:
     return "1 GPU" if count == 1 else f"{count} GPUs"
 
 
+_Account = int | str
+"""A user by uid, or a group by name."""
+
+
 class LimitCheck:
     """The limits of all users in one planning pass; what starts in it counts at once."""
 
@@ -221,9 +259,9 @@ class LimitCheck:
         """Take the limits by uid, and the bytes that the largest GPU offers."""
         self._limits_of = limits_of
         self._largest = largest
-        self._held: dict[int, Held] = {}
-        self._budgets: dict[int, OverLimit] = {}
-        """By uid: the users who have used all of their budget."""
+        self._held: dict[_Account, Held] = {}
+        self._budgets: dict[_Account, OverLimit] = {}
+        """The users and groups that have used all of their budgets."""
         self._kept: dict[JobId, Job] = {}
         self._known: dict[tuple[int, Claim, JobId | None], OverLimit | None] = {}
         """Answers until something starts: most claims repeat."""
@@ -237,49 +275,77 @@ class LimitCheck:
         largest: int,
         at: datetime,
     ) -> "LimitCheck":
-        """Return a check that knows what is held now, and was `used` by leases that have ended."""
+        """Return a check that knows what is held now, and was `used` by leases that have ended.
+
+        The limits of a group count the users in `limits_of`.
+        """
         check = cls(limits_of, largest)
         for job in holders if limits_of else ():
             if job.slurm is None:  # Slurm has limits of its own
                 check._count(job, at)
         for uid, limits in limits_of.items():
-            over = over_budget(limits, check._held_by(uid), used.get(uid, RecentUse()), at)
-            if over is not None:
-                check._budgets[uid] = over
+            check._add_budget(uid, limits, used.get(uid, RecentUse()), at)
+        for group, members in check._members_with_budget().items():
+            both = RecentUse.sum_of(used[uid] for uid in members if uid in used)
+            check._add_budget(group.name, group.limits, both, at)
         return check
+
+    def _members_with_budget(self) -> Mapping[GroupLimits, Sequence[int]]:
+        members: dict[GroupLimits, list[int]] = {}
+        for uid, limits in self._limits_of.items():
+            for group in limits.groups:
+                if group.limits.gib_hours_per_week is not None:
+                    members.setdefault(group, []).append(uid)
+        return members
+
+    def _add_budget(
+        self, account: _Account, limits: UserLimits, used: RecentUse, at: datetime
+    ) -> None:
+        over = over_budget(limits, self._held_by(account), used, at)
+        if over is not None:
+            self._budgets[account] = over
 
     @property
     def budgets_last_until(self) -> Collection[datetime]:
-        """When enough of the use of each user who has used all of it is a week old."""
+        """When enough of the use of each user or group over its budget is a week old."""
         return [over.until_at for over in self._budgets.values() if over.until_at is not None]
 
     def _count(self, job: Job, at: datetime) -> None:
         self.start(job, sum(lease.memory for lease in job.leases))
         for lease in job.leases:
             ran = at - max(lease.granted_at, at - WEEK)
-            self._held_by(job.owner.uid).gib_hours += lease.memory / GIB * max(0.0, ran / _HOUR)
+            gib_hours = lease.memory / GIB * max(0.0, ran / _HOUR)
+            for account in self._accounts(job):
+                self._held_by(account).gib_hours += gib_hours
 
     def start(self, job: Job, memory: int) -> None:
         """Count a job that gets so many bytes."""
-        if job.owner.uid in self._limits_of:
-            held = self._held_by(job.owner.uid)
+        for account in self._accounts(job):
+            held = self._held_by(account)
             held.running += 1
             held.gpus += job.claim.gpus
             held.memory += memory
             self._known.clear()
 
-    def _held_by(self, uid: int) -> Held:
-        return self._held.setdefault(uid, Held())
+    def _accounts(self, job: Job) -> Sequence[_Account]:
+        """Return its user and the groups of its user; nothing for a user without limits."""
+        limits = self._limits_of.get(job.owner.uid)
+        if limits is None:
+            return ()
+        return (job.owner.uid, *(group.name for group in limits.groups))
+
+    def _held_by(self, account: _Account) -> Held:
+        return self._held.setdefault(account, Held())
 
     def keep_for(self, job: Job) -> None:
-        """Leave what a job with a reservation needs: its user's other jobs must not take it."""
+        """Leave what a job with a reservation needs: jobs with the same limits must not take it."""
         self._kept[job.id] = job
         self._known.clear()
 
-    def _held_beside(self, job: Job) -> Held:
-        held = self._held_by(job.owner.uid)
+    def _held_beside(self, job: Job, account: _Account) -> Held:
+        held = self._held_by(account)
         for kept in self._kept.values():
-            if kept.id != job.id and kept.owner.uid == job.owner.uid:
+            if kept.id != job.id and account in self._accounts(kept):
                 held = replace(
                     held,
                     running=held.running + 1,
@@ -296,11 +362,20 @@ class LimitCheck:
             return None
         key = uid, job.claim, job.id if job.id in self._kept else None
         if key not in self._known:
-            held = self._held_beside(job)
-            self._known[key] = over_limit(limits, held, job.claim, self._largest) or (
-                self._budgets.get(uid)
+            self._known[key] = self._exceeded(job, uid, limits) or next(
+                (
+                    replace(over, group=each.name)
+                    for each in limits.groups
+                    if (over := self._exceeded(job, each.name, each.limits)) is not None
+                ),
+                None,
             )
         return self._known[key]
+
+    def _exceeded(self, job: Job, account: _Account, limits: UserLimits) -> OverLimit | None:
+        held = self._held_beside(job, account)
+        over = over_limit(limits, held, job.claim, self._largest)
+        return over or self._budgets.get(account)
 
 
 _HOUR = timedelta(hours=1)

@@ -31,7 +31,7 @@ LONG_ENOUGH = timedelta(seconds=30)
 _SHOWS_USE = frozenset({Outcome.CANCELLED, Outcome.TIME_LIMIT, Outcome.RELEASED})
 """Ends after which the use counts, besides success."""
 ENOUGH_RUNS = 3
-"""With fewer runs the largest need decides: an outlier cannot be recognised."""
+"""With fewer runs an outlier cannot be recognised."""
 _ENOUGH_MORE = Fraction(125, 100)
 """The factor for a lease that was too small, if the missing size is unknown."""
 
@@ -71,16 +71,16 @@ def size_for(runs: Sequence[PastRun]) -> int | None:
 def deciding_run(runs: Sequence[PastRun]) -> PastRun | None:
     """Return the one of `runs`, latest first, that decides the next size; None without runs.
 
-    Of three runs or more it is the one with the second largest need: a single outlier does not
-    count, and two runs confirm a larger need. The latest run decides at once if it fell short.
+    It is the one with the largest need, since a smaller lease would end a job like it. Of three
+    runs or more, one that fell short counts only if it is the latest, or if another run needed as
+    much: its need is a guess, and its options may have been wrong.
     """
     latest = runs[:MOST_RUNS]
     if not latest:
         return None
     by_need = sorted(latest, key=lambda run: _need(run, latest), reverse=True)
-    found = by_need[1 if len(latest) >= ENOUGH_RUNS else 0]
-    is_short = latest[0].fell_short and _need(latest[0], latest) > _need(found, latest)
-    return latest[0] if is_short else found
+    is_outlier = by_need[0].fell_short and by_need[0] is not latest[0]
+    return by_need[1 if is_outlier and len(latest) >= ENOUGH_RUNS else 0]
 
 
 def _need(run: PastRun, runs: Sequence[PastRun]) -> int:

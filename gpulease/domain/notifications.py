@@ -1,11 +1,13 @@
 """What users are notified of: which changes of their jobs, and the text of each message.
 
 A job asks for events by their names; `time-left` has a span, as in "time-left=600". One change of a
-job is one message at most, however many of its events it is.
+job is one message at most, however many of its events it is. Of the elements of an array, the first
+of each event is a message, and the end of the last one is a summary.
 """
 
+import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Final
@@ -15,7 +17,7 @@ from gpulease.domain.gpu import JobId
 from gpulease.domain.health import GpuAvailability
 from gpulease.domain.job import Job, Outcome, one_line
 from gpulease.domain.lease import State
-from gpulease.domain.memory_estimate import advised_size
+from gpulease.domain.memory_estimate import size_next_time
 from gpulease.errors import split_hint
 from gpulease.units import format_size, format_span
 
@@ -44,8 +46,11 @@ LONGEST_BODY = 4000
 """Characters of a message."""
 LISTED = 20
 """Titles in a collected message."""
-_MUCH_LESS = 0.8
-"""The share of its lease below which a job is advised to ask for less."""
+_LINES_SHOWN = 20
+_MOST_SHOWN = 2000
+"""Lines and characters of a failed job's output: chat services cut longer messages."""
+_ESCAPES = re.compile(r"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|.)?")
+"""Sequences for a terminal (ECMA-48): colours, and titles of windows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,8 +144,7 @@ def _body_of_end(job: Job) -> str:
     ran_for = None
     if job.started_at is not None and job.ended_at is not None:
         ran_for = f"It ran for {format_span(job.ended_at - job.started_at)}."
-    used = _use(job) if hint is None else None
-    lines = (_sentence(why), ran_for, used, hint and f"hint: {hint}")
+    lines = (_sentence(why), ran_for, hint and f"hint: {hint}")
     return "\n".join(line for line in lines if line)
 
 
@@ -148,16 +152,54 @@ def _sentence(text: str) -> str:
     return f"{text[:1].upper()}{text[1:]}." if text else ""
 
 
-def _use(job: Job) -> str | None:
-    """Return the peak of a job against its lease, and what to ask for if that is much less."""
+def memory_use(job: Job, smallest: int) -> str | None:
+    """Return the peak of an ended job against its lease, and the size to ask for next time.
+
+    `smallest` is the smallest lease, in bytes.
+    """
     used = [(lease.used, lease.memory) for lease in job.leases if lease.used is not None]
     if not used:
         return None
     peak, memory = max(used)
     text = f"It used {format_size(peak)} at most, of a lease of {format_size(memory)}"
-    size = advised_size(peak)
-    is_enough = succeeded(job) and size < memory * _MUCH_LESS
-    return f"{text}; --mem {format_size(size)} is enough." if is_enough else f"{text}."
+    size = size_next_time(job, smallest)
+    return f"{text}." if size is None else f"{text}; next time --mem {format_size(size)}."
+
+
+def last_lines(output: str) -> Sequence[str]:
+    """Return the last lines of an output, as a terminal would show them, without empty ones."""
+    lines = [_ESCAPES.sub("", each).rstrip().rpartition("\r")[2] for each in output.split("\n")]
+    clean = ["".join(char if char.isprintable() else " " for char in each) for each in lines]
+    shown = [each for each in clean if each.strip()][-_LINES_SHOWN:]
+    while shown and sum(len(each) + 1 for each in shown) > _MOST_SHOWN:
+        shown = shown[1:] if len(shown) > 1 else [shown[0][-_MOST_SHOWN + 1 :]]
+    return shown
+
+
+def first_of_array(message: Message, array: JobId) -> Message:
+    """Return a message about an element, which is the only one of its event in the array."""
+    more = f"Further elements of array {array} send no such message; gpulease show {array} has all."
+    return replace(message, body=f"{message.body}\n{more}"[:LONGEST_BODY])
+
+
+def about_array(last: Job, elements: int, failed: Sequence[str]) -> Message:
+    """Return the message that the array of `last` has ended.
+
+    `elements` is how many it had, and `failed` are the labels of those without success.
+    """
+    array = last.queue.array
+    assert array is not None, "it is an element"
+    took = (last.ended_at or last.submitted_at) - last.submitted_at
+    shown = ", ".join(failed[:LISTED])
+    more = f" and {len(failed) - LISTED} more" if len(failed) > LISTED else ""
+    lines = [
+        f"It took {format_span(took)} from its submission.",
+        *([f"Without success: {shown}{more}."] if failed else []),
+        f"gpulease show {array.job} shows more.",
+    ]
+    good = elements - len(failed)
+    title = f"array {array.job} ({last.name}) has ended: {good} of {elements} elements succeeded"
+    return Message(last.owner.uid, NotifyEvent.END, one_line(title), "\n".join(lines), last.id)
 
 
 def time_left_span(events: Iterable[str]) -> timedelta | None:

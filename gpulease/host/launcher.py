@@ -7,11 +7,13 @@ import array
 import asyncio
 import contextlib
 import json
+import logging
 import os
 import socket
 import subprocess
 import sys
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from errno import EAGAIN, EDQUOT, EMFILE, ENFILE, ENOMEM, ENOSPC
@@ -34,7 +36,11 @@ from gpulease.shim.launch_request import (
     WorkerSpec,
     pack,
 )
+from gpulease.shim.process_tree import entry, is_stopped
 from gpulease.shim.record import Failure, Started, failure, read_record, started
+from gpulease.shim.spawner import IDLE_TITLE
+
+_log = logging.getLogger(__name__)
 
 _LONGEST_REPLY = 64 << 10
 
@@ -116,6 +122,17 @@ class SpawnerProcess:
             else:
                 return True
 
+    def stopped(self) -> Sequence[int]:
+        """Return the processes that a signal has stopped, if nothing can be launched for that.
+
+        That is the spawner, or every shim that waits.
+        """
+        spawner = self._process.pid
+        if _is_stopped(spawner):
+            return [spawner]
+        waiting = [pid for pid in _children(spawner) if _title(pid) == IDLE_TITLE]
+        return waiting if all(map(_is_stopped, waiting)) else []
+
     async def close(self) -> None:
         """Close the channel, which ends the spawner, and reap it."""
         self._channel.close()
@@ -135,6 +152,23 @@ class SpawnerProcess:
             loop.remove_writer(self._channel)
 
 
+def _is_stopped(pid: int) -> bool:
+    found = entry(pid)
+    return found is not None and is_stopped(found)
+
+
+def _children(pid: int) -> Sequence[int]:
+    with contextlib.suppress(OSError):
+        return [int(each) for each in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    return []
+
+
+def _title(pid: int) -> str:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/cmdline").read_bytes().rstrip(b"\0").decode(errors="replace")
+    return ""
+
+
 def _resolve(ready: asyncio.Future[None]) -> None:
     if not ready.done():
         ready.set_result(None)
@@ -147,6 +181,8 @@ _TRIES = 3
 _BEFORE_THE_RECORD = ("directory", "record")
 _TEMPORARY = (ENOSPC, EDQUOT, EMFILE, ENFILE, ENOMEM, EAGAIN)
 """Errors that may pass. Without a record the launch can be tried again."""
+_TAKEN_WITHIN_S = 2.0
+"""For a shim to take a request; later, it is asked whether a signal has stopped it."""
 _BEGINS_WITHIN_S = 5.0
 """Time from the go-ahead to the command on a slow disk or a busy machine."""
 _ERRORS: dict[int, type[GpuleaseError]] = {127: CommandNotFound, 126: CommandNotExecutable}
@@ -236,6 +272,24 @@ class Launcher:
         self._sandbox = sandbox
         self._spawner: SpawnerProcess | None = None
         self._turn = asyncio.Lock()
+        self._sent: dict[bytes, float] = {}
+        """The requests without a reply, and when they were sent."""
+        self._obstacle: str | None = None
+
+    def obstacle(self) -> str | None:
+        """Return why no job can start now: a signal has stopped the processes that start jobs."""
+        since = min(self._sent.values(), default=None)
+        is_late = since is not None and time.monotonic() - since > _TAKEN_WITHIN_S
+        pids = " ".join(map(str, self._spawner.stopped())) if is_late and self._spawner else ""
+        before, self._obstacle = self._obstacle, None
+        if pids:
+            self._obstacle = (
+                f"the processes that start jobs are stopped by a signal; kill -CONT {pids} "
+                "continues them"
+            )
+        if before != self._obstacle:
+            _log.warning("%s", self._obstacle or "the processes that start jobs continue")
+        return self._obstacle
 
     async def launch(self, launch: Launch) -> Started:
         """Start the worker and return once it has become its command.
@@ -250,7 +304,11 @@ class Launcher:
         """
         request = _request(launch)
         for _ in range(_TRIES):
-            reply, spawner = await self._request(request, launch)
+            self._sent[request] = time.monotonic()
+            try:
+                reply, spawner = await self._request(request, launch)
+            finally:
+                self._sent.pop(request, None)
             if reply:
                 return _started(reply)
             # The spawner or the shim died. Another try is safe: a record allows one launch only.

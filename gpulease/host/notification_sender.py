@@ -12,7 +12,7 @@ import os
 import pwd
 import shutil
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Final
@@ -44,6 +44,8 @@ _MOST_RECEIVERS = 32
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _PROXIES = ("http_proxy", "https_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY")
 _NOT_KNOWN = ReceiverView("", error="the program that sends it did not report to its end")
+Details = Callable[[Message], Awaitable[tuple[str, bool] | None]]
+"""Returns what to add to a message about the end of a job, and whether the job has failed."""
 _ONE_TEST = "cannot send a test: another test of yours is not over"
 
 
@@ -58,8 +60,10 @@ class NotificationSender:
         *,
         as_other_users: bool,
         within: timedelta = SENDS_WITHIN,
+        details: Details | None = None,
     ) -> None:
         """`directory` is for those of the attempts. `environment` is that of the daemon."""
+        self._details = details
         self._launcher = launcher
         self._directory = directory
         self._environment = environment
@@ -79,6 +83,9 @@ class NotificationSender:
         done = [each.key for each in earlier if each.error is None and each.key]
         order = self._order(sent.message, done)
         try:
+            more = None if self._details is None else await self._details(sent.message)
+            if more is not None:
+                order.details, order.failed = more
             results = await self._attempt(sent.message.uid, directories[-1], order)
         except (RecordUnwritable, LaunchDeferred):
             return None

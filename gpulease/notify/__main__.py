@@ -47,10 +47,12 @@ def main() -> None:
 
 def _send(order: NotificationOrder) -> Iterator[ReceiverView]:
     try:
-        receivers = receivers_of(read_notify_settings(os.environ))
+        settings = read_notify_settings(os.environ)
+        receivers = receivers_of(settings)
     except GpuleaseError as error:
         yield ReceiverView("", error=error.message, hint=error.hint, is_final=True)
         return
+    order = order if settings.details else replace(order, details="")
     if not receivers:
         yield ReceiverView("", error=_NONE[0], hint=_NONE[1], is_final=True)
     yield from _results([each for each in receivers if each.key not in order.done], order)

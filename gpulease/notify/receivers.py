@@ -77,6 +77,30 @@ def title_of(order: NotificationOrder) -> str:
     return f"{os.uname().nodename}: {order.title}"
 
 
+def text_of(order: NotificationOrder) -> str:
+    """Return the text of a message."""
+    return f"{order.body}\n{order.details}".rstrip()
+
+
+_KINDS = {
+    "fail": "failure",
+    "oom": "failure",
+    "daemon-trouble": "failure",
+    "over-lease": "warning",
+    "time-left": "warning",
+    "gpu-drained": "warning",
+    "gpu-resumed": "success",
+}
+"""Apprise's types of messages, by which services choose a priority or a colour."""
+
+
+def kind_of(order: NotificationOrder) -> str:
+    """Return the type of a message as Apprise has it: a failed job is a failure."""
+    if order.failed is not None:
+        return "failure" if order.failed else "success"
+    return _KINDS.get(order.event, "info")
+
+
 def _digest(*texts: str) -> str:
     return hashlib.sha256("\0".join(texts).encode(errors="surrogateescape")).hexdigest()[:16]
 
@@ -98,7 +122,7 @@ class _Command:
             "GPULEASE_JOB": "" if order.job is None else str(order.job),
             "GPULEASE_TITLE": title_of(order),
         }
-        text = f"{title_of(order)}\n\n{order.body}\n"
+        text = f"{title_of(order)}\n\n{text_of(order)}\n"
         try:
             return _run(self.argv, text.encode(), variables, order, within_s)
         except OSError as error:
@@ -123,7 +147,7 @@ class _Mail:
         mail["To"] = self.address
         mail["Subject"] = title_of(order)
         mail["Auto-Submitted"] = "auto-generated"
-        mail.set_content(f"{order.body}\n")
+        mail.set_content(f"{text_of(order)}\n")
         # -i: a line with a dot does not end the message.
         argv = (self.sendmail, "-i", "--", self.address)
         try:
@@ -218,7 +242,13 @@ class _Url:
                 raise NotSent(
                     "Apprise cannot use the URL", services, is_final=True, output=log.text
                 )
-            if not service.notify(title=title_of(order), body=order.body):
+            # The body's format is named, or a service that takes HTML runs the lines together.
+            if not service.notify(
+                title=title_of(order),
+                body=text_of(order),
+                body_format=apprise.NotifyFormat.TEXT,
+                notify_type=getattr(apprise.NotifyType, kind_of(order).upper()),
+            ):
                 why = "Apprise could not send it"
                 where = None if order.verbose else "gpulease notify --test shows what Apprise says"
                 raise NotSent(why, where, output=log.text)

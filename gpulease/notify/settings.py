@@ -13,7 +13,7 @@ from gpulease.setting_parsers import read_toml
 from gpulease.units import parse_setting_span
 
 SENDMAIL = "/usr/sbin/sendmail"
-_KEYS = ("events", "command", "mail", "sendmail", "urls", "time_left")
+_KEYS = ("events", "command", "mail", "sendmail", "urls", "time_left", "details")
 _MOST_URLS = 16
 
 
@@ -31,6 +31,8 @@ class NotifySettings:
     """As Apprise has them. They contain secrets."""
     time_left: timedelta = timedelta(minutes=10)
     """The rest of the time limit of which `time-left` notifies."""
+    details: bool = True
+    """Whether messages contain the command of a job and the end of its output."""
 
     @property
     def has_receiver(self) -> bool:
@@ -74,6 +76,9 @@ def _settings_of(table: Any) -> NotifySettings:
         raise ValueError(f"urls has {len(urls)} entries, and the limit is {_MOST_URLS}")
     default = NotifySettings()
     time_left = _text(table, "time_left")
+    details = table.get("details", default.details)
+    if not isinstance(details, bool):
+        raise ValueError("details is true or false")
     return NotifySettings(
         events=_texts(table, "events"),
         command=_command(table),
@@ -81,6 +86,7 @@ def _settings_of(table: Any) -> NotifySettings:
         sendmail=_text(table, "sendmail") or default.sendmail,
         urls=urls,
         time_left=default.time_left if time_left is None else parse_setting_span(time_left),
+        details=details,
     )
 
 

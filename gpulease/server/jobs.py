@@ -298,6 +298,7 @@ class JobHandlers:
         follow: bool = False,
         stdout_from: int = 0,
         stderr_from: int = 0,
+        positions: bool = False,
     ) -> Response:
         """Stream the kept output of a job as frames, each stream from some byte on."""
         job = self._job(job_id)
@@ -316,7 +317,7 @@ class JobHandlers:
             begin[FrameKind.STDOUT] = max(0, stdout_from)
         if stderr:
             begin[FrameKind.STDERR] = max(0, stderr_from)
-        query = OutputQuery(begin, None if tail is None else max(0, tail), follow)
+        query = OutputQuery(begin, None if tail is None else max(0, tail), follow, positions)
         # Also without `follow`: a log may be long and its reader slow.
         self._become_stream(request)
         frames = frames_of(

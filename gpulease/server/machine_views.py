@@ -73,7 +73,7 @@ class MachineViews:
             jobs=[],
             enforcement=self._sources.enforcement.views(),
             paused=pause_view(self._scheduler.store.pause()),
-            closed=self._scheduler.closed,
+            closed=self._scheduler.closed or self._scheduler.store.trouble(),
             windows=self.windows(now),
         )
 

@@ -5,6 +5,7 @@ them, so root can read them safely.
 """
 
 import asyncio
+import json
 import os
 from collections.abc import AsyncIterator, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -33,6 +34,8 @@ class OutputQuery:
     tail: int | None = None
     """The number of last lines of each stream; None: all that is kept."""
     follow: bool = False
+    positions: bool = False
+    """Also send the position in each stream, at the start and after each piece."""
 
 
 async def frames_of(
@@ -52,16 +55,16 @@ async def frames_of(
     ]
     for stream in streams:
         await _in_thread(partial(stream.seek, query.tail, follow=query.follow))
+        if query.positions:
+            yield stream.position()
     while True:
         over = ended() or not query.follow
         idle = True
         for stream in streams:
             while piece := await _in_thread(stream.read):
                 idle = False
-                if stream.skipped:
-                    note = f"[gpulease: {stream.skipped} bytes are no longer kept]\n"
-                    yield frame(FrameKind.STDERR, note.encode())
-                yield frame(stream.kind, piece)
+                framed = stream.framed(piece)
+                yield framed + stream.position() if query.positions else framed
         if over:
             return
         if idle:
@@ -122,6 +125,17 @@ class _KeptStream:
                         return start + cut + 1
                 at = start
         return first
+
+    def framed(self, piece: bytes) -> bytes:
+        """Return the frame of a piece, after a note if there is a gap before it."""
+        note = f"[gpulease: {self.skipped} bytes are no longer kept]\n".encode()
+        gap = frame(FrameKind.STDERR, note) if self.skipped else b""
+        return gap + frame(self.kind, piece)
+
+    def position(self) -> bytes:
+        """Return a frame with the position."""
+        at = {"kind": int(self.kind), "at": self._offset}
+        return frame(FrameKind.POSITION, json.dumps(at).encode())
 
     def read(self) -> bytes:
         """Return the next piece, empty if there is none yet."""

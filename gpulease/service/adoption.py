@@ -213,7 +213,7 @@ def _over_limit(decided: Plan, job: Job, policy: Policy) -> OverLimit | None:
     """Return the limit of its user that a job exceeds that the plan does not know."""
     before = decided.snapshot
     holders = (each for each in before.jobs if each.holds_memory)
-    limits = {job.owner.uid: policy.limits(job.owner)}
+    limits = {**before.limits, job.owner.uid: policy.limits(job.owner)}
     largest = capacity(decided.gpus)
     return LimitCheck.of(limits, before.recent_use, holders, largest, before.at).exceeded_by(job)
 

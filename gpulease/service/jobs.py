@@ -303,7 +303,7 @@ def note_notice(
         job, at = existing(tx, job_id), clock.now()
         tx.note(job_id, Event(at, "notice", text))
         if event is not None and event in job.notify:
-            add_once(tx, about(job, event, text), at)
+            add_once(tx, job, about(job, event, text), at)
 
 
 def existing(tx: Transaction, job_id: JobId) -> Job:

@@ -266,8 +266,11 @@ class Transaction(Protocol):
     def add_messages(self, messages: Sequence[tuple[Message, datetime]]) -> None:
         """Store notifications that are to be sent, each with its time."""
 
-    def has_message(self, job: JobId, event: str, since: datetime | None = None) -> bool:
-        """Return whether a notification of this event of a job is stored, sent or not."""
+    def array_result(self, array: JobId) -> tuple[int, Sequence[str]]:
+        """Return how many elements an array has, and the labels of those without success."""
+
+    def has_message(self, job: Job, event: str, since: datetime | None = None) -> bool:
+        """Return whether a notification of this event of a job or its array is stored."""
 
     def save_hooks(self, job: JobId, reports: Reports) -> None:
         """Store the reports of the hooks of a job in place of its former ones."""
@@ -317,6 +320,9 @@ class Store(Protocol):
 
     def flush(self) -> None:
         """Commit what has been written so far, also in a call of `InThread`."""
+
+    def trouble(self) -> str | None:
+        """Return why the latest write failed; None: it was stored."""
 
     def live(self) -> Sequence[Job]:
         """Return every job that is queued or holds memory, by id, as last committed."""

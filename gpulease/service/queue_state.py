@@ -73,6 +73,7 @@ class QueueState:
         self._waits: deque[float] = deque(maxlen=_WAITS)
         self.recent_use: dict[int, RecentUse] = {}
         """By uid: the GiB-hours of leases that have ended."""
+        self._owners_of_use: dict[int, Owner] = {}
 
     def snapshot(
         self,
@@ -95,6 +96,10 @@ class QueueState:
         limits = {
             uid: policy.limits(owner) for uid, owner in owners.items() if owner.user not in lifted
         }
+        if any(each.groups for each in limits.values()):
+            # What other members have used in the past week counts, too.
+            past = self._owners_of_use.items()
+            limits |= {uid: policy.limits(owner) for uid, owner in past if uid not in owners}
         return replace(
             bare,
             queue=queue,
@@ -153,6 +158,7 @@ class QueueState:
         share = 1.0 if claim.exclusive else claim.memory_on(largest) / max(1, largest)
         begin, end = past.granted_at.timestamp(), past.released_at.timestamp()
         self._use.add(owner.user, past.memory / max(1, largest), begin, max(begin, end))
+        self._owners_of_use[owner.uid] = owner
         self.recent_use.setdefault(owner.uid, RecentUse()).add(
             past.granted_at, past.released_at, past.memory
         )

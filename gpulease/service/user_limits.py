@@ -85,7 +85,7 @@ def refuse_over_limit(
     """Check that a job, or the elements of an array, are within the limits of their user.
 
     This is so if the limits refuse more. The user's queued jobs count as if they ran, so the user
-    never has more than the limit.
+    never has more than the limit. A job over a limit of a group waits: it may be for others' jobs.
 
     Raises:
         TooMany: it is not.
@@ -95,6 +95,7 @@ def refuse_over_limit(
     owner, ids = new[0].owner, {each.id for each in new}
     mine = [each for each in others if each.owner.uid == owner.uid and each.id not in ids]
     holders = (each for each in mine if each.holds_memory)
+    limits = replace(limits, groups=())
     check = LimitCheck.of({owner.uid: limits}, used, holders, largest, at)
     for each in mine:
         if not each.holds_memory:

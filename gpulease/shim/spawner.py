@@ -42,6 +42,7 @@ else:
 
 STOCK = 2
 """Shims that wait. Another is forked in less time than a launch takes."""
+IDLE_TITLE = "gpulease-shim: waits for a job"
 _ROOM = socket.CMSG_SPACE(3 * 4)
 
 
@@ -148,7 +149,7 @@ def _be_shim(
             os.close(fd)
         linux.die_with_parent(signal.SIGKILL)
         if os.getppid() == spawner:
-            linux.set_title(title, "gpulease-shim: waits for a job")
+            linux.set_title(title, IDLE_TITLE)
             children = shim_main.become_shim()
             descriptors = _receive(channel)
             # Until here the end of the spawner loses at most a request, which is sent again.

@@ -19,6 +19,7 @@ from sqlalchemy.exc import DatabaseError
 from gpulease.errors import (
     GpuleaseError,
     RecordDamaged,
+    RecordLocked,
     RecordUnwritable,
     StateUnusable,
     StateUnwritable,
@@ -76,6 +77,7 @@ def set_busy_timeout(driver: sqlite3.Connection, patient: bool) -> None:
     driver.execute(f"PRAGMA busy_timeout={round(wait_s * 1000)}")
 
 
+_LOCKED = frozenset({sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED})
 _DAMAGED = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
 _TEMPORARY = frozenset(
     {
@@ -158,6 +160,11 @@ def unusable_error(path: Path, error: BaseException | None) -> RecordUnwritable:
             f"cannot use the database {path}: {error}",
             f"an admin should stop gpuleased and run: gpuleased recover --state {path.parent}; "
             "running jobs are not affected",
+        )
+    if _code(error) in _LOCKED:
+        return RecordLocked(
+            f"cannot write the database {path}: another program has locked it",
+            f"an admin finds the program with: fuser {path}; running jobs are not affected",
         )
     return RecordUnwritable(
         f"cannot write the database {path}: {error}",

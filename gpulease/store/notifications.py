@@ -99,12 +99,13 @@ class Notifications:
             connection.execute(this.values(values))
 
     def delete_old(self, now: datetime) -> None:
-        """Delete what was sent or given up some days ago, unless its job still runs.
+        """Delete what was sent or given up some days ago, unless its job or array still runs.
 
-        The job must not be announced again.
+        It must not be announced again.
         """
         old = NotificationRow.next_at.is_(None), NotificationRow.at < now - KEPT_FOR
-        live = select(JobRow.id).where(statements.LIVE)
+        arrays = select(JobRow.array).where(statements.LIVE, JobRow.array.is_not(None))
+        live = select(JobRow.id).where(or_(statements.LIVE, JobRow.array.in_(arrays)))
         is_over = or_(NotificationRow.job.is_(None), NotificationRow.job.not_in(live))
         with self._store.write_connection() as connection:
             connection.execute(delete(NotificationRow).where(*old, is_over))

@@ -84,6 +84,11 @@ NOTE_OVER = _text(update(_leases).where(*_THIS_LEASE).values(over_for_us=bindpar
 ADD_EVENT = "INSERT INTO events (job, at, kind, detail) VALUES (?, ?, ?, ?)"
 ADD_MESSAGE = _insert("notifications", "id", "attempts", "error")
 FIND_MESSAGE = "SELECT 1 FROM notifications WHERE job = ? AND event = ? AND at >= ?"
+# In the order of jobs from the first element on: an array has few messages and many elements.
+FIND_MESSAGE_OF_ARRAY = (
+    "SELECT 1 FROM notifications WHERE job >= ? AND event = ? AND at >= ? "
+    "AND (SELECT array FROM jobs WHERE id = notifications.job) = ? LIMIT 1"
+)
 INVOCATION_OF = "SELECT content FROM invocations WHERE job = ?"
 
 # AUTOINCREMENT continues from here; see sqlite.org/autoinc.html.

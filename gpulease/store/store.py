@@ -127,6 +127,10 @@ class SqlStore:
         """Forget ended jobs, which are deleted."""
         self._state.forget(jobs)
 
+    def trouble(self) -> str | None:
+        """Return why the latest write failed; None: it was stored."""
+        return self._writer.trouble
+
     def live(self) -> Sequence[Job]:
         """Return every job that waits or holds memory, by id, as last committed."""
         return self._state.committed_jobs()

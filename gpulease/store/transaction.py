@@ -220,6 +220,14 @@ class SqlTransaction:
         number = self._writer.connection.scalar(this)
         return None if number is None else self.job(JobId(number))
 
+    def array_result(self, array: JobId) -> tuple[int, Sequence[str]]:
+        """Return how many elements an array has, and the labels of those without success."""
+        elements = select(func.count(JobRow.array_index.distinct())).where(JobRow.array == array)
+        failed = select(JobRow.array_index).where(statements.failed_element(array))
+        indices = self._writer.connection.scalars(failed.order_by(JobRow.array_index))
+        labels = [f"{array}_{index}" for index in indices]
+        return self._writer.connection.scalar(elements) or 0, labels
+
     def ended(self) -> Sequence[Job]:
         """Return the jobs that have ended in this transaction."""
         return self._ended
@@ -235,10 +243,14 @@ class SqlTransaction:
         if messages:
             self._announced()
 
-    def has_message(self, job: JobId, event: str, since: datetime | None = None) -> bool:
-        """Return whether a notification of this event of a job is stored, sent or not."""
-        which = (job, event, instant(since) or 0)
-        found = self._writer.driver.execute(statements.FIND_MESSAGE, which)
+    def has_message(self, job: Job, event: str, since: datetime | None = None) -> bool:
+        """Return whether a notification of this event of a job or its array is stored."""
+        array, when = job.queue.array, (event, instant(since) or 0)
+        if array is None:
+            found = self._writer.driver.execute(statements.FIND_MESSAGE, (job.id, *when))
+        else:
+            which = (array.job, *when, array.job)
+            found = self._writer.driver.execute(statements.FIND_MESSAGE_OF_ARRAY, which)
         return found.fetchone() is not None
 
     def save(self, job: Job, event: Event | None) -> None:

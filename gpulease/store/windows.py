@@ -34,8 +34,9 @@ def add(connection: Connection, window: Window) -> Window:
         "created_at": window.created_at,
         "lifts_limits": window.lifts_limits,
     }
-    number = connection.execute(insert(WindowRow).returning(WindowRow.id), values).scalar_one()
-    return replace(window, id=WindowId(number))
+    added = connection.execute(insert(WindowRow), values)
+    assert added.inserted_primary_key is not None, "one row was inserted"
+    return replace(window, id=WindowId(added.inserted_primary_key[0]))
 
 
 def remove(connection: Connection, window: WindowId) -> None:

@@ -56,6 +56,8 @@ class Writer:
         self._lost: BaseException | None = None
         """Why the present batch was rolled back: all of it fails."""
         self._is_patient = True
+        self.trouble: str | None = None
+        """Why the latest write failed; None: it was stored."""
 
     def close(self) -> None:
         """Close the file."""
@@ -129,6 +131,7 @@ class Writer:
                 self._state.publish()
                 # A commit is acknowledged only if the file at the path has it.
                 self._presence.ensure()
+                self.trouble = None
             except BaseException as error:
                 self._lost = self._translated(error)
                 self._abandon()
@@ -181,7 +184,9 @@ class Writer:
     def _translated(self, error: BaseException) -> BaseException:
         """Return what an error of SQLite means, and prepare for the next attempt."""
         meaning = self._meaning(error)
-        self._metrics.failed += isinstance(meaning, RecordUnwritable)
+        if isinstance(meaning, RecordUnwritable):
+            self._metrics.failed += 1
+            self.trouble = meaning.message
         return meaning
 
     def _meaning(self, error: BaseException) -> BaseException:

@@ -43,6 +43,11 @@ class FrameKind(IntEnum):
     """JSON: {"signal": int}: the main process is stopped, as by Ctrl-Z, until SIGCONT."""
     WATCHING = 10
     """JSON: {}: this client may only watch from now on, since another one writes."""
+    POSITION = 11
+    """JSON: {"kind": int, "at": int}: all output of this stream before this byte was sent.
+
+    The daemon sends it to clients that ask for it; the shim does not.
+    """
     # From clients.
     HELLO = 16
     """JSON: {"role": "attach" | "watch" | "control"}. It is the first frame.

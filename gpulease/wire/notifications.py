@@ -62,6 +62,10 @@ class NotificationOrder:
     job: int | None = None
     done: list[str] = field(default_factory=list)
     """The keys of the receivers that have it, from earlier attempts."""
+    details: str = ""
+    """Added to the body, unless the user's file has `details = false`: the command, the output."""
+    failed: bool | None = None
+    """Whether the job that has ended has failed; null for other messages."""
     verbose: bool = False
     """Report the output of commands and the log of Apprise, which may contain secrets."""
 

@@ -20,6 +20,7 @@ from gpulease.wire.frames import FrameKind
 from process_rig import (
     Client,
     end,
+    end_session,
     end_shim,
     events_of,
     finish,
@@ -55,6 +56,12 @@ def stock_of(spawner: psutil.Process) -> set[int]:
     """Return the shims that wait for a job."""
     waiting = "gpulease-shim: waits for a job"
     return {child.pid for child in spawner.children() if " ".join(child.cmdline()) == waiting}
+
+
+async def filled(spawner: psutil.Process, used: set[int]) -> set[int]:
+    while len(stock_of(spawner)) < STOCK or stock_of(spawner) == used:
+        await asyncio.sleep(0.01)
+    return stock_of(spawner)
 
 
 def directories_in(directory: Path, count: int) -> list[Path]:
@@ -125,6 +132,40 @@ def test_a_spawner_that_dies_over_a_launch_is_replaced(directory: Path) -> None:
     assert end(two).exit_code == 6
 
 
+@pytest.mark.parametrize("what", ["the spawner", "its stock"])
+def test_a_stopped_spawner_or_stock_is_named_and_the_launch_goes_on_with_it(
+    directory: Path, what: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    one, *more = directories_in(directory, 1 + STOCK + 1)
+
+    async def scenario() -> int:
+        launcher = Launcher()
+        shim = (await launcher.launch(shell(one, "sleep 1000"))).shim_pid
+        spawner = spawner_of(shim)
+        stock = await filled(spawner, set())
+        stopped = {spawner.pid} if what == "the spawner" else stock
+        assert launcher.obstacle() is None
+        for pid in stopped:
+            os.kill(pid, signal.SIGSTOP)
+        launching = [asyncio.ensure_future(launcher.launch(shell(each, "true"))) for each in more]
+        async with asyncio.timeout(60):
+            while (why := launcher.obstacle()) is None:
+                await asyncio.sleep(0.05)
+        assert all(str(pid) in why for pid in stopped) and "kill -CONT" in why
+        assert launcher.obstacle() == why
+        for pid in stopped:
+            os.kill(pid, signal.SIGCONT)
+        await asyncio.gather(*launching)
+        assert launcher.obstacle() is None
+        os.kill(shim, signal.SIGKILL)
+        await launcher.close()
+        return shim
+
+    end_session(run(scenario()))
+    said = [each.message for each in caplog.records if "start jobs" in each.message]
+    assert len(said) == 2 and said[1] == "the processes that start jobs continue"
+
+
 def _child_called(name: str) -> psutil.Process:
     return next(child for child in psutil.Process().children() if child.name() == name)
 
@@ -152,11 +193,6 @@ def test_the_stock_is_refilled_and_ends_with_the_spawner(directory: Path) -> Non
         assert all(map(is_running, (started.shim_pid, taken, last.shim_pid)))
         await launcher.close()
         return stock
-
-    async def filled(spawner: psutil.Process, used: set[int]) -> set[int]:
-        while len(stock_of(spawner)) < STOCK or stock_of(spawner) == used:
-            await asyncio.sleep(0.01)
-        return stock_of(spawner)
 
     assert len(run(scenario())) == STOCK
     for place in (one, two, three):

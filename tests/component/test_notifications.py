@@ -3,7 +3,7 @@
 import asyncio
 import os
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -17,12 +17,23 @@ from receiver import Receiver, receiving
 from fakes import ALICE, NOON, FakeClock, order, reading
 from gpulease.daemon.clock import SystemClock
 from gpulease.domain.gpu import JobId
-from gpulease.domain.job import Owner
+from gpulease.domain.job import (
+    Exit,
+    Job,
+    Outcome,
+    Owner,
+    grant,
+    worker_gone,
+    worker_started,
+)
+from gpulease.domain.lease import Trigger
 from gpulease.domain.notifications import BURST, Message, Notification, NotifyEvent
+from gpulease.domain.placement import Placement
+from gpulease.domain.queue_options import Indices
 from gpulease.errors import TooMany
 from gpulease.host.launcher import Launcher
 from gpulease.host.notification_sender import NotificationSender
-from gpulease.notify.receivers import NotSent, receivers_of
+from gpulease.notify.receivers import NotSent, kind_of, receivers_of
 from gpulease.notify.settings import NotifySettings
 from gpulease.service import jobs, notification_delivery, scheduler, submission
 from gpulease.service.notification_delivery import Delivery, NotificationDelivery
@@ -187,6 +198,66 @@ def test_an_attempt_that_an_earlier_daemon_began_is_followed_and_not_repeated(
     assert rows(store) == [(0, True, None)]
     asyncio.run(go_on())
     assert receiver.titles == ["job 1 ended"]
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of Apprise's imports
+def test_a_service_for_html_keeps_the_lines_and_knows_a_failure(
+    tmp_path: Path, receiver: Receiver
+) -> None:
+    settings = NotifySettings(urls=(f"{receiver.url}?format=html", receiver.url))
+    asked = NotificationOrder("end", "title", "one\ntwo", 10, details="three & <four>", failed=True)
+    for each in receivers_of(settings):
+        each.send(asked, 10)
+    html, text = (body for _, body in receiver.got)
+    assert "one<br" in html and "&lt;four&gt;" in html
+    assert text == "one\ntwo\nthree & <four>"
+    assert receiver.kinds == ["failure"] * 2
+    for event, kind in (("oom", "failure"), ("time-left", "warning"), ("start", "info")):
+        assert kind_of(NotificationOrder(event, "", "", 1)) == kind
+    assert kind_of(replace(asked, failed=False)) == "success"
+
+
+def array_of(store: SqlStore, count: int, *events: str) -> Sequence[Job]:
+    """Store an array, of which all elements run."""
+    mine = replace(order(1), notify=events, owner=Owner(SELF, os.getegid(), "me"))
+    with store.write() as tx:
+        tx.add_gpus([reading()], NOON)
+        jobs = tx.add_array(mine, Indices(tuple(range(count))), NOON)
+        placement = Placement(((reading().uuid, 1),))
+        for job in jobs:
+            started = worker_started(grant(job, placement, NOON), 1, 1, NOON)
+            assert started is not None
+            tx.save(started, None)
+    return [job for job in store.live() if job.queue.array is not None]
+
+
+def end(store: SqlStore, job: Job, code: int) -> None:
+    done = worker_gone(job, Trigger.WORKER_EXITED, Outcome.EXITED, None, Exit(code), NOON)
+    assert done is not None
+    with store.write() as tx:
+        tx.save(done, None)
+
+
+def test_the_elements_of_an_array_are_one_message_for_each_event_and_a_summary(
+    store: SqlStore,
+) -> None:
+    jobs = array_of(store, 40, "start", "end", "fail")
+    other = replace(message("another job"), event=NotifyEvent.FAIL)
+    add(store, other)
+    for job in jobs[:-1]:
+        end(store, job, 0 if job.queue.array and job.queue.array.index < 9 else 3)
+    titles, _ = Notifications(store).new_of(SELF, 99)
+    assert titles == [
+        "job 1_0 (test) has started", "another job", "job 1_9 (test) failed: exit status 3"
+    ]  # fmt: skip
+    end(store, jobs[-1], 0)
+    titles, _ = Notifications(store).new_of(SELF, 99)
+    assert titles[3:] == ["array 1 (test) has ended: 10 of 40 elements succeeded"]
+    with store.engine.connect() as connection:
+        bodies = connection.exec_driver_sql("SELECT body FROM notifications ORDER BY id").scalars()
+        *_, failed, summary = bodies.all()
+    assert "1_9, 1_10" in summary and "and 10 more" in summary
+    assert "Further elements of array 1 send no such message" in failed
 
 
 def test_a_user_who_does_not_exist_is_an_error_on_record(store: SqlStore, tmp_path: Path) -> None:

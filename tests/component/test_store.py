@@ -1,6 +1,7 @@
 """The SQLite file: what is kept in it, and what it refuses."""
 
 import os
+import re
 import sqlite3
 import stat
 from collections.abc import Iterator
@@ -310,6 +311,14 @@ def test_a_window_is_found_as_it_was_added_until_it_is_removed(store: SqlStore) 
         tx.remove_window(added[0].id)
     assert store.windows() == added[1:]
     store.close()
+
+
+def test_no_statement_needs_a_newer_sqlite_than_the_oldest_that_is_supported() -> None:
+    # Each is newer than 3.34; `make test-sqlite` runs the statements there.
+    newer = re.compile(r"\.returning\(|RETURNING|DROP COLUMN|->>|\bSTRICT\b|unixepoch\(")
+    sources = list((MIGRATIONS.parent / "gpulease" / "store").glob("*.py"))
+    assert len(sources) > 20
+    assert [each.name for each in sources if newer.search(each.read_text())] == []
 
 
 def test_the_migrations_make_exactly_what_the_rows_describe(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import signal
 import sqlite3
 import subprocess
 from collections.abc import Callable
@@ -226,10 +227,27 @@ def test_a_locked_database_is_told_to_all_and_all_goes_on_when_it_is_free(
                 submit(daemon, "true")
         assert client(daemon).job(running).state == "active"
         assert leased(daemon) == G
+        wait_for(
+            "status says it", lambda: "has locked it" in (client(daemon).status().closed or "")
+        )
+        both = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        run = daemon.open("run", "--mem", "1G", "--", "sh", "-c", "exit 4", **both)
+        detached = daemon.open("run", "-d", "--mem", "1G", "--", "true", **both)
+        left = daemon.open("run", "--mem", "1G", "--", "true", **both)
+        for each in (run, detached, left):
+            assert each.stderr is not None
+            assert b"another program has locked it; waiting" in each.stderr.readline()
+        left.send_signal(signal.SIGINT)
+        left.communicate(timeout=30)
         other.execute("ROLLBACK")
+        for each in (run, detached):
+            each.communicate(timeout=60)
+    assert [each.returncode for each in (run, detached, left)] == [4, 0, -signal.SIGINT]
     job = submit(daemon, "sh", "-c", "exit 3")
     assert when_in(daemon, job, "ended").exit_status == 3
-    assert len(client(daemon).jobs(everything=True).jobs) == 2, "what was refused is not there"
+    assert len(client(daemon).jobs(everything=True).jobs) == 4, "what was refused is not there"
+    assert client(daemon).status().closed is None
+    assert "has locked it" in daemon.log
     assert "Traceback" not in daemon.log
 
 

@@ -230,17 +230,28 @@ def test_the_time_limit_is_announced_once_and_not_where_it_is_shorter_than_the_s
     assert f"gpulease extend {long} +1h" in receiver.got[0][1]
 
 
-def test_an_array_of_many_failures_is_a_few_messages(
+def test_the_first_failure_of_an_array_is_the_only_message_and_says_all_that_helps(
     make_daemon: Callable[..., Daemon], tmp_path: Path, receiver: Receiver
 ) -> None:
     daemon = with_receivers(make_daemon, tmp_path, f'urls = ["{receiver.url}"]')
-    daemon.submit("--mem", "1G", "--array", "0-29", "--notify", "fail", "--", "false")
+    said = "echo $GPULEASE_ARRAY_INDEX begins; echo no such file >&2; exit 3"
+    daemon.submit("--mem", "1G", "--array", "0-29", "--notify", "fail", "--", "sh", "-c", said)
     wait_for("all have ended", lambda: not daemon.status()["jobs"])
-    wait_for("the rest is collected", lambda: any("notifications" in it for it in receiver.titles))
-    number = int(receiver.titles[-1].split()[0])
-    assert len(receiver.titles) == 11, "ten alone, then one for the rest"
-    assert 1 < number <= 20
-    assert "failed: exit status 1" in receiver.got[-1][1]
+    last = daemon.submit("--mem", "1G", "--notify", "end", "--", "echo", "done")
+    wait_for("a later message arrives", lambda: f"job {last} (echo) succeeded" in receiver.titles)
+    (title, body), (_, of_last) = receiver.got
+    label = title.partition(": job ")[2].partition(" ")[0]
+    assert f"job {label} (sh) failed: exit status 3" in title and label.startswith("1_")
+    lines = body.splitlines()
+    assert any(line.startswith("command:") and "exit 3" in line for line in lines)
+    assert any(line.startswith("GPU:") and line.endswith(", 1G") for line in lines)
+    assert any(line.startswith("ended:") for line in lines)
+    begins = f"  {label.partition('_')[2]} begins"
+    assert lines[lines.index("The end of its output:") + 1 :] == [
+        begins, "  no such file", f"gpulease logs {label} shows its output."
+    ]  # fmt: skip
+    assert "output" not in of_last and "command:   echo done" in of_last
+    assert receiver.kinds == ["failure", "success"]
 
 
 def test_run_takes_the_events_of_the_users_file_and_warns_without_a_receiver(

@@ -49,6 +49,35 @@ def test_an_attached_run_sees_nothing_of_a_daemon_that_is_killed(
     assert daemon.wait_until(job["id"], "ended")["exit_status"] == 4
 
 
+def test_followed_logs_continue_where_they_were_when_the_daemon_was_killed(
+    daemon: Daemon, tmp_path: Path
+) -> None:
+    gates = [tmp_path / name for name in "abc"]
+    waits = [f"until test -e {each}; do sleep 0.05; done" for each in gates]
+    script = f"seq 9; {waits[0]}; seq 10 12; {waits[1]}; seq 13 15; {waits[2]}; echo up >&2; exit 4"
+    job = daemon.submit("--mem", "1G", "--", "sh", "-c", script)
+    daemon.wait_until(job, "active")
+    wait_for("it writes", lambda: (daemon.state / f"jobs/{job}/stdout").read_text().endswith("9\n"))
+    both = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    following = daemon.open("logs", "-f", "--tail", "3", str(job), **both)
+    assert following.stdout is not None
+    read = [following.stdout.readline() for _ in range(3)]
+    gates[0].touch()
+    read += [following.stdout.readline() for _ in range(3)]
+    daemon.kill()
+    gates[1].touch()
+    kept = daemon.state / f"jobs/{job}/stdout"
+    wait_for("it writes without a daemon", lambda: kept.read_text().endswith("15\n"))
+    daemon.start()
+    read += [following.stdout.readline() for _ in range(3)]
+    assert read == [b"%d\n" % each for each in range(7, 16)]
+    gates[2].touch()
+    rest, said = following.communicate(timeout=60)
+    assert (rest, following.returncode) == (b"", 0)
+    assert said.splitlines()[0].startswith(b"gpulease: lost connection to the daemon")
+    assert said.splitlines()[1:] == [b"up"]
+
+
 def test_a_run_that_waits_finds_the_daemon_again(daemon: Daemon) -> None:
     holder = daemon.submit("--exclusive", "--gpus", "2", "--", "sleep", "600")
     daemon.wait_until(holder, "active")

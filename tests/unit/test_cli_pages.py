@@ -183,7 +183,8 @@ def test_the_summary_is_one_line_of_what_is_known() -> None:
         *job_report.device_lines(views.running(12, devices=[simulated])),
         job_report.summary_line(after_its_end(**known)),
         job_report.summary_line(after_its_end(steps=3, started_at=None)),
-        job_report.summary_line(replace(views.over(17, 0), leases=[])),
+        job_report.summary_line(replace(views.over(17, 0), leases=[], advised=None)),
+        job_report.summary_line(replace(views.over(17, 0), leases=[], advised=3 << 30)),
     ]
 
     compare("job-report", "\n".join(lines) + "\n")

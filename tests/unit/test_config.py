@@ -44,6 +44,9 @@ def test_users_and_groups_have_settings_of_their_own(tmp_path: Path) -> None:
         idle = "release"
         [groups.guests]
         overuse_tolerance = 0
+        [groups.guests.together]
+        most_memory = "96G"
+        most_gpus = "none"
         """,
     )
 
@@ -51,7 +54,10 @@ def test_users_and_groups_have_settings_of_their_own(tmp_path: Path) -> None:
     assert settings.users == {"alice": {"overuse": "warn", "overuse_tolerance": GIB}}
     assert settings.groups == {
         "domain users": {"elastic": True, "idle": "release"},
-        "guests": {"overuse_tolerance": 0},
+        "guests": {
+            "overuse_tolerance": 0,
+            "together": {"most_memory": 96 * GIB, "most_gpus": None},
+        },
     }
 
 
@@ -88,6 +94,9 @@ def test_users_and_groups_have_settings_of_their_own(tmp_path: Path) -> None:
             "[groups.a] overuse_grace: cannot use the grace",
             "1h",
         ),
+        ("[groups.a]\ntogether = 3", "groups.a.together is a table", "[groups.a.together]"),
+        ("[groups.a.together]\nmost_running = 3", "unknown key 'most_running'", "known keys"),
+        ("[users.a.together]\nmost_gpus = 3", "[users.a] has an unknown key 'together'", None),
         ('[users.alice]\noveruse = ["warn"]', "write [users.alice] overuse", None),
         ("[user.alice]", "an unknown key 'user'", "users"),
         ("[margin]", "write margin", None),

@@ -62,6 +62,7 @@ def test_kinds_keep_their_numbers() -> None:
         "SKIPPED": 8,
         "SUSPENDED": 9,
         "WATCHING": 10,
+        "POSITION": 11,
         "HELLO": 16,
         "STDIN": 17,
         "STDIN_END": 18,

@@ -267,7 +267,8 @@ def test_a_claim_without_a_size_gets_what_its_likes_used() -> None:
     assert job.claim.memory == 3584 << 20
     assert mentions(job.usage.size_reason, "3.5G", "train.py", "3G in 2 runs")
 
-    world.store.known_runs = [PastRun(8 * G, 7 * G), PastRun(8 * G, 3 * G), PastRun(8 * G, 2 * G)]
+    short = PastRun(8 * G, 7 * G, out_of_memory=True)
+    world.store.known_runs = [PastRun(8 * G, 3 * G), short, PastRun(8 * G, 2 * G)]
     job = submission.submit(world.store, unsized, a_look(), Policy(), FakeClock())
     assert mentions(job.usage.size_reason, "3.5G", "train.py", "3G in 2 of 3 runs")
 

@@ -14,7 +14,14 @@ from gpulease.domain.explain import Explanations
 from gpulease.domain.gpu import GpuUuid, JobId
 from gpulease.domain.job import Job, Outcome, Owner, grant, worker_gone
 from gpulease.domain.lease import Claim, Trigger
-from gpulease.domain.limits import WEEK, Beyond, LimitCheck, RecentUse, UserLimits
+from gpulease.domain.limits import (
+    WEEK,
+    Beyond,
+    GroupLimits,
+    LimitCheck,
+    RecentUse,
+    UserLimits,
+)
 from gpulease.domain.placement import Placement
 from gpulease.domain.plan import Plan, why_waiting
 from gpulease.domain.queue_options import Indices
@@ -39,9 +46,11 @@ class World:
         self.clock = FakeClock()
         self.gpus = FakeGpus({"GPU-a": 16 * G, "GPU-b": 16 * G})
         self.limits = UserLimits(**limits)  # type: ignore[arg-type]
+        self.members: dict[Owner, tuple[GroupLimits, ...]] = {}
 
     def limits_of(self, owner: Owner) -> UserLimits:
-        return self.limits if owner == ALICE else UserLimits()
+        limits = self.limits if owner == ALICE else UserLimits()
+        return replace(limits, groups=self.members.get(owner, ()))
 
     @property
     def policy(self) -> Policy:
@@ -174,6 +183,73 @@ def test_an_array_beyond_a_limit_is_refused_with_how_much_of_it_fits() -> None:
     with pytest.raises(TooMany) as refused:
         world.submit(array)
     assert mentions(refused.value.message, "4 are leased")
+
+
+CAROL = Owner(4_000_003, 4_000_003, "carol")
+"""In no group."""
+
+
+@pytest.mark.parametrize(
+    ("limits", "asked", "says"),
+    [
+        (UserLimits(most_memory=10 * G), 6 * G, ("10G", "most_memory", "6G is leased")),
+        (UserLimits(most_gpus=1), G, ("1 GPU", "most_gpus", "1 are leased")),
+    ],
+)
+def test_the_members_of_a_group_share_its_limits_and_others_do_not(
+    limits: UserLimits, asked: int, says: tuple[str, ...]
+) -> None:
+    world = World()
+    vision, all_of_us = GroupLimits("vision", limits), GroupLimits("all", UserLimits(most_gpus=9))
+    world.members = {ALICE: (all_of_us, vision), BOB: (vision,)}
+    first = world.submit(order(asked))
+    waits = world.submit(order(asked, owner=BOB))
+    other = world.submit(order(asked, owner=CAROL))
+    decided = world.run()
+    assert world.started() == [first.id, other.id]
+    over = why_waiting(decided, waits).over_limit
+    assert over is not None and mentions(str(over), "group vision", "all members together", *says)
+    with pytest.raises(NoRoomNow, match="group vision"):
+        world.submit(order(asked, owner=BOB, wait_for=timedelta(0)))
+    with pytest.raises(CannotLease, match="the group vision may hold"):
+        world.submit(order(11 * G, gpus=2, owner=BOB))
+
+    world.end(first.id)
+    world.run()
+    assert waits.id in world.started()
+
+
+def test_a_job_over_the_limit_of_its_group_waits_also_where_its_users_limits_refuse() -> None:
+    world = World(most_gpus=2, over_limit=Beyond.REFUSE)
+    both = (GroupLimits("vision", UserLimits(most_gpus=1)),)
+    world.members = {ALICE: both, BOB: both}
+    first = world.submit(order(owner=BOB))
+    mine = world.submit(order())
+    world.run()
+    assert world.started() == [first.id]
+    world.end(first.id)
+    world.run()
+    assert world.started() == [mine.id]
+
+
+def test_the_budget_of_a_group_counts_members_without_jobs_also_after_a_restart() -> None:
+    world = World()
+    both = (GroupLimits("vision", UserLimits(gib_hours_per_week=15)),)
+    world.members = {ALICE: both, BOB: both}
+    job = world.submit(order(8 * G, owner=BOB))
+    world.run()
+    world.clock.forward(hours=2)
+    world.end(job.id)
+    waits, other = world.submit(order()), world.submit(order(owner=CAROL))
+    for _ in range(2):
+        decided = world.run()
+        assert world.started() == [other.id]
+        over = why_waiting(decided, waits).over_limit
+        assert mentions(str(over), "group vision", "15 GiB hours", "16.0 are used")
+        world.state = QueueState(world.store)
+    world.clock.at = NOON + WEEK + timedelta(minutes=90)
+    world.run()
+    assert waits.id in world.started()
 
 
 def test_no_wait_names_the_limit() -> None:

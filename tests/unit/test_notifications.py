@@ -12,6 +12,7 @@ from gpulease.domain.gpu import JobId
 from gpulease.domain.health import Drain, GpuAvailability
 from gpulease.domain.job import Exit, Job, Outcome, grant, worker_gone, worker_started
 from gpulease.domain.lease import LONGEST_TIME, Trigger
+from gpulease.domain.memory_estimate import size_next_time
 from gpulease.domain.notifications import (
     BURST,
     FIRST_PAUSE,
@@ -21,11 +22,14 @@ from gpulease.domain.notifications import (
     NotifyEvent,
     about_gpu,
     collected,
+    last_lines,
+    memory_use,
     message_on,
     time_is_short,
 )
 from gpulease.domain.placement import Placement
 from gpulease.errors import BadConfiguration, BadValue, with_hint
+from gpulease.units import format_size
 from gpulease.wire.notifications import EVENTS_OF_JOBS, notify_events
 
 LATER = NOON + timedelta(hours=2)
@@ -101,13 +105,28 @@ def test_the_message_says_why_for_how_long_what_it_used_and_what_to_ask_for() ->
     assert message is not None
     assert message.body.splitlines() == [
         "It ran for 2h.",
-        "It used 2G at most, of a lease of 8G; --mem 2.5G is enough.",
         "gpulease show 7 shows more.",
     ]
+    advised = size_next_time(job, G)
+    assert advised is not None
+    assert memory_use(job, G) == (
+        f"It used 2G at most, of a lease of 8G; next time --mem {format_size(advised)}."
+    )
+    assert "--mem 4G" in (memory_use(job, 4 * G) or ""), "a smaller lease would be refused"
+    assert memory_use(job, 8 * G) == "It used 2G at most, of a lease of 8G."
     why = with_hint("it held 9G", "use --mem 10G")
     message = message_on(running("fail"), ended(running("fail"), Outcome.OVER_LEASE, None, why))
     assert message is not None
     assert message.body.splitlines()[::2] == ["It held 9G.", "hint: use --mem 10G"]
+
+
+def test_the_last_lines_are_those_that_a_terminal_shows() -> None:
+    said = "a\n\x1b[31mred\x1b[0m\n\n 10%\r 90%\r100%\r\n\x1b]0;title\x07last\tline\x00\n"
+    assert last_lines(said) == ["a", "red", "100%", "last line "]
+    assert last_lines("\n".join(map(str, range(100)))) == [str(each) for each in range(80, 100)]
+    assert sum(map(len, last_lines("x" * 5000 + "\n" + "y" * 1500))) <= 2000
+    assert last_lines("x" * 5000) == ["x" * 1999]
+    assert last_lines("") == []
 
 
 def test_the_time_is_short_from_the_span_on_unless_the_whole_limit_is() -> None:
@@ -176,6 +195,8 @@ def test_events_are_checked_and_each_counts_once() -> None:
         ('events = ["fale"]', "no event named 'fale'"),
         ('events = ["time-left=soon"]', "cannot read the time 'soon'"),
         ('time_left = "0.3s"', "cannot read the time"),
+        ("details = false", None),
+        ("details = 1", "details is true or false"),
     ],
 )
 def test_a_file_that_submissions_cannot_use_is_no_good_for_notify_either(

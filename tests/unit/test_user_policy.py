@@ -9,6 +9,7 @@ from gpulease.config import Settings
 from gpulease.daemon.user_policy import UserPolicy, groups_of
 from gpulease.domain.idle import Release
 from gpulease.domain.job import Owner
+from gpulease.domain.limits import GroupLimits, UserLimits
 from gpulease.domain.overuse import Consequence
 
 ME = Owner(os.getuid(), os.getgid(), pwd.getpwuid(os.getuid()).pw_name)
@@ -42,6 +43,21 @@ def test_of_two_groups_the_first_in_the_file_counts() -> None:
     both = {MY_GROUP: {"overuse_tolerance": 2}, "no-such-group": {"overuse_tolerance": 9}}
     assert UserPolicy(Settings(groups=both)).overuse(ME).tolerance == 2
     assert groups_of(Owner(NOBODY.uid, gid, NOBODY.user)) == {MY_GROUP}, "its own, if nothing else"
+
+
+def test_the_limits_of_each_of_a_users_groups_count_and_none_is_no_limit() -> None:
+    name = ME.user
+    groups = {
+        MY_GROUP: {"most_gpus": 2, "together": {"most_gpus": 8, "most_memory": None}},
+        "no-such-group": {"together": {"most_gpus": 1}},
+    }
+    rules = UserPolicy(Settings(groups=groups, users={name: {"most_gpus": 4}}))
+    limits = rules.limits(ME)
+    assert limits.most_gpus == 4
+    assert limits.groups == (GroupLimits(MY_GROUP, UserLimits(most_gpus=8)),)
+    assert rules.limits(NOBODY).groups == ()
+    rules.adopt(Settings(groups={MY_GROUP: {"together": {"most_gpus": None}}}))
+    assert rules.limits(ME).groups == (), "after a reload"
 
 
 def test_a_table_makes_the_watch_vary_only_where_it_says_otherwise_of_it() -> None:
