@@ -10,6 +10,7 @@ import contextlib
 import json
 import os
 import socket
+import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from dataclasses import dataclass
 from datetime import timedelta
@@ -273,10 +274,11 @@ def living_shim(directory: Path) -> Entry | None:
 def system_started_at() -> float:
     """Return when this system booted, in seconds since the epoch; in a container, when it started.
 
-    The boot time in /proc/stat is the host's, while process 1 is of this container.
+    The boot time in /proc/stat is the host's, in whole seconds, while process 1 is the container's.
     """
+    booted_at = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
     first = entry(1)  # not visible to a user where /proc has hidepid
-    return psutil.boot_time() + (0 if first is None else first.started / _TICKS_PER_S)
+    return booted_at + (0 if first is None else first.started / _TICKS_PER_S)
 
 
 def session_of(directory: Path) -> int | None:
