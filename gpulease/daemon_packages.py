@@ -1,9 +1,13 @@
-"""The packages that only the daemon needs, and how to install an extra such as `daemon`.
+"""The packages that only the daemon needs, and how the programs find theirs beside a PYTHONPATH.
 
 The command and `gpulease.lease` work without them, so a training environment stays small.
 """
 
+import os
+import sys
+from collections.abc import Mapping
 from importlib.util import find_spec
+from pathlib import Path
 
 NEEDED = (
     "alembic",
@@ -37,3 +41,21 @@ def complaint(purpose: str) -> str | None:
     if not names:
         return None
     return f"cannot {purpose}: the packages of the daemon are not installed: {', '.join(names)}"
+
+
+def prefer_installed() -> None:
+    """Search PYTHONPATH and the current directory last, after what is installed.
+
+    They are meant for the user's jobs, and may hold packages for another Python. They are still
+    searched: on clusters, environment modules provide packages by PYTHONPATH.
+    """
+    library = os.__file__.rpartition("/")[0]
+    if library in sys.path:
+        start = sys.path.index(library)
+        sys.path = sys.path[start:] + sys.path[:start]
+
+
+def own_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables with which `python -P -m gpulease...` finds this gpulease first."""
+    paths = str(Path(__file__).parents[1]), environment.get("PYTHONPATH")
+    return {**environment, "PYTHONPATH": os.pathsep.join(filter(None, paths))}

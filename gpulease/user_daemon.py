@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gpulease.config import PERSONAL_LOG
-from gpulease.daemon_packages import INSTALL_HINT, complaint
+from gpulease.daemon_packages import INSTALL_HINT, complaint, own_environment
 from gpulease.errors import NoDaemon
 from gpulease.path_ownership import shaky
 
@@ -82,7 +82,7 @@ def daemon_command() -> list[str]:
     """
     if (message := complaint("start a daemon for you")) is not None:
         raise NoDaemon(message, f"{INSTALL_HINT}, or ask an admin for a daemon for everyone")
-    return [sys.executable, "-m", "gpulease.daemon", "--personal"]
+    return [sys.executable, "-P", "-m", "gpulease.daemon", "--personal"]
 
 
 def ensure(
@@ -196,6 +196,7 @@ class _Start:
                 stdin=subprocess.DEVNULL,
                 stdout=handle,
                 stderr=handle,
+                env=own_environment(os.environ),
                 start_new_session=True,
                 cwd="/",
             )

@@ -81,7 +81,7 @@ def history(
       gpulease history --user alice --since 7d
       gpulease history --state failed --name 'sweep*'
       gpulease history --csv --since 30d > month.csv
-      gpulease history --json --limit 1000 | jq '.jobs[] | {label, outcome}'
+      gpulease history --json --limit 1000 | jq '.jobs[] | {id, outcome}'
     """
     print_history(
         user=user,

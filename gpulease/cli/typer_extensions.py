@@ -167,6 +167,8 @@ class VerbGroup(TyperGroup):
 
 def choices_of(param: Any) -> tuple[str, ...]:
     """Return the values that a parameter accepts; none if it accepts any."""
+    if not hasattr(param, "type_descriptor"):  # before typer 0.29
+        return tuple(map(str, getattr(param.type, "choices", ())))
     annotation = param.type_descriptor.annotation
     return tuple(map(str, get_args(annotation))) if get_origin(annotation) is Literal else ()
 

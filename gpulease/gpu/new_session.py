@@ -12,9 +12,9 @@ import sys
 from collections.abc import Mapping
 from datetime import timedelta
 from functools import partial
-from pathlib import Path
 
 from gpulease.call_thread import Call, CallThread, Monotonic, Retry
+from gpulease.daemon_packages import own_environment
 from gpulease.domain.gpu import GpuUuid
 from gpulease.gpu import nvml_binding
 from gpulease.gpu.devices import list_devices
@@ -65,13 +65,11 @@ class NewSession:
 def readable_gpus(timeout: timedelta) -> Mapping[GpuUuid, int]:
     """Return the index of each GPU that a new session can read, by UUID; empty on failure."""
     seconds = max(1, round(timeout.total_seconds()))
-    # Run this daemon's code, not a package in the current directory.
-    paths = [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")]
     command = [sys.executable, "-P", "-m", "gpulease.gpu.new_session", str(seconds)]
     try:
         done = subprocess.run(
             command,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))},
+            env=own_environment(os.environ),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,

@@ -156,15 +156,23 @@ class NvmlProbe:
                 known = [] if self._trouble is not None else self._devices
                 calls = [(device, self._start_reading(device)) for device in known]
                 if not calls:
-                    return self._all_unreadable(self._trouble or "")
+                    return self.unreadable(self._trouble or "")
             try:
                 collected = self._collect(calls, begun_at)
             except DriverGone as failure:
                 with self._lock:
                     self._fail(str(failure))
-                    return self._all_unreadable(str(failure))
+                    return self.unreadable(str(failure))
             self._plan_retry([readings[0] for readings in collected])
             return tuple(reading for readings in collected for reading in readings)
+
+    def unreadable(self, reason: str) -> tuple[GpuReading, ...]:
+        """Return every GPU that the driver listed, as unreadable for this reason."""
+        return tuple(
+            reading
+            for device in self._devices
+            for reading in self._with_mig_devices(device, device.unread(Fault.UNREADABLE, reason))
+        )
 
     def on_gpu(self, uuid: GpuUuid, work: Callable[[Handle], T]) -> T:
         """Return the result of `work` on a GPU, independently of readings, within the deadline.
@@ -375,13 +383,6 @@ class NvmlProbe:
     def _is_idle(self) -> bool:
         threads = (*self._readers.values(), *self._others.values())
         return self._health.is_idle and not any(thread.is_busy for thread in threads)
-
-    def _all_unreadable(self, reason: str) -> tuple[GpuReading, ...]:
-        return tuple(
-            reading
-            for device in self._devices
-            for reading in self._with_mig_devices(device, device.unread(Fault.UNREADABLE, reason))
-        )
 
     def _with_mig_devices(self, device: Device, reading: GpuReading) -> _Readings:
         return tuple(unreadable(device, self._mig_devices.get(device.uuid, ()), reading))

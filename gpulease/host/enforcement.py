@@ -128,7 +128,8 @@ class EnforcementLevels:
         """Return why the driver sets no limits; None if it does on some GPU."""
         no_scopes = self._circumstances.no_scopes
         obstacles = {
-            "simulated GPUs have no driver": self._limiter is None,
+            "simulated GPUs have no driver": self._circumstances.simulated,
+            "a separate process calls NVML, which crashed gpuleased": self._limiter is None,
             "turned off by driver_limits": not self.driver_limits,
             "only root can set them": os.geteuid() != 0,
             f"limits need a scope for each job: {no_scopes}": no_scopes is not None,

@@ -14,8 +14,6 @@ from datetime import timedelta
 from functools import partial
 from pathlib import Path
 
-import psutil
-
 from gpulease.domain.enforcement import EnforcementLevel
 from gpulease.domain.gpu import JobId
 from gpulease.domain.job import Exit, Invocation, Job, Outcome
@@ -37,6 +35,7 @@ from gpulease.host.shim_control import (
     session_of,
     session_on_record,
     shim_on_record,
+    system_started_at,
 )
 from gpulease.host.state_dir import StateDirectory
 from gpulease.service.log_once import LogOnce
@@ -360,6 +359,16 @@ def _exited(job: Job, event: shim_control.Exited) -> WorkerExited:
     exit_ = Exit(event.exit_code, event.signal)
     if event.failed is not None:
         exit_ = Exit(event.failed.exit_code)
-    detail = event.failed.message if event.failed is not None else None
-    rebooted = job.started_at is not None and job.started_at.timestamp() < psutil.boot_time()
+    detail = event.failed.message if event.failed is not None else _short_of_ram(event)
+    rebooted = job.started_at is not None and job.started_at.timestamp() < system_started_at()
     return WorkerExited(outcome, exit_, event.ended_at, detail, event.terminated and rebooted)
+
+
+def _short_of_ram(event: shim_control.Exited) -> str | None:
+    """Return how a job ended of which the kernel killed processes; None if it killed none."""
+    if not event.oom_kills or event.reason not in (Outcome.EXITED, Outcome.SIGNALED):
+        return None
+    how = f"by signal {event.signal}" if event.signal else f"with exit code {event.exit_code}"
+    count = event.oom_kills
+    killed = "one of its processes" if count == 1 else f"{count} of its processes"
+    return f"ended {how}; the kernel killed {killed} for lack of RAM"

@@ -43,6 +43,8 @@ _ONCE_MORE_AFTER_S = 0.2
 _NAME = "org.freedesktop.systemd1"
 _REQUEST = "ssa(sv)a(sa(sv))"
 _UNIT_EXISTS = f"{_NAME}.UnitExists"
+_UNKNOWN_PROPERTY = "org.freedesktop.DBus.Error.PropertyReadOnly"
+_AT_OOM = "OOMPolicy"
 _DESTRUCTIVE = f"{_NAME}.TransactionIsDestructive"
 _SHUTDOWN = "shutdown.target"
 _SHUTTING_DOWN = "the machine is shutting down"
@@ -153,24 +155,33 @@ async def _prepares_for_shutdown(router: DBusRouter) -> bool:
 
 async def _start(router: DBusRouter, pid: int, scope: Scope) -> None:
     """Start the unit and wait until systemd reports that it runs: then its rules are in force."""
-    no_other_units: list[Any] = []
-    request = scope.name, "fail", list(_properties(pid, scope)), no_other_units
     # Subscribed before the request: the signal may arrive before its answer has been read.
     with router.filter(_REMOVED, queue=asyncio.Queue()) as removed:
-        try:
-            answer = await _ask(router, "StartTransientUnit", _REQUEST, request)
-        except DBusErrorResponse as error:
-            if error.name != _UNIT_EXISTS:
-                raise
-            # The scope of an earlier launch, whose shim has just ended: systemd is about to notice.
-            await asyncio.sleep(_ONCE_MORE_AFTER_S)
-            answer = await _ask(router, "StartTransientUnit", _REQUEST, request)
-        result = await _result(removed, answer)
+        result = await _result(removed, await _request_start(router, pid, scope))
     if result == "canceled":
         # By a shutdown that began meanwhile, or by a stop of the slice.
         raise NotNow("systemd canceled the start of a scope")
     if result != "done":
         raise ValueError(f"the result of its start was {result}")
+
+
+async def _request_start(router: DBusRouter, pid: int, scope: Scope) -> Message:
+    properties, no_other_units, waited = dict(_properties(pid, scope)), list[Any](), False
+    while True:
+        request = scope.name, "fail", list(properties.items()), no_other_units
+        try:
+            return await _ask(router, "StartTransientUnit", _REQUEST, request)
+        except DBusErrorResponse as error:
+            if error.name == _UNKNOWN_PROPERTY and _AT_OOM in properties:
+                # systemd 247 has it for services only, and ends no scope.
+                del properties[_AT_OOM]
+            elif error.name == _UNIT_EXISTS and not waited:
+                # The scope of an earlier launch, whose shim has just ended: systemd is about to
+                # notice.
+                waited = True
+                await asyncio.sleep(_ONCE_MORE_AFTER_S)
+            else:
+                raise
 
 
 async def _result(removed: "asyncio.Queue[Message]", answer: Message) -> str:
@@ -201,6 +212,9 @@ def _properties(pid: int, scope: Scope) -> Iterator[tuple[str, tuple[str, Any]]]
     yield "Before", ("as", [_DAEMON])
     # A failed unit is removed too when it is empty; the job's record is elsewhere.
     yield "CollectMode", ("s", "inactive-or-failed")
+    # By default, systemd ends the whole scope when the kernel kills one process for lack of RAM. A
+    # program may start its worker process again.
+    yield _AT_OOM, ("s", "continue")
     stop_us = int(scope.grace.total_seconds() * 1e6)
     yield "TimeoutStopUSec", ("t", stop_us)
     if scope.gpus is not None:

@@ -10,6 +10,7 @@ import contextlib
 import json
 import os
 import socket
+import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from dataclasses import dataclass
 from datetime import timedelta
@@ -270,13 +271,23 @@ def living_shim(directory: Path) -> Entry | None:
     return None if pid is None else entry(pid)
 
 
+def system_started_at() -> float:
+    """Return when this system booted, in seconds since the epoch; in a container, when it started.
+
+    The boot time in /proc/stat is the host's, in whole seconds, while process 1 is the container's.
+    """
+    booted_at = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
+    first = entry(1)  # not visible to a user where /proc has hidepid
+    return booted_at + (0 if first is None else first.started / _TICKS_PER_S)
+
+
 def session_of(directory: Path) -> int | None:
     """Return the session that the shim led, if it started after the machine's last boot."""
     record = read_record(directory)
     if record is None or record.started is None:
         return None
     started = record.started
-    return started.shim_pid if started.started_at.timestamp() > psutil.boot_time() else None
+    return started.shim_pid if started.started_at.timestamp() > system_started_at() else None
 
 
 def has_living_shim(directory: Path, job: Job | None) -> bool:
@@ -302,6 +313,6 @@ def shim_on_record(job: Job) -> Entry | None:
 
 def session_on_record(job: Job) -> int | None:
     """Return the session that the shim of `job` led, if the job started after the last boot."""
-    if job.started_at is None or job.started_at.timestamp() <= psutil.boot_time():
+    if job.started_at is None or job.started_at.timestamp() <= system_started_at():
         return None
     return job.shim_pid

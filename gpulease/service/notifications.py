@@ -7,6 +7,7 @@ whatever happens to the daemon. What is long or may still change is added when a
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from datetime import datetime
 
+from gpulease.domain.dependencies import has_failed
 from gpulease.domain.gpu import GpuReading, GpuUuid, JobId
 from gpulease.domain.job import Job, one_line
 from gpulease.domain.lease import State

@@ -211,3 +211,30 @@ def _file(pid: int, name: str) -> bytes:
 def has_group(root: int, group: int) -> bool:
     """Return whether a living process below `root` is in this process group."""
     return any(found.group == group for found in descendants(root))
+
+
+def oom_kills(own: str = "/proc/self/cgroup", root: str = "/sys/fs/cgroup") -> int:
+    """Return how many processes in this job's scope the kernel has killed for lack of RAM.
+
+    0 if this is not known: without a scope, with cgroups of version 1, or without accounting.
+    """
+    found = [line for line in _lines(own) if line.startswith(b"0::")]
+    path = os.fsdecode(found[0][3:]) if found else ""
+    if "/gpulease-job-" not in path:
+        return 0
+    events = (line.split() for line in _lines(f"{root}{path}/memory.events"))
+    return next((int(words[1]) for words in events if words[0] == b"oom_kill"), 0)
+
+
+def _lines(path: str) -> list[bytes]:
+    """Return the lines of a file of the kernel; none if it cannot be read."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return []
+    try:
+        return os.read(fd, 1 << 14).splitlines()
+    except OSError:
+        return []
+    finally:
+        os.close(fd)

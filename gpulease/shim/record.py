@@ -77,6 +77,8 @@ class Exited(NamedTuple):
     failed: Failure | None = None
     terminated: bool = False
     """The shim got SIGTERM too, as all processes do at a shutdown."""
+    oom_kills: int = 0
+    """Processes of the job that the kernel killed for lack of RAM, if it was not successful."""
 
 
 class Record(NamedTuple):
@@ -163,6 +165,7 @@ def exited(line: Mapping[str, Any]) -> Exited:
         max_rss=line.get("max_rss"),
         failed=failure(failed) if failed else None,
         terminated=bool(line.get("terminated")),
+        oom_kills=int(line.get("oom_kills", 0)),
     )
 
 
@@ -325,7 +328,7 @@ class JobEvents:
         self._unwritten.append({"event": "main_exited", **self.main_exited})
         return self.main_exited
 
-    def note_end(self, max_rss: int) -> dict[str, Any]:
+    def note_end(self, max_rss: int, oom_kills: int = 0) -> dict[str, Any]:
         """Note that the last process has ended."""
         main = dict(self.main_exited or {})
         at = main.pop("at", None)
@@ -334,6 +337,7 @@ class JobEvents:
         reason = stop["reason"] if stop else usual
         end = {"reason": reason, **main, "main_exited_at": at, "ended_at": now()}
         end |= {"terminated": True} if self.terminated else {}
+        end |= {"oom_kills": oom_kills} if oom_kills else {}
         return self._end({**end, "max_rss": max_rss})
 
     def note_failure(self, failure: Failure) -> dict[str, Any]:

@@ -264,7 +264,9 @@ class Supervisor:
             end = self._events.note_failure(self._failure)
         else:
             peak_kib = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
-            end = self._events.note_end(peak_kib * 1024)
+            succeeded = (self._events.main_exited or {}).get("exit_code") == 0
+            oom_kills = 0 if succeeded else process_tree.oom_kills()
+            end = self._events.note_end(peak_kib * 1024, oom_kills)
         self._events.write()
         self._time_limit.cancel()
         self._loop.cancel_timer("kill")

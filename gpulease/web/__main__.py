@@ -4,7 +4,7 @@ import sys
 from importlib.util import find_spec
 from typing import NoReturn
 
-from gpulease.daemon_packages import install_hint
+from gpulease.daemon_packages import install_hint, prefer_installed
 from gpulease.errors import BadConfiguration
 
 NEEDED = ("jinja2", "prometheus_client", "starlette", "uvicorn")
@@ -13,6 +13,7 @@ NEEDED = ("jinja2", "prometheus_client", "starlette", "uvicorn")
 
 def main() -> NoReturn:
     """Serve the web page, or exit with a hint if its packages are not installed."""
+    prefer_installed()
     missing = [name for name in NEEDED if find_spec(name) is None]
     if missing:
         error = BadConfiguration(

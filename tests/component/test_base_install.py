@@ -2,6 +2,8 @@
 
 import os
 import re
+import shutil
+import signal
 import subprocess
 import sys
 import tomllib
@@ -15,7 +17,9 @@ from typing import Any
 import pytest
 
 from daemon_rig import daemons
+from gpulease.config import personal_state
 from gpulease.daemon_packages import NEEDED, missing
+from gpulease.user_daemon import serving
 from gpulease.web.__main__ import NEEDED as WEB_NEEDED
 
 _REPOSITORY = Path(__file__).parents[2]
@@ -150,3 +154,61 @@ def test_the_extra_of_the_web_server_has_what_it_checks() -> None:
     homes = packages_distributions()
     extra = {_name(each) for each in _project()["optional-dependencies"]["web"]}
     assert {homes[name][0].lower().replace("_", "-") for name in WEB_NEEDED} == extra
+
+
+@pytest.fixture
+def hiding(tmp_path: Path) -> Path:
+    """Return a directory with modules that hide gpulease and what it imports."""
+    folder = tmp_path / "hiding"
+    names = ("gpulease/__init__", "msgspec", "random", "rich/__init__", "sqlalchemy", "starlette")
+    for name in names:
+        module = folder / f"{name}.py"
+        module.parent.mkdir(parents=True, exist_ok=True)
+        module.write_text("raise ImportError('this is for another Python')")
+    return folder
+
+
+def test_modules_on_the_users_pythonpath_are_the_jobs_alone(
+    python: Path, tmp_path: Path, hiding: Path
+) -> None:
+    command = shutil.copy(_REPOSITORY / "gpulease/cli/__main__.py", python.parent / "gpulease")
+    with daemons(tmp_path) as make:
+        socket = {"GPULEASE_SOCKET": str(make().start().socket)}
+        environment = {**os.environ, **socket, "PYTHONPATH": str(hiding)}
+        shown = _run(python, command, "report", environment=environment)
+        assert shown.returncode == 0, shown
+        ran = _run(python, command, "run", "printenv", "PYTHONPATH", environment=environment)
+        assert ran.stdout.strip().endswith(f":{hiding}"), ran
+
+
+def test_modules_in_the_current_directory_hide_none_of_the_commands(
+    python: Path, hiding: Path
+) -> None:
+    shutil.rmtree(hiding / "gpulease")
+    line = [python, "-m", "gpulease.cli", "list", "--help"]
+    done = subprocess.run(line, cwd=hiding, check=False, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done
+
+
+def test_a_daemon_for_one_user_starts_despite_the_users_pythonpath(
+    environment: dict[str, str], hiding: Path, no_daemon_of_the_machine: None
+) -> None:
+    found = {**environment, "GPULEASE_SIMULATE": "1x8G", "PYTHONPATH": str(hiding)}
+    command = str(_REPOSITORY / "gpulease/cli/__main__.py")
+    try:
+        done = _run(Path(sys.executable), command, "run", "true", environment=found)
+        assert done.returncode == 0, done
+    finally:
+        if (daemon := serving(personal_state(environment))) is not None:
+            os.kill(daemon.pid, signal.SIGTERM)
+
+
+@pytest.mark.parametrize("program", ["gpuleased", "gpulease-web", "gpulease-setup"])
+def test_the_other_programs_start_despite_the_users_pythonpath(program: str, hiding: Path) -> None:
+    shutil.rmtree(hiding / "gpulease")
+    line = [Path(sys.executable).with_name(program), "--help"]
+    environment = {**os.environ, "PYTHONPATH": str(hiding)}
+    done = subprocess.run(
+        line, env=environment, check=False, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done

@@ -1,6 +1,7 @@
 """GPUs in another order, one fewer, a driver that is replaced, hangs or talks nonsense."""
 
 import os
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ import pytest
 
 from daemon_rig import Daemon, wait_for
 from gpulease.wire.machine import GpuView
-from nvml_stand_in import HANG, Card, StandIn
+from nvml_stand_in import HANG, Card, Code, StandIn
 
 from .asking import G, client, submit, when, when_in
 
@@ -143,3 +144,32 @@ def test_nonsense_of_one_gpu_stops_its_leases_and_those_of_no_other(
     assert "\x1b" not in daemon.run("status").stdout
     wait_for("samples are written", lambda: client(daemon).status().gpus)
     assert "Traceback" not in daemon.log
+
+
+def test_nvml_that_crashed_the_daemon_is_called_by_a_process_that_may_crash(
+    machine: tuple[Daemon, StandIn],
+) -> None:
+    daemon, stand_in = machine
+    running = submit(daemon, "sleep", "600")
+    when_in(daemon, running, "active")
+    stand_in.update(faults={"nvmlDeviceGetMemoryInfo*": Code.CRASH})
+    assert daemon.process is not None
+    assert daemon.process.wait(60) == -signal.SIGSEGV
+
+    # It crashes in the new process as well: the daemon stays, and its GPUs are unknown.
+    daemon.start()
+    assert "Fatal Python error: Segmentation fault" in daemon.log
+    assert {gpu.state for gpu in gpus(daemon).values()} == {"unreadable"}
+    assert client(daemon).job(running).state == "active"
+    second = submit(daemon, "sh", "-c", "exit 3")
+    said = [check.message for check in client(daemon).doctor().checks if check.name == "driver"]
+    assert "crashed (SIGSEGV)" in said[0]
+
+    stand_in.update(faults={})
+    assert when_in(daemon, second, "ended").exit_status == 3
+    stand_in.update(faults={"nvmlDeviceGetMemoryInfo*": Code.CRASH})
+    when_gpus(
+        daemon, "the crash is said",
+        lambda seen: all("crashed (SIGSEGV)" in (gpu.detail or "") for gpu in seen.values()),
+    )  # fmt: skip
+    assert client(daemon).job(running).state == "active"

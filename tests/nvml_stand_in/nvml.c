@@ -7,6 +7,7 @@
 #include <ctype.h>
 #include <dirent.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -28,6 +29,7 @@ enum {
     INSUFFICIENT_SIZE = 7,
     TIMED_OUT = 10,
     GPU_IS_LOST = 15,
+    CRASH = 9999,  /* not an answer: the call raises SIGSEGV */
     MISMATCH = 18,
     UNKNOWN = 999,
 };
@@ -354,6 +356,7 @@ static int fault_of(const struct gpu *gpu, const char *function, void *handle)
 {
     int *lost = &lost_in[((uintptr_t)handle & 0xffff) - 1];
     int fault = (int)rule_for(&gpu->faults, function);
+    if (fault == CRASH) raise(SIGSEGV);
     if (fault == GPU_IS_LOST) *lost = sessions;
     return gpu->stays_lost && *lost == sessions ? GPU_IS_LOST : fault;
 }
@@ -365,6 +368,7 @@ static int enter(struct state *state, const char *function, void *handle, struct
     note(state, function, handle ? gpu_of(state, handle) : NULL);
     wait_out(state, function, handle);
     long fault = rule_for(&state->faults, function);
+    if (fault == CRASH) raise(SIGSEGV);
     if (fault) return (int)fault;
     int mischance = draw_mischance(state);
     if (mischance) return mischance;

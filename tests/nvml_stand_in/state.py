@@ -42,6 +42,8 @@ class Code(IntEnum):
     GPU_IS_LOST = 15
     ARGUMENT_VERSION_MISMATCH = 25
     UNKNOWN = 999
+    CRASH = 9999
+    """No answer of NVML's: the process ends by SIGSEGV in the call."""
 
 
 @dataclass(frozen=True)

@@ -32,9 +32,10 @@ def test_all_of_a_job_is_in_its_scope_and_the_scope_goes_with_it(gpulease: Gpule
     machine = gpulease.machine
     job = gpulease.submit("--mem", "1G", "--", "sh", "-c", "setsid sleep 601 & sleep 602")
     gpulease.wait_until(job, "active")
-    shown = machine.unit(scope(job), "ActiveState", "Slice", "Description")
+    shown = machine.unit(scope(job), "ActiveState", "OOMPolicy", "Slice", "Description")
     assert shown == {
         "ActiveState": "active",
+        "OOMPolicy": "continue",  # what the kernel kills for lack of RAM ends nothing else
         "Slice": "gpulease.slice",
         "Description": f"gpulease job {job} of alice",
     }

@@ -160,6 +160,18 @@ def test_jobs_that_run_at_an_orderly_reboot_end_by_its_signal(gpulease: Gpulease
     assert (ended["outcome"], ended["exit_status"]) == ("signaled", 128 + signal.SIGTERM)
 
 
+def test_a_job_with_requeue_runs_again_after_an_orderly_reboot(gpulease: Gpulease) -> None:
+    script = "test -e ran || exec sh -c 'touch ran; sleep 600'"
+    ran = gpulease.submit("--requeue", "--mem", "6G", "--", "sh", "-c", script)
+    wait_for("it runs", (gpulease.machine.root / "home/alice/ran").exists)
+    gpulease.machine.reboot()
+    gpulease.wait_until_back(0)
+    again = gpulease.wait_until(ran, "ended")["retried_as"]
+    assert again is not None
+    ended = gpulease.wait_until(again, "ended")
+    assert (ended["outcome"], ended["exit_status"]) == ("exited", 0)
+
+
 def test_nothing_of_the_daemons_reaches_a_job(gpulease: Gpulease) -> None:
     script = (
         "grep -E 'SigIgn|NoNewPrivs|CapEff' /proc/self/status; env; ls -l /proc/self/fd | wc -l"

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from jeepney import DBusErrorResponse, Message, new_error, new_method_return
 
 from fakes import ALICE, NOON, FakeClock
 from goldens import mentions
@@ -24,7 +25,10 @@ from gpulease.host.processes import ProcessTable
 from gpulease.host.sandbox import Sandbox, UvmNode
 from gpulease.host.shim_control import has_scope
 from gpulease.service.ports import WorkerExited, WorkerNews
+from gpulease.shim.process_tree import oom_kills
 from gpulease.shim.record import JobEvents, claim
+
+FREEDESKTOP = "org.freedesktop.DBus.Error"
 
 MINUTE, DAY = timedelta(minutes=1), timedelta(days=1)
 TRUE = Invocation(argv=("true",), cwd="/", environment={})
@@ -210,15 +214,16 @@ def test_a_record_that_cannot_be_written_keeps_the_job_from_being_launched(tmp_p
         asyncio.run(Sandbox(lambda: None, note, make)(1, lost))
 
 
-def test_start_and_end_of_a_short_job_are_one_news(tmp_path: Path) -> None:
+def _end_of(tmp_path: Path, code: int, oom_kills: int = 0) -> WorkerExited:
+    """Return what the daemon learns of a job whose record has its start and its end."""
     directory = os.open(tmp_path, os.O_RDONLY)
     record = claim(directory, 9)
     os.close(directory)
     assert record is not None
     events = JobEvents(record)
     events.note_start(7)
-    events.note_main_exit(0)
-    events.note_end(0)
+    events.note_main_exit(code)
+    events.note_end(0, oom_kills)
     events.write()
     record.close()
     noted = Noted(tmp_path)
@@ -230,6 +235,11 @@ def test_start_and_end_of_a_short_job_are_one_news(tmp_path: Path) -> None:
 
     (news,) = asyncio.run(follow())
     assert isinstance(news, WorkerExited)
+    return news
+
+
+def test_start_and_end_of_a_short_job_are_one_news(tmp_path: Path) -> None:
+    news = _end_of(tmp_path, 0)
     assert news.started is not None
     assert (news.exit, news.started.pid) == (Exit(0), 7)
 
@@ -257,3 +267,60 @@ def test_device_rules_deny_gpus_and_allow_what_gives_access_to_none(tmp_path: Pa
         "char-nvidia-caps-imex-channels",
     }
     assert (rules[str(leased)], str(missing) in rules) == ("rw", False)
+
+
+@pytest.mark.parametrize(
+    ("code", "kills", "said"),
+    [
+        (1, 2, "ended with exit code 1; the kernel killed 2 of its processes for lack of RAM"),
+        (-9, 1, "ended by signal 9; the kernel killed one of its processes for lack of RAM"),
+        (1, 0, None),
+    ],
+)
+def test_the_end_of_a_job_says_that_the_kernel_killed_processes_for_lack_of_ram(
+    tmp_path: Path, code: int, kills: int, said: str | None
+) -> None:
+    assert _end_of(tmp_path, code, kills).detail == said
+
+
+def test_the_kernels_kills_are_counted_in_the_scope_of_a_job_alone(tmp_path: Path) -> None:
+    own = tmp_path / "cgroup"
+    for path, count in (("gpulease.slice/gpulease-job-7.scope", 3), ("user.slice", 0)):
+        (tmp_path / path).mkdir(parents=True)
+        events = tmp_path / path / "memory.events"
+        events.write_text("low 0\nhigh 0\nmax 9\noom 4\noom_kill 3\noom_group_kill 0\n")
+        own.write_text(f"1:name=systemd:/\n0::/{path}\n")
+        assert oom_kills(str(own), str(tmp_path)) == count
+    assert oom_kills(str(tmp_path / "none"), str(tmp_path)) == 0
+
+
+class OldSystemd:
+    """A bus on which systemd refuses the properties of units that it does not know."""
+
+    def __init__(self, *unknown: str) -> None:
+        self.unknown = unknown
+        self.asked: list[list[str]] = []
+
+    async def send_and_get_reply(self, request: Message) -> Message:
+        names = [name for name, _ in request.body[2]]
+        self.asked.append(names)
+        request.header.serial = len(self.asked)
+        if found := next((name for name in names if name in self.unknown), None):
+            text = f"Cannot set property {found}, or unknown property."
+            return new_error(request, f"{FREEDESKTOP}.PropertyReadOnly", "s", (text,))
+        return new_method_return(request, "o", ("/job",))
+
+
+def test_a_systemd_that_knows_no_oom_policy_of_scopes_is_asked_without() -> None:
+    bus = OldSystemd("OOMPolicy")
+    scope = scopes.Scope(7, "alice", MINUTE)
+    asyncio.run(scopes._request_start(bus, 9, scope))  # type: ignore[arg-type]
+    first, second = bus.asked
+    assert [name for name in first if name not in second] == ["OOMPolicy"]
+
+
+def test_a_systemd_that_refuses_another_property_makes_no_scope() -> None:
+    bus = OldSystemd("OOMPolicy", "Slice")
+    with pytest.raises(DBusErrorResponse):
+        asyncio.run(scopes._request_start(bus, 9, scopes.Scope(7, "al", MINUTE)))  # type: ignore[arg-type]
+    assert len(bus.asked) == 2
