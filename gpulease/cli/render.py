@@ -171,7 +171,7 @@ def write_output(kind: FrameKind, piece: bytes) -> None:
         raise OutputClosed from None
 
 
-IN_ASCII = str.maketrans("█▒▚░▓·…", "#=!.x-~")
+IN_ASCII = str.maketrans("█▒▚░▓╱·…", "#=!.x/-~")
 """What stands for characters that a terminal lacks."""
 
 

@@ -102,7 +102,7 @@ class Pages:
             return await self._array(request, number)
         status = await self._live.status()
         memory = await self._memory_of(number)
-        charts = [] if memory is None else list(_job_charts(memory))
+        charts = [] if memory is None else list(_job_charts(memory, job.user))
         return _page(request, "job.html", job=job, charts=charts, labels=labels_of(status.gpus))
 
     async def _number_of(self, asked: str) -> int:
@@ -245,10 +245,10 @@ def _people(shares: SharesView, report: ReportView | None) -> list[_Person]:
     return found + [_Person(user, None, use, use) for user, use in uses.items()]
 
 
-def _job_charts(memory: JobMemoryView) -> Iterator[Chart]:
+def _job_charts(memory: JobMemoryView, user: str) -> Iterator[Chart]:
     for each in memory.gpus:
         curves = [
-            Curve("used o0", "used", each.used, is_stacked=False),
+            Curve(f"used {colors([user])[user]}", "used", each.used, is_stacked=False),
             Curve("pool", "in memory pools of frameworks", each.pool, is_line=True),
             Curve("lease", "lease", [each.leased] * len(each.used), is_line=True),
         ]
@@ -263,7 +263,7 @@ def _job_charts(memory: JobMemoryView) -> Iterator[Chart]:
 def _gpu_charts(history: GpuHistoryView) -> Iterator[Chart]:
     color = colors(each.user for each in history.owners)
     curves = [
-        Curve(f"used o{color.get(each.user, 0)}", each.user or "other users", each.used)
+        Curve(f"used {color.get(each.user, 'others')}", each.user or "other users", each.used)
         for each in history.owners
     ]
     curves.append(Curve("unmanaged", "no lease", history.unmanaged))

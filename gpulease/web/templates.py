@@ -11,6 +11,7 @@ from gpulease import __version__
 from gpulease.web import text
 from gpulease.web.bars import bar_of, exclusive_job
 from gpulease.wire.text import claimed, ordinal, printable, shown_command, spoken
+from gpulease.wire.unmanaged import used_without_lease
 
 _FILTERS: tuple[Callable[..., Any], ...] = (
     text.address_of,
@@ -60,6 +61,7 @@ def _environment() -> Environment:
         exclusive_job=exclusive_job,
         labels_of=text.labels_of,
         models_of=text.models_of,
+        used_without_lease=used_without_lease,
     )
     return made
 

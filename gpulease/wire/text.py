@@ -14,6 +14,13 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from gpulease.wire.jobs import ClaimView
+    from gpulease.wire.machine import GpuView
+
+USER_COLOURS = (
+    *("#1f6fb5", "#b35806", "#2b8049", "#8e44ad"),
+    *("#0f7f8c", "#b8357a", "#6b6b1d", "#4f5fb5"),
+)
+"""Of users in charts and bars; style.css and `cli.tables` have the same hues in this order."""
 
 API_PREFIX = "/v1"
 
@@ -141,3 +148,21 @@ def _named(claim: ClaimView) -> str | None:
     if len(labels) == claim.gpus:
         return f"GPU {labels[0]}" if len(labels) == 1 else f"GPUs {', '.join(labels)}"
     return f"{'GPU' if claim.gpus == 1 else 'GPUs'} {', '.join(labels[:-1])} or {labels[-1]}"
+
+
+def user_colour(user: str) -> int:
+    """Return the number of a user's colour: of the name alone, so that it is the same everywhere.
+
+    Two users may have one colour. Their names, and how the second is drawn, tell them apart.
+    """
+    from binascii import crc32
+
+    return crc32(user.encode(errors="replace")) % len(USER_COLOURS)
+
+
+def free_of(gpu: GpuView) -> int | None:
+    """Return what can be leased now; None if that is not known."""
+    if gpu.state in ("unreadable", "lost"):
+        return None
+    # Of a GPU that grants nothing, nothing can be leased.
+    return gpu.memory.headroom if gpu.state == "available" else 0
