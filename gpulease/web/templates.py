@@ -10,7 +10,7 @@ from markupsafe import Markup
 from gpulease import __version__
 from gpulease.web import text
 from gpulease.web.bars import bar_of, exclusive_job
-from gpulease.wire.text import claimed, ordinal, printable, shown_command, spoken
+from gpulease.wire.text import claimed, ending, ordinal, printable, shown_command, spoken
 from gpulease.wire.unmanaged import used_without_lease
 
 _FILTERS: tuple[Callable[..., Any], ...] = (
@@ -18,6 +18,7 @@ _FILTERS: tuple[Callable[..., Any], ...] = (
     text.between,
     claimed,
     text.clock,
+    ending,
     text.event_time,
     text.figure,
     text.gib_hours,

@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 from gpulease.units import format_size, format_span
 from gpulease.wire.jobs import EventView, JobView, LeaseView
 from gpulease.wire.machine import GpuView
-from gpulease.wire.text import model, spoken, user_colour
+from gpulease.wire.text import ending, model, user_colour
 from gpulease.wire.usage import PastJobView
 
 UNKNOWN = "unknown"
@@ -145,7 +145,7 @@ def state_of(job: JobView) -> str:
     """Write the state of a job, or how it ended."""
     if job.suspended:
         return "suspended"
-    return job.state if job.state != "ended" else spoken(job.outcome or "ended")
+    return job.state if job.state != "ended" else ending(job)
 
 
 def kind_of(job: JobView | PastJobView) -> str:

@@ -13,8 +13,9 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from gpulease.wire.jobs import ClaimView
+    from gpulease.wire.jobs import ClaimView, JobView
     from gpulease.wire.machine import GpuView
+    from gpulease.wire.usage import PastJobView
 
 USER_COLOURS = (
     *("#1f6fb5", "#b35806", "#2b8049", "#8e44ad"),
@@ -71,6 +72,11 @@ def from_wire(text: str) -> str:
 def spoken(name: str) -> str:
     """Return a name such as time_limit as people read and type it: time-limit."""
     return name.replace("_", "-")
+
+
+def ending(job: JobView | PastJobView) -> str:
+    """Write how a job ended, in a few words."""
+    return "out of GPU memory" if job.out_of_memory else spoken(job.outcome or "ended")
 
 
 def ranges(numbers: Sequence[int]) -> str:
