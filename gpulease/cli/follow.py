@@ -155,16 +155,16 @@ def _introduce(
     client: LightClient, job: JobView, stderr: StderrStatus, options: FollowOptions
 ) -> None:
     """Print the GPUs of a job that has started, if that was asked for."""
-    if job.state != "active":
-        return
-    if options.is_shell:
+    if options.is_shell and job.state == "active":
         from gpulease.cli.messages import shell_on
 
         stderr.print(shell_on(job, _gpus(client, job)))
     if options.verbose:
         from gpulease.cli.job_report import device_lines
 
-        for line in device_lines(current(client.within(_NAMES_WITHIN), job)):
+        # The reply to a submission has them. A job that was watched otherwise is asked for.
+        shown = job if job.devices else current(client.within(_NAMES_WITHIN), job)
+        for line in device_lines(shown):
             stderr.print(line)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gpulease.units import format_size, format_span
-from gpulease.wire.text import claimed, ending, printable, ranges
+from gpulease.wire.text import claimed, printable, ranges, spoken
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -239,7 +239,7 @@ def label(job: JobView) -> str:
     """Write the state of a job, or how it ended."""
     if job.suspended:
         return SUSPENDED
-    return job.state if job.state != "ended" else ending(job)
+    return job.state if job.state != "ended" else spoken(job.outcome or "ended")
 
 
 def lacks_limit(job: JobView) -> bool:

@@ -263,8 +263,7 @@ def _gives_up(job: JobView, now: datetime) -> str | None:
 
 def _end(job: JobView) -> str:
     """Say how a job ended, once: its outcome, the reason, the exit status."""
-    outcome, why = spoken(job.outcome or "ended"), _reason(job) or ""
-    status = job.exit_status
+    outcome, why, status = label(job), _reason(job) or "", job.exit_status
     if outcome == "signaled" and status is not None:
         # The reason begins with these words, or is another one.
         how, plain = f"signaled by {_signal(status - _SIGNALED)}", "ended by signal"

@@ -197,9 +197,12 @@ class Console:
         if self._spoken is None:
             self._say(text)
         else:
+            from gpulease.cli.render import message_lines
+
             end = "\r\n" if self._on_terminal else "\n"
             fresh = end if self._spoken.mid_line else ""
-            self._spoken.put(f"{fresh}{text}{end}".encode(errors="replace"))
+            lines = end.join(message_lines(text))
+            self._spoken.put(f"{fresh}{lines}{end}".encode(errors="replace"))
 
     def tidy(self) -> None:
         """Reset the modes of the terminal that the job has set and cannot reset."""
