@@ -17,7 +17,7 @@ from gpulease.cli.exit_codes import (
     status_of_job,
 )
 from gpulease.cli.job_watch import RECONNECT_EVERY, current, id_of, wait_for_end, wait_for_start
-from gpulease.cli.render import OutputClosed, write_output
+from gpulease.cli.render import OutputClosed, message_lines, write_output
 from gpulease.cli.signals import ENDING, EndedByInterrupt, Interrupted, Killed
 from gpulease.errors import GpuleaseError, NoDaemon, NotAllowed
 from gpulease.record import record
@@ -230,7 +230,7 @@ def _stay(
 ) -> _Attachment:
     if job.state == "ended":
         return _Attachment(attached=False)
-    hooks = Hooks(cancel=lambda: _cancel(client, job.id), say=stderr.print)
+    hooks = Hooks(lambda: _cancel(client, job.id), stderr.print, message_lines)
     deadline, again_after = time.monotonic() + _ATTACH_WITHIN, _ATTACH_AGAIN_AFTER
     while job.directory is not None and time.monotonic() < deadline:
         try:
