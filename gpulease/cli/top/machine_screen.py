@@ -232,5 +232,7 @@ class MachineScreen(TopScreen):
         if status.closed is not None:
             left += f"  no job starts: {clean(status.closed)}"
         width = self.size.width - _CLOCK
-        space = max(0, width - len(right) - 2)
+        space = width - len(right) - 2
+        if space <= 0:
+            return ((right, ""),)
         return apart(((shorten(left, space), "title"),), ((right, ""),), width)
