@@ -17,6 +17,7 @@ from gpulease.domain.snapshot import Snapshot
 from gpulease.server.job_json import JobJson
 from gpulease.server.job_views import JobViews
 from gpulease.service.explaining import Explainer
+from gpulease.service.observation import Peaks
 from gpulease.service.ports import Event
 
 GPUS = [reading("GPU-a", 0), reading("GPU-b", 1)]
@@ -32,7 +33,7 @@ class World:
         self.policy = SimpleNamespace(smallest_lease=0)
         self.closed: str | None = None
         self.seen = None
-        self.peaks = SimpleNamespace(by_lease={})
+        self.peaks = Peaks()
         self.observer = SimpleNamespace(readings=lambda: {each.uuid: each for each in GPUS})
         self.explainer = Explainer(lambda: self.plan, self.clock)
         nothing: Any = SimpleNamespace(of=lambda _: (), steps=lambda _: None)

@@ -17,7 +17,7 @@ from gpulease.cli.exit_codes import (
     status_of_job,
 )
 from gpulease.cli.job_watch import RECONNECT_EVERY, current, id_of, wait_for_end, wait_for_start
-from gpulease.cli.render import OutputClosed, write_output
+from gpulease.cli.render import OutputClosed, message_lines, write_output
 from gpulease.cli.signals import ENDING, EndedByInterrupt, Interrupted, Killed
 from gpulease.errors import GpuleaseError, NoDaemon, NotAllowed
 from gpulease.record import record
@@ -155,16 +155,16 @@ def _introduce(
     client: LightClient, job: JobView, stderr: StderrStatus, options: FollowOptions
 ) -> None:
     """Print the GPUs of a job that has started, if that was asked for."""
-    if job.state != "active":
-        return
-    if options.is_shell:
+    if options.is_shell and job.state == "active":
         from gpulease.cli.messages import shell_on
 
         stderr.print(shell_on(job, _gpus(client, job)))
     if options.verbose:
         from gpulease.cli.job_report import device_lines
 
-        for line in device_lines(current(client.within(_NAMES_WITHIN), job)):
+        # The reply to a submission has them. A job that was watched otherwise is asked for.
+        shown = job if job.devices else current(client.within(_NAMES_WITHIN), job)
+        for line in device_lines(shown):
             stderr.print(line)
 
 
@@ -230,7 +230,7 @@ def _stay(
 ) -> _Attachment:
     if job.state == "ended":
         return _Attachment(attached=False)
-    hooks = Hooks(cancel=lambda: _cancel(client, job.id), say=stderr.print)
+    hooks = Hooks(lambda: _cancel(client, job.id), stderr.print, message_lines)
     deadline, again_after = time.monotonic() + _ATTACH_WITHIN, _ATTACH_AGAIN_AFTER
     while job.directory is not None and time.monotonic() < deadline:
         try:

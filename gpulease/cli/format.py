@@ -33,7 +33,7 @@ def sentence(reason: str, hint: str | None = None) -> str:
     return clean(f"{reason}; hint: {hint}" if hint else reason)
 
 
-_NARROW = dict.fromkeys(map(ord, "█▒▚░▓…"))
+_NARROW = dict.fromkeys(map(ord, "█▒▚░▓╱…"))
 _FIRST_COMBINING = "\u0300"
 
 

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 _WIDEST_BAR, _NARROWEST_BAR = 32, 10
 _GAP = 2
+_NARROW_GPU, _FREE = 22, 5
+"""Columns of a GPU that shares its line with others, and of what is free there."""
 _NOTES = 20
 """Columns of a terminal that notes on GPUs keep beside a bar."""
 _MOST_GPU_ROWS = 8
@@ -31,6 +33,7 @@ _GLYPHS: dict[Style, tuple[str, str]] = {
     "unmanaged": ("▚", "no lease"),
     "free": ("░", "free"),
     "exclusive": ("▓", "exclusive"),
+    "closed": ("╱", "unavailable"),
 }
 """The parts of a bar, which differ without colour; `render` has their letters in ASCII."""
 
@@ -48,20 +51,22 @@ def labels_in_ranges(places: Sequence[int], labels: Sequence[str]) -> str:
     )
 
 
-def bar(memory: Memory, cells: int, *, is_exclusive: bool = False) -> Line:
+def bar(row: GpuRow, cells: int) -> Line:
     """Draw the memory of a GPU: used under leases, leased and not used, without a lease, free.
 
-    Parts are rounded to cells. A part below half a cell is not drawn; the figures show it.
+    Parts are rounded to cells. A part below half a cell is not drawn; the figures show it. What
+    remains of a GPU on which nothing can be leased is not drawn as free.
     """
+    memory = row.memory
     if not memory.total or memory.used is None:
         return line(UNKNOWN, "dim")
-    committed, unmanaged = memory.committed or 0, memory.unmanaged or 0
-    used = max(0, min(memory.used - unmanaged, committed))
+    committed = memory.committed or 0
+    used = max(0, min(memory.used - (memory.unmanaged or 0), committed))
     parts: tuple[tuple[int, Style], ...] = (
         (used, "used"),
-        (committed - used, "exclusive" if is_exclusive else "leased"),
-        (unmanaged, "unmanaged"),
-        (memory.total, "exclusive" if is_exclusive else "free"),
+        (committed - used, "exclusive" if row.is_exclusive else "leased"),
+        (row.unmanaged, "unmanaged"),
+        (memory.total, "exclusive" if row.is_exclusive else "free" if row.free else "closed"),
     )
     spans, begin, taken = [], 0, 0
     for part, style in parts:
@@ -99,7 +104,10 @@ class GpuRow:
     label: str
     memory: Memory
     free: int | None
+    """What can be leased now; None if unknown."""
     notes: tuple[Note, ...] = ()
+    unmanaged: int = 0
+    """Used without a lease, as far as it is drawn."""
     is_exclusive: bool = False
     utilization: int | None = None
     temperature: int | None = None
@@ -108,30 +116,58 @@ class GpuRow:
     age: str = ""
 
 
-def gpu_table(rows: Sequence[GpuRow], width: int | None, *, folds: bool) -> Iterator[Block]:
+def gpu_table(
+    rows: Sequence[GpuRow], width: int | None, *, folds: bool, legend: bool = True
+) -> Iterator[Block]:
     """Lay out GPUs, with bars and a legend; with `folds`, many in the same state share rows."""
     groups = [[row] for row in rows]
     if folds and len(rows) > _MOST_GPU_ROWS:
         groups = _in_same_state(rows)
     columns, write = zip(*_gpu_columns(rows), strict=True)
     cells = [[cell(group) for cell in write] for group in groups]
-    beside = sum(map(_width_beside, columns, zip(*cells, strict=True)))
-    bars = [_bar_of(group[0], _bar_width(width, beside)) for group in groups]
+    *figures, _ = zip(columns, zip(*cells, strict=True), strict=True)
+    # A note never shortens a bar: its columns are kept whether or not there is one.
+    beside = _GAP + _NOTES + sum(_width_beside(*each) for each in figures)
+    bars = [bar(group[0], _bar_width(width, beside)) for group in groups]
     place = [column.title for column in columns].index("used")
     columns = (*columns[:place], Column("memory", leaves=5), *columns[place:])
     pairs = zip(cells, bars, strict=True)
     table = Table(columns, tuple((*row[:place], drawn, *row[place:]) for row, drawn in pairs))
     yield table
-    if place in widths(table, width):
+    if legend and place in widths(table, width):
         yield _legend(bars, 5)
+
+
+def gpus_in_columns(rows: Sequence[GpuRow], width: int | None) -> Iterator[Block]:
+    """Lay out several GPUs in a line, each with its bar and what is free."""
+    longest = max(len(row.label) for row in rows)
+    width = width or _WIDEST_BAR
+    count = max(1, (width + _GAP) // (_NARROW_GPU + _GAP))
+    cells = (width - _GAP * (count - 1)) // count - longest - _FREE - 2
+    for first in range(0, len(rows), count):
+        spans: list[Span] = []
+        for row in rows[first : first + count]:
+            drawn = bar(row, max(_NARROWEST_BAR, min(_WIDEST_BAR, cells)))
+            ((free, style),) = _free(row)
+            label = Span(f"{' ' * _GAP if spans else ''}{row.label:>{longest}} ")
+            spans += [label, *drawn, Span(f" {free:>{_FREE}}", style)]
+        yield tuple(spans)
+
+
+def gpus_in_words(rows: Sequence[GpuRow]) -> str:
+    """Say how many GPUs there are, and how much can be leased at most on one of them."""
+    count = "1 GPU" if len(rows) == 1 else f"{len(rows)} GPUs"
+    most = max(rows, key=lambda row: row.free or 0)
+    if not most.free:
+        return f"{count}, none with free memory"
+    return f"{count}, at most {amount(most.free)} free, on GPU {most.label}"
 
 
 def _width_beside(column: Column, cells: Iterable[Line]) -> int:
     """Return the width that a column keeps beside bars, with its gap."""
     texts = ("".join(text for text, _ in cell) for cell in cells)
     natural = max(display_width(column.title), *map(display_width, texts))
-    most = column.least if column.narrows_first else _NOTES
-    return _GAP + (min(natural, most) if column.wraps else natural)
+    return _GAP + (min(natural, column.least) if column.wraps else natural)
 
 
 def _bar_width(width: int | None, beside: int) -> int:
@@ -144,7 +180,7 @@ def _in_same_state(rows: Sequence[GpuRow]) -> list[list[GpuRow]]:
     groups: dict[object, list[int]] = {}
     for place, row in enumerate(rows):
         notes = tuple((note.text, note.job is None) for note in row.notes)
-        key = row.node, row.model, row.age, _bar_of(row, _WIDEST_BAR), amount(row.free), notes
+        key = row.node, row.model, row.age, bar(row, _WIDEST_BAR), amount(row.free), notes
         groups.setdefault(key, []).append(place)
     labels = [row.label for row in rows]
     return [
@@ -188,10 +224,6 @@ def _gpu_columns(
         age = Column("age", right=True, leaves=7, below="age ")
         found.insert(-1, (age, lambda group: line(group[0].age)))
     return found
-
-
-def _bar_of(row: GpuRow, cells: int) -> Line:
-    return bar(row.memory, cells, is_exclusive=row.is_exclusive)
 
 
 def _spread(write: Callable[[int | None], str], group: Sequence[GpuRow], name: str) -> Line:

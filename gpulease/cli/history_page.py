@@ -16,7 +16,7 @@ from gpulease.errors import BadValue
 from gpulease.light_json import encode, indent
 from gpulease.locations import environment
 from gpulease.units import MIB, format_span, parse_span
-from gpulease.wire.text import spoken
+from gpulease.wire.text import ending
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -214,7 +214,7 @@ def table(jobs: Sequence[PastJobView], now: datetime) -> Table:
         Column("SUBMITTED", right=True, leaves=5),
         Column("WAITED", right=True, leaves=3, below="waited "),
         Column("RAN", right=True),
-        Column("END"),
+        Column("END", wraps=True, least=10),
         Column("EXIT", right=True),
     )
     return Table(columns, tuple([_row(job, now) for job in jobs]))
@@ -235,6 +235,6 @@ def _row(job: PastJobView, now: datetime) -> tuple[Line, ...]:
         line(clock(job.submitted_at, now)),
         line(format_span((granted or ended) - instant(job.submitted_at))),
         line("" if granted is None else format_span(ended - granted)),
-        line(spoken(job.outcome or "ended"), "bad" if failed else "dim"),
+        line(ending(job), "bad" if failed else "dim"),
         line("" if job.exit_status is None else str(job.exit_status), "bad" if failed else ""),
     )

@@ -32,7 +32,14 @@ from gpulease.cli.request import RunOptions, build
 from gpulease.cli.run_job import LockedNote
 from gpulease.cli.signals import Interrupted, Killed, Signals, parent_of
 from gpulease.client import Client, encode
-from gpulease.errors import EXIT_OWN_FAILURE, AlreadyLeased, GpuleaseError, NoDaemon, WrongState
+from gpulease.errors import (
+    EXIT_OWN_FAILURE,
+    AlreadyLeased,
+    BadUsage,
+    GpuleaseError,
+    NoDaemon,
+    WrongState,
+)
 from gpulease.light_json import indent
 from gpulease.wire.frames import FrameKind
 from gpulease.wire.jobs import EnvironmentView, JobView
@@ -190,6 +197,10 @@ def hold(  # noqa: PLR0913, PLR0917  typer reads the options from the arguments
       125  gpulease failed, or the daemon refused the request
       130  Ctrl-C
     """
+    if pid is None and not as_json and sys.stdout.isatty():
+        why = "its output is a terminal, where no shell reads the variables"
+        hint = 'use eval "$(gpulease hold ...)", or start a shell: gpulease run --shell'
+        raise BadUsage(f"cannot hold a lease for this shell: {why}", hint)
     options = RunOptions(
         mem=mem,
         gpus=gpus,
@@ -270,8 +281,6 @@ def _hold(
             _release(client, job)
             raise
     print_stderr(_held(job, stderr.now()))
-    if sys.stdout.isatty() and not job.adopted:
-        print_stderr(_not_in_effect(job))
     return 0
 
 
@@ -329,10 +338,3 @@ def _held(job: JobView, now: datetime) -> str:
 def _called(pid: int) -> str:
     name = name_of(pid)
     return f" ({clean(name)})" if name else ""
-
-
-def _not_in_effect(job: JobView) -> str:
-    return (
-        "gpulease: the lease has no effect in this shell: no shell read the lines above\n\n"
-        f'hint: gpulease cancel {job.id}, then eval "$(gpulease hold ...)"'
-    )

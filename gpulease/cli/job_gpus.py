@@ -24,10 +24,11 @@ def lease_table(job: JobView, indexes: Mapping[str, str]) -> Iterator[Block]:
     """Lay out the leases of a job: sizes, use, and what enforces them."""
     if not job.leases:
         return
+    runs = job.state != "ended"
     columns = (
         Column("GPU", wraps=True, least=20),
         Column("LEASED", right=True),
-        Column("USED", right=True),
+        *([Column("USED", right=True)] if runs else []),
         Column("PEAK", right=True),
         Column("ENFORCED BY", leaves=1, wraps=True, below="enforced by: "),
     )
@@ -35,7 +36,7 @@ def lease_table(job: JobView, indexes: Mapping[str, str]) -> Iterator[Block]:
         (
             line(gpu_of(clean(lease.gpu), indexes)),
             line(size(lease.memory)),
-            line(amount(lease.used)),
+            *([line(amount(lease.used))] if runs else []),
             line(amount(lease.peak)),
             line(_enforcement(lease)),
         )

@@ -58,10 +58,11 @@ def wait_for_start(
 
 def _show_wait(client: LightClient, job: JobView, signals: Signals, stderr: StderrStatus) -> None:
     if job.state == "queued" or stderr.line.rewrites:
-        from gpulease.cli.messages import waiting_text
+        from gpulease.cli.messages import shorter_waiting_texts, waiting_text
 
         blockers = signals.interruptible(_blockers, client, job)
-        stderr.line.show(waiting_text(job, blockers, stderr.now()), stderr.now())
+        now = stderr.now()
+        stderr.line.show(waiting_text(job, blockers, now), now, *shorter_waiting_texts(job, now))
     else:
         # It is granted: a delayed line about its place in the queue is out of date.
         stderr.line.clear()

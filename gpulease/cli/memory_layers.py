@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from gpulease.cli.chart import Layer, Limit
 from gpulease.cli.format import clean
+from gpulease.wire.text import user_colour
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -16,8 +17,16 @@ if TYPE_CHECKING:
 
 OTHERS = "others"
 NO_LEASE = "no lease"
-_STYLES: tuple[Style, ...] = ("used", "leased", "good", "warn", "exclusive")
-"""Of the owners."""
+_OWNERS: tuple[Style, ...] = (
+    *("owner0", "owner1", "owner2", "owner3"),
+    *("owner4", "owner5", "owner6", "owner7"),
+)
+_STYLES: dict[str, Style] = {OTHERS: "heading", NO_LEASE: "unmanaged"}
+
+
+def owner_style(user: str) -> Style:
+    """Return the style of a user: the same in every chart and bar."""
+    return _OWNERS[user_colour(user)]
 
 
 PEAK = "peak of use"
@@ -64,12 +73,15 @@ def owner_layers(gpu: GpuHistoryView, *, colour: bool) -> list[Layer]:
     """Return what each user used, above what those used who used more."""
     layers: list[Layer] = []
     below: Series = [None if each is None else 0 for each in on_average(gpu, "used")]
+    drawn: set[Style] = set()
     for number, (name, series) in enumerate(_by_owner(gpu)):
         below = [_sum(*each) for each in zip(series, below, strict=True)]
         letter = "!" if name == NO_LEASE else chr(ord("A") + number)
-        style = "unmanaged" if name == NO_LEASE else _STYLES[number % len(_STYLES)]
-        block = "█" if colour else letter
+        style = _STYLES.get(name) or owner_style(name)
+        # Of two users with one colour, the second is drawn with a letter.
+        block = "█" if colour and style not in drawn else letter
         layers.append(Layer(name, below, style, block, letter, averages=True))
+        drawn.add(style)
     return [*_peak(gpu, gpu.used), *layers[::-1]]
 
 

@@ -175,6 +175,20 @@ def waiting_text(job: JobView, blockers: Sequence[JobView], now: datetime) -> st
     return f"gpulease: job {id_of(job)} waits{place}{_why(job, blockers, now)}"
 
 
+def shorter_waiting_texts(job: JobView, now: datetime) -> list[str]:
+    """Say with fewer words when a job is expected to start, and why it waits."""
+    at = job.expected_start_at
+    if job.state != "queued" or not at:
+        return []  # the full text has at its end what matters least
+    starts = f"starts at about {clock(at, now)}"
+    why = f": {reason}" if (reason := reason_of(job, now)) else ""
+    place = f", {ordinal(job.position)} in line" if job.position else ""
+    return [
+        f"gpulease: job {id_of(job)} {starts}{place}{why}",
+        f"job {id_of(job)} {starts}{why}",
+    ]
+
+
 def _why(job: JobView, blockers: Sequence[JobView], now: datetime) -> str:
     """Give the daemon's reason, with what is known about the jobs in the way."""
     reason = reason_of(job, now) or ""

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from gpulease.cli.chart import tick_step
 from gpulease.figure_file import check_target, label_times, new_figure, save
 from gpulease.units import format_size
+from gpulease.wire.text import USER_COLOURS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -20,16 +21,16 @@ if TYPE_CHECKING:
 
 ENDINGS = ("png", "svg")
 _MOST_TICKS = 4
-_COLOURS = {
+FILLS = {
     "used": "#0072b2",
     "leased": "#56b4e9",
     "unmanaged": "#d55e00",
-    "good": "#009e73",
-    "warn": "#e69f00",
-    "exclusive": "#cc79a7",
     "dim": "#d0d0d0",
+    "heading": "#999999",
+    **{f"owner{number}": colour for number, colour in enumerate(USER_COLOURS)},
 }
-"""Of Okabe and Ito, "Color Universal Design": they differ for people who are colour-blind."""
+"""Those of a job and of a GPU are of Okabe and Ito, "Color Universal Design": they differ for
+people who are colour-blind."""
 _WIDTH, _HEIGHT = 9.0, 4.0
 """Of one chart, in inches."""
 
@@ -62,10 +63,13 @@ def _draw(axes: Axes, chart: Chart) -> None:
     ]
     for layer in chart.layers:
         values = [nan if each is None else each for each in (*layer.values, layer.values[-1])]
-        colour = _COLOURS[layer.style]
+        colour = FILLS[layer.style]
         axes.fill_between(
-            instants, values, step="post", color=colour, linewidth=0, label=layer.name
-        )
+            instants, values, step="post", facecolor=colour, linewidth=0, label=layer.name,
+            # The second user with one colour.
+            hatch="//" if layer.style.startswith("owner") and layer.block != "█" else None,
+            edgecolor="white",
+        )  # fmt: skip
     top = max([value or 0 for layer in chart.layers for value in layer.values])
     if chart.limit is not None:
         top = max(top, chart.limit.value)

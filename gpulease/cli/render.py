@@ -25,6 +25,7 @@ else:
 _FORCE_COLOUR = ("FORCE_COLOR", "CLICOLOR_FORCE")
 _NARROWEST = 20
 """Columns of a terminal; a narrower one wraps the lines itself."""
+_WIDEST_CHARACTER = 2
 _USUAL = 80
 """Columns of a terminal that does not say how many it has."""
 
@@ -79,9 +80,9 @@ def _columns(environment: Mapping[str, str]) -> int:
     return int(columns) if columns.isascii() and columns.isdecimal() else 0
 
 
-def _terminal_columns() -> int:
+def _terminal_columns(handle: int = 1) -> int:
     try:
-        return os.get_terminal_size(1).columns or _USUAL
+        return os.get_terminal_size(handle).columns or _USUAL
     except OSError:
         return _USUAL
 
@@ -138,8 +139,22 @@ def write_stdout(text: str) -> None:
 
 
 def print_stderr(text: str) -> None:
-    """Print a message."""
-    write_stderr(text + "\n")
+    """Print a message; a terminal gets it in lines that break between words."""
+    write_stderr("\n".join(message_lines(text)) + "\n")
+
+
+def message_lines(text: str) -> list[str]:
+    """Return the lines of a message, which on a terminal are no wider than it is."""
+    lines = text.split("\n")
+    if sys.stderr is None or not sys.stderr.isatty():
+        return lines
+    width = max(_NARROWEST, _columns(environment()) or _terminal_columns(sys.stderr.fileno()))
+    if max(map(len, lines)) * _WIDEST_CHARACTER <= width:
+        return lines
+    from gpulease.cli.tables import draw, line
+
+    # An empty line is drawn as one.
+    return draw([line(each) for each in lines], width).splitlines()
 
 
 def write_stderr(text: str) -> None:
@@ -171,7 +186,7 @@ def write_output(kind: FrameKind, piece: bytes) -> None:
         raise OutputClosed from None
 
 
-IN_ASCII = str.maketrans("█▒▚░▓·…", "#=!.x-~")
+IN_ASCII = str.maketrans("█▒▚░▓╱·…", "#=!.x/-~")
 """What stands for characters that a terminal lacks."""
 
 

@@ -24,31 +24,36 @@ from gpulease.cli.format import (
     named,
     reason_of,
     requested,
+    shorten,
     size,
     until,
 )
-from gpulease.cli.gpu_rows import GpuRow, Note, gpu_table
+from gpulease.cli.gpu_rows import GpuRow, Note, gpu_table, gpus_in_columns, gpus_in_words
 from gpulease.cli.light_connection import light_client
 from gpulease.cli.render import local_time, own_name, print_stdout, screen_of, show_page
 from gpulease.cli.status_tables import (
+    DETAILS,
+    LEAST_JOBS,
+    LEAST_WAITING,
     JobRow,
     Rows,
     WaitingRow,
     counts,
-    fitted,
+    first_that_fits,
     heading,
     jobs_part,
     models,
     queue_part,
     rows_asked_for,
+    tightened,
     with_similar_folded,
 )
 from gpulease.cli.tables import Block, Hanging, Line, Page, Style, line
 from gpulease.light_json import indent
 from gpulease.locations import environment
 from gpulease.record import record
-from gpulease.wire.text import model, shown_command
-from gpulease.wire.unmanaged import unmanaged_processes
+from gpulease.wire.text import free_of, model, shown_command
+from gpulease.wire.unmanaged import unmanaged_processes, used_without_lease
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -57,6 +62,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from gpulease.cli.render import Screen
+    from gpulease.cli.status_tables import Detail
     from gpulease.wire.jobs import JobView, LeaseView
     from gpulease.wire.machine import GpuEventView, GpuView, ProcessView, StatusView
 
@@ -65,6 +71,8 @@ _MOST_EVENTS = 3
 """Health events shown for each GPU; --json has all."""
 _MOST_PROCESSES = 5
 """Processes without a lease that a terminal shows."""
+_REMARKS: Mapping[str, int] = {"tight": 1, "bars": 0, "counts": 0}
+"""Health events and windows that are shown; otherwise all."""
 _SHOWN_AS_STATE = frozenset({"drained", "resumed", "faulty"})
 _NEEDS_AN_ADMIN = frozenset({"unreadable", "lost", "prohibited"})
 
@@ -117,20 +125,25 @@ def page(
     """
     jobs = [job for job in view.jobs if job.state not in ("queued", "ended")]
     about = _About(view, now, user, is_short=height is not None, holding=jobs)
-    holding, waiting = _job_rows(about), _waiting(view)
-    return fitted(
-        [
-            [*_head(about, width), *_gpus(about, width), *_remarks(about)],
-            Rows(holding, lambda rows: jobs_part(rows, len(holding) - len(rows))),
-            [*_without_lease(about), *_why_none_starts(about)],
-            Rows(
-                _waiting_rows(about),
-                lambda rows: queue_part(rows, waiting - sum(row.jobs for row in rows)),
-            ),
-        ],
-        width,
-        height,
+    holding, queue, waiting = _job_rows(about), _waiting_rows(about), _waiting(view)
+    own = sum(row.user == clean(user) for row in holding)
+    jobs_rows = Rows(
+        holding, lambda rows: jobs_part(rows, len(holding) - len(rows)), min(own, LEAST_JOBS)
     )
+    queue_rows = Rows(
+        queue,
+        lambda rows: queue_part(rows, waiting - sum(row.jobs for row in rows)),
+        LEAST_WAITING,
+    )
+
+    def layout(detail: Detail) -> list[Page | Rows]:
+        remarks = list(_remarks(about))[: _REMARKS.get(detail)]
+        outside = [*_without_lease(about, width, detail), *_why_none_starts(about)]
+        machine = [*_head(about, width, detail), *_gpus(about, width, detail), *remarks]
+        parts: list[Page | Rows] = [machine, jobs_rows, outside, queue_rows]
+        return parts if detail in ("all", "no legend") else tightened(parts)
+
+    return first_that_fits(map(layout, DETAILS), width, height)
 
 
 @record(frozen=True)
@@ -146,7 +159,7 @@ class _About:
     """The jobs that hold memory."""
 
 
-def _head(about: _About, width: int | None) -> Iterator[Block]:
+def _head(about: _About, width: int | None, detail: Detail) -> Iterator[Block]:
     view = about.view
     totals = {gpu.name: gpu.memory.total for gpu in view.gpus if gpu.memory.total}
     named = [(index_of(gpu), model(gpu.name, totals.get(gpu.name))) for gpu in view.gpus]
@@ -155,6 +168,8 @@ def _head(about: _About, width: int | None) -> Iterator[Block]:
         parts.append("simulated GPUs")
     driver = f"driver {clean(view.driver)}" if view.driver else None
     parts += [*([driver] if driver else ()), clock(view.at, about.now)]
+    if detail == "counts" and view.gpus:
+        parts[1:] = [gpus_in_words([_gpu_row(gpu, about) for gpu in view.gpus])]
     own = sum(job.user == about.user for job in about.holding)
     own_waiting = sum(each.jobs for each in view.waiting_by_user if each.user == about.user)
     text = counts(len(about.holding), _waiting(view), own, own_waiting)
@@ -168,11 +183,15 @@ def _waiting(view: StatusView) -> int:
     return sum(job.state == "queued" for job in view.jobs)
 
 
-def _gpus(about: _About, width: int | None) -> Iterator[Block]:
-    if about.view.gpus:
-        rows = [_gpu_row(gpu, about) for gpu in about.view.gpus]
-        yield line("")
-        yield from gpu_table(rows, width, folds=about.is_short)
+def _gpus(about: _About, width: int | None, detail: Detail) -> Iterator[Block]:
+    if not about.view.gpus or detail == "counts":
+        return
+    rows = [_gpu_row(gpu, about) for gpu in about.view.gpus]
+    yield line("")
+    if detail == "bars":
+        yield from gpus_in_columns(rows, width)
+    else:
+        yield from gpu_table(rows, width, folds=about.is_short, legend=detail == "all")
 
 
 def _gpu_row(gpu: GpuView, about: _About) -> GpuRow:
@@ -182,18 +201,11 @@ def _gpu_row(gpu: GpuView, about: _About) -> GpuRow:
         memory=gpu.memory,
         free=free_of(gpu),
         notes=tuple(notes(gpu, alone, about.view)),
+        unmanaged=used_without_lease(gpu, about.view),
         is_exclusive=alone is not None,
         utilization=gpu.utilization,
         temperature=gpu.temperature,
     )
-
-
-def free_of(gpu: GpuView) -> int | None:
-    """Return what can be leased now; None if that is not known."""
-    if gpu.state in ("unreadable", "lost"):
-        return None
-    # Of a GPU that grants nothing, nothing can be leased.
-    return gpu.memory.headroom if gpu.state == "available" else 0
 
 
 def _exclusive_job(gpu: GpuView, about: _About) -> int | None:
@@ -223,8 +235,8 @@ def _notes_on_state(gpu: GpuView, view: StatusView) -> Iterator[Note]:
     if detail:
         yield Note(detail, style="dim" if gpu.state == "divided" else style)
     is_seen = gpu.state == "divided" or any(unmanaged_processes(gpu, view, gone=True))
-    if gpu.memory.unmanaged and not is_seen:
-        yield Note(f"{size(gpu.memory.unmanaged)} used without a lease", style="bad")
+    if (unmanaged := used_without_lease(gpu, view)) and not is_seen:
+        yield Note(f"{size(unmanaged)} used without a lease", style="bad")
 
 
 def _remarks(about: _About) -> Iterator[Block]:
@@ -299,13 +311,21 @@ def state_of(job: JobView, lease: LeaseView, now: datetime) -> Line:
     return line("no framework limit", "warn") if lacks_limit(job) else line("")
 
 
-def _without_lease(about: _About) -> Iterator[Block]:
-    """Yield the processes that use a GPU without a lease on it."""
+def _without_lease(about: _About, width: int | None, detail: Detail) -> Iterator[Block]:
+    """Yield the processes that use a GPU without a lease on it: in one line where room is short."""
     view = about.view
     found = [(gpu, each) for gpu in view.gpus for each in unmanaged_processes(gpu, view)]
     most = _MOST_PROCESSES if about.is_short else len(found)
     if found and not about.holding:
         yield line("")
+    if found and detail != "all":
+        text = _process(*found[0], about.now)
+        if len(found) > 1:
+            gpus = ",".join(dict.fromkeys(index_of(gpu) for gpu, _ in found))
+            users = ", ".join(dict.fromkeys(clean(it.user or UNKNOWN) for _, it in found))
+            text = f"! {len(found)} processes use GPU {gpus} without a lease: {users}"
+        yield line(text if width is None else shorten(text, width), "bad")
+        return
     for gpu, process in found[:most]:
         yield Hanging(line(_process(gpu, process, about.now), "bad"), 2)
     if len(found) > most:

@@ -14,13 +14,17 @@ from gpulease.wire.text import ranges
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-    from typing import Any
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from typing import Any, Literal
 
     from gpulease.cli.tables import Block, Page
 
+    Detail = Literal["all", "no legend", "tight", "bars", "counts"]
+
 FIRST_IN_QUEUE = 20
 """Waiting jobs that are asked for; `wire.machine` has the same number."""
+LEAST_JOBS, LEAST_WAITING = 5, 3
+"""Rows that a terminal shows before it shows details of GPUs."""
 _MOST_DIGITS = 9
 _REASON = 24
 """Columns of a terminal that a reason gets; a longer one is cut between words."""
@@ -272,12 +276,63 @@ class Rows:
 
     rows: Sequence[Any]
     lay_out: Callable[[Sequence[Any]], Page]
+    least: int = 0
+    """Rows that matter more than details of GPUs."""
+    is_tight: bool = False
+
+    def page(self, count: int) -> Page:
+        """Lay out the first `count` rows."""
+        page = self.lay_out(self.rows[:count])
+        return _tight(page) if self.is_tight else page
 
 
-def fitted(parts: Sequence[Page | Rows], width: int | None, height: int | None) -> Page:
-    """Return the parts as one page, with as many rows as fit into a terminal.
+DETAILS: tuple[Detail, ...] = ("all", "no legend", "tight", "bars", "counts")
+"""How much a page says of the machine, from the most to the least."""
 
-    The first part with rows leaves at least half of the lines to the second.
+
+def first_that_fits(
+    layouts: Iterable[Sequence[Page | Rows]], width: int | None, height: int | None
+) -> Page:
+    """Return the first page that has room for the least rows of its parts, or else the last."""
+    page: Page = []
+    for parts in layouts:
+        page, has_least = _fitted(parts, width, height)
+        if has_least:
+            break
+    return page
+
+
+def tightened(parts: Sequence[Page | Rows]) -> list[Page | Rows]:
+    """Return a layout without empty lines, and with one line for each row but for its state."""
+    return [
+        replace(part, is_tight=True) if isinstance(part, Rows) else _tight(part) for part in parts
+    ]
+
+
+def _tight(page: Page) -> Page:
+    return [
+        replace(block, columns=tuple(map(_in_one_line, block.columns)))
+        if isinstance(block, Table)
+        else block
+        for block in page
+        if block != line("")
+    ]
+
+
+def _in_one_line(column: Column) -> Column:
+    if column.title:
+        return replace(column, below=None)
+    return replace(column, wraps=False, shrinks=column.wraps or column.shrinks)
+
+
+def _fitted(
+    parts: Sequence[Page | Rows], width: int | None, height: int | None
+) -> tuple[Page, bool]:
+    """Return the parts as one page, and whether it has their least rows.
+
+    It has as many rows as fit into a terminal. The first part with rows has its least rows if
+    those of the second fit as well, or if there is no room for both; beyond these it leaves at
+    least half of the lines to the second.
     """
     cuttable = [part for part in parts if isinstance(part, Rows)]
     counts = {id(part): len(part.rows) for part in cuttable}
@@ -285,26 +340,30 @@ def fitted(parts: Sequence[Page | Rows], width: int | None, height: int | None) 
         fixed = [block for part in parts if not isinstance(part, Rows) for block in part]
         # One line is for the prompt.
         room = height - 1 - _lines(fixed, width)
-        wanted = [_lines(part.lay_out(part.rows[:height]), width) for part in cuttable]
+        wanted = [_lines(part.page(height), width) for part in cuttable]
+        least = [_lines(part.page(part.least), width) for part in cuttable]
+        if sum(least) > room:
+            least[1:] = [_lines(part.page(0), width) for part in cuttable[1:]]
         for number, part in enumerate(cuttable):
             later = sum(wanted[number + 1 :])
             share = room - min(later, room // 2)
+            share = max(share, min(least[number], room - sum(least[number + 1 :])))
             counts[id(part)], taken = _fitting(part, share, width)
             room -= taken
-    return [
+    page = [
         block
         for part in parts
-        for block in (
-            part.lay_out(part.rows[: counts[id(part)]]) if isinstance(part, Rows) else part
-        )
+        for block in (part.page(counts[id(part)]) if isinstance(part, Rows) else part)
     ]
+    has_least = (counts[id(part)] >= min(part.least, len(part.rows)) for part in cuttable)
+    return page, all(has_least)
 
 
 def _fitting(part: Rows, room: int, width: int | None) -> tuple[int, int]:
     """Return how many rows of a part fit into `room` lines, and the lines that they take."""
     count = min(len(part.rows), max(0, room))
     while True:
-        taken = _lines(part.lay_out(part.rows[:count]), width)
+        taken = _lines(part.page(count), width)
         if taken <= room or not count:
             return count, taken
         count -= max(1, (taken - room) // 3)

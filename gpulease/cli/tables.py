@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
     Style = Literal[
         "", "title", "heading", "good", "warn", "bad", "dim",
-        "used", "leased", "unmanaged", "free", "exclusive",
+        "used", "leased", "unmanaged", "free", "exclusive", "closed",
+        "owner0", "owner1", "owner2", "owner3", "owner4", "owner5", "owner6", "owner7",
     ]  # fmt: skip
 
 _GAP = "  "
@@ -27,6 +28,15 @@ _SHORT_NAME = 12
 """What is cut in the middle becomes as narrow as this before it leaves."""
 
 COLOURS: dict[Style, str] = {
+    # In the order of `wire.text.USER_COLOURS`.
+    "owner0": "94",
+    "owner1": "33",
+    "owner2": "32",
+    "owner3": "35",
+    "owner4": "36",
+    "owner5": "95",
+    "owner6": "93",
+    "owner7": "34",
     "title": "1",
     "heading": "1;2",
     "good": "32",
@@ -38,6 +48,7 @@ COLOURS: dict[Style, str] = {
     "unmanaged": "31",
     "free": "2",
     "exclusive": "35",
+    "closed": "2",
 }
 """Parameters of the escape sequence SGR (ECMA-48)."""
 

@@ -36,6 +36,7 @@ class WaitingLine:
         self._timer: Timer | None = None
         self._lock = allocate_lock()
         self._text = ""
+        self._shorter: tuple[str, ...] = ()
         self._shown: str | None = None
         self._shown_at: datetime | None = None
 
@@ -44,12 +45,16 @@ class WaitingLine:
         """Whether the line disappears when the job starts."""
         return self._width is not None
 
-    def show(self, text: str, now: datetime) -> None:
-        """Show `text`, unless it is shown already or the last line is too recent."""
+    def show(self, text: str, now: datetime, *shorter: str) -> None:
+        """Show `text`, unless it is shown already or the last line is too recent.
+
+        A terminal that is too narrow for it gets the first of the `shorter` ones that fits, or as
+        much of the last one as fits.
+        """
         from threading import Timer
 
         with self._lock:
-            self._text = text
+            self._text, self._shorter = text, shorter
             if self._delay is None:
                 self._show(now)
             elif self._timer is None:
@@ -76,9 +81,11 @@ class WaitingLine:
 
     def _show(self, now: datetime) -> None:
         if self._width is not None:
-            from gpulease.cli.format import shorten
+            from gpulease.cli.format import display_width, shorten
 
-            self._write(_ERASE + shorten(self._text, self._width() - 1))
+            width, texts = self._width() - 1, (self._text, *self._shorter)
+            fitting = (text for text in texts if display_width(text) <= width)
+            self._write(_ERASE + shorten(next(fitting, texts[-1]), width))
         elif self._text != self._shown and self._may_write(now):
             self._write(self._text + "\n")
         else:

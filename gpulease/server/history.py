@@ -115,6 +115,7 @@ def past_job_view(job: EndedJob) -> PastJobView:
         time_limit=None if limit is None else limit / _MICROSECONDS,
         command=None if job.alike is None else f"{job.alike} {job.same}",
         slurm_job=job.slurm_job,
+        out_of_memory=job.out_of_memory,
     )
 
 

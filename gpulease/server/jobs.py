@@ -163,12 +163,21 @@ class JobHandlers:
 
     def _devices(self, job: Job) -> list[DeviceView]:
         """Return the GPUs of a job that holds memory."""
-        if not job.holds_memory:
-            return []
+        options = self._options(job.id) if job.holds_memory else None
+        return [] if options is None else self._context.job_views.leases.devices(job, options)
+
+    def _options(self, job: JobId) -> Mapping[str, object] | None:
+        """Return the options for frameworks of a live job."""
         with contextlib.suppress(NoSuchJob):  # it has ended in the meantime
-            options = self._context.scheduler.store.invocation(job.id).options
-            return self._context.job_views.leases.devices(job, options)
-        return []
+            return self._context.scheduler.store.invocation(job).options
+        return None
+
+    def _with_devices(
+        self, view: JobView, job: Job, options: Mapping[str, object] | None
+    ) -> JobView:
+        if options is None:
+            return view
+        return replace(view, devices=self._context.job_views.leases.devices(job, options))
 
     async def watch(self, request: Request, job_id: int) -> Response:
         """Stream a job as a line of JSON, at once and at each change, until it has ended."""
@@ -194,6 +203,8 @@ class JobHandlers:
         clock = asyncio.get_running_loop().time
         sent_at = clock()
         settles_at = sent_at + _SETTLES_AFTER_S if first else 0.0
+        # A short job has ended before its command can ask for its devices.
+        options = self._options(job_id) if first else None
         if first:
             yield msgspec.json.encode(first) + b"\n"
         while True:
@@ -203,7 +214,7 @@ class JobHandlers:
                 continue
             if job.state is State.QUEUED:
                 await self._context.scheduler.explainer.refresh(job.id)
-            view = self._context.view_for(caller, job)
+            view = self._with_devices(self._context.view_for(caller, job), job, options)
             if view != sent:
                 yield msgspec.json.encode(view) + b"\n"
                 sent, sent_at = view, clock()

@@ -30,13 +30,13 @@ class LeaseViews:
             return []
         seen = self._scheduler.seen
         used = self._used_by_job(seen)
-        peaks = self._scheduler.peaks.by_lease
+        peaks = self._scheduler.peaks
         return [
             LeaseView(
                 gpu=lease.gpu,
                 memory=lease.memory,
                 used=seen.used(job.id, lease.gpu, used) if seen and job.holds_memory else None,
-                peak=peaks.get((job.id, lease.gpu), lease.peak),
+                peak=peaks.of(job.id, lease),
                 enforced_by=self._enforced_by(job, lease, seen),
                 driver_limit=lease.driver_limit,
                 needed=lease.used,

@@ -12,6 +12,7 @@ from gpulease.domain.enforcement import with_watch_level
 from gpulease.domain.gpu import GpuUuid, JobId
 from gpulease.domain.health import ends_jobs
 from gpulease.domain.job import Job, Outcome
+from gpulease.domain.lease import Lease
 from gpulease.domain.memory_estimate import advised_size_after_oom, retry_size
 from gpulease.domain.oom import (
     NO_MEMORY_ERRORS,
@@ -114,7 +115,7 @@ class JobAccounting:
         # A job that is being stopped may end by itself a moment before.
         if job.outcome not in _BY_ITSELF or before.outcome is not None or not job.leases:
             return job
-        peaks = [peak for lease in job.leases if (peak := self._peak(job, lease.gpu)) is not None]
+        peaks = [peak for lease in job.leases if (peak := self._peak(job, lease)) is not None]
         leased = min(lease.memory for lease in job.leases)
         found = diagnose_oom(job.exit, said, max(peaks, default=None), leased)
         if found is None:
@@ -126,15 +127,16 @@ class JobAccounting:
         # For a job that was stopped over its lease, all memory counts, used or not.
         idle = {} if job.outcome is Outcome.OVER_LEASE else idle
         leases = tuple(
-            replace(lease, used=max(1, peak - idle.get(lease.gpu, 0)))
-            if (peak := self._peak(job, lease.gpu)) is not None
+            # The database gets the peak with the next samples; until then, readers find it here.
+            replace(lease, used=max(1, peak - idle.get(lease.gpu, 0)), peak=peak)
+            if (peak := self._peak(job, lease)) is not None
             else lease
             for lease in job.leases
         )
         return replace(job, leases=leases)
 
-    def _peak(self, job: Job, gpu: GpuUuid) -> int | None:
-        return self._observer.peaks.by_lease.get((job.id, gpu))
+    def _peak(self, job: Job, lease: Lease) -> int | None:
+        return self._observer.peaks.of(job.id, lease)
 
     def _with_retry(
         self, tx: Transaction, job: Job, found: OutOfMemory, leased: int, peak: int | None

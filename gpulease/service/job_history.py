@@ -53,3 +53,4 @@ class EndedJob(NamedTuple):
     time_limit_us: int | None
     alike: str | None
     same: str | None
+    out_of_memory: bool = False

@@ -14,6 +14,7 @@ from gpulease.domain.gpu import (
     unmanaged_since,
 )
 from gpulease.domain.job import Job
+from gpulease.domain.lease import Lease
 from gpulease.domain.snapshot import Snapshot, ledgers
 from gpulease.service.ports import Clock, GpuProbe, InThread, Policy, ProcessFinder, Store
 from gpulease.service.shared_call import SharedCall
@@ -239,6 +240,11 @@ class Peaks:
         """Raise the peaks to the use in `seen`."""
         for key, used in seen.used_by_job().items():
             self.by_lease[key] = max(used, self.by_lease.get(key, 0))
+
+    def of(self, job: JobId, lease: Lease) -> int | None:
+        """Return the peak of a lease, also of before a restart; None if no use was seen."""
+        now = self.by_lease.get((job, lease.gpu))
+        return max(filter(None, (now, lease.peak)), default=now)
 
     def keep_only(self, jobs: set[JobId]) -> None:
         """Forget all other jobs."""

@@ -36,6 +36,7 @@ def _statement(query: EndedJobsQuery) -> Select[*tuple[Any, ...]]:
             select(func.max(LeaseRow.memory)).where(of_job).scalar_subquery(),
             select(func.max(LeaseRow.used)).where(of_job).scalar_subquery(),
             JobRow.utilization, JobRow.time_limit_us, JobRow.alike, JobRow.same,
+            JobRow.out_of_memory,
         )
         .where(*_conditions(query))
         .order_by(JobRow.id.desc())

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from gpulease.web.text import size
 from gpulease.wire.jobs import JobView
 from gpulease.wire.machine import GpuView
+from gpulease.wire.text import free_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,9 +25,11 @@ class Bar:
     """The memory of one GPU."""
 
     segments: Sequence[Segment]
+    rest: str
+    """The class of what remains: free, unless nothing can be leased there."""
     used: int | None
     leased: int
-    unmanaged: int | None
+    unmanaged: int
     free: int | None
     total: int | None
 
@@ -38,24 +41,30 @@ class Bar:
         return f"{', '.join(parts)}, {size(self.free)} free of {size(self.total)}"
 
 
-def bar_of(gpu: GpuView, jobs: Iterable[JobView], colors: Mapping[str | None, int]) -> Bar:
-    """Return the bar of a GPU; `colors` has the color of each user."""
+def bar_of(
+    gpu: GpuView, jobs: Sequence[JobView], colors: Mapping[str | None, str], unmanaged: int
+) -> Bar:
+    """Return the bar of a GPU, on which `unmanaged` bytes are used without a lease.
+
+    `colors` has the classes of each user.
+    """
     memory = gpu.memory
     parts: list[tuple[str, int, str]] = []
     for job in jobs:
         for lease in job.leases:
             if lease.gpu == gpu.uuid:
-                used, color = lease.used or 0, colors.get(job.user, 0)
+                used, color = lease.used or 0, colors.get(job.user, "others")
                 who = f"job {job.label or job.id} of {job.user}"
-                parts.append((f"used o{color}", used, f"{who} uses {size(used)}"))
+                parts.append((f"used {color}", used, f"{who} uses {size(used)}"))
                 rest = max(0, lease.memory - used)
-                parts.append((f"leased o{color}", rest, f"{who} has leased {size(rest)} more"))
-    unmanaged = memory.unmanaged or 0
+                parts.append((f"leased {color}", rest, f"{who} has leased {size(rest)} more"))
     parts.append(("unmanaged", unmanaged, f"{size(unmanaged)} without a lease"))
     segments = tuple(_segments(parts, memory.total)) if memory.total else ()
-    return Bar(
-        segments, memory.used, memory.leased, memory.unmanaged, memory.headroom, memory.total
-    )
+    free = free_of(gpu)
+    remainder = "free" if free else "closed"
+    if (alone := exclusive_job(gpu, jobs)) is not None:
+        remainder = f"leased {colors.get(alone.user, 'others')}"
+    return Bar(segments, remainder, memory.used, memory.leased, unmanaged, free, memory.total)
 
 
 def exclusive_job(gpu: GpuView, jobs: Iterable[JobView]) -> JobView | None:

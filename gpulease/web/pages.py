@@ -110,7 +110,7 @@ class Pages:
             return await self._array(request, number)
         status = await self._live.status()
         memory = await self._memory_of(number)
-        charts = [] if memory is None else list(_job_charts(memory))
+        charts = [] if memory is None else list(_job_charts(memory, job.user))
         return _page(request, "job.html", job=job, charts=charts, labels=labels_of(status.gpus))
 
     async def _number_of(self, asked: str) -> int:
@@ -253,10 +253,11 @@ def _people(shares: SharesView, report: ReportView | None) -> list[_Person]:
     return found + [_Person(user, None, use, use) for user, use in uses.items()]
 
 
-def _job_charts(memory: JobMemoryView) -> Iterator[Chart]:
+def _job_charts(memory: JobMemoryView, user: str) -> Iterator[Chart]:
     for each in memory.gpus:
         mean, busy = each.means.get("used"), each.means.get("utilization")
-        used = replace(mean_curve("used o0", "used", each.used, mean), is_stacked=False)
+        kind = f"used {colors([user])[user]}"
+        used = replace(mean_curve(kind, "used", each.used, mean), is_stacked=False)
         curves = [
             *peak_band("peak of use", each.used, mean),
             used,
@@ -274,7 +275,7 @@ def gpu_charts(history: GpuHistoryView) -> Iterator[Chart]:
     color, mean = colors(each.user for each in history.owners), history.means.get
     curves = peak_band("peak of use", history.used, mean("used"))
     for each in history.owners:
-        kind, name = f"used o{color.get(each.user, 0)}", each.user or "other users"
+        kind, name = f"used {color.get(each.user, 'others')}", each.user or "other users"
         curves.append(mean_curve(kind, name, each.used, each.mean))
     curves.append(mean_curve("unmanaged", "no lease", history.unmanaged, mean("unmanaged")))
     curves.append(mean_curve("lease", "leased", history.leased, mean("leased"), is_line=True))

@@ -10,13 +10,15 @@ from markupsafe import Markup
 from gpulease import __version__
 from gpulease.web import text
 from gpulease.web.bars import bar_of, exclusive_job
-from gpulease.wire.text import claimed, ordinal, printable, shown_command, spoken
+from gpulease.wire.text import claimed, ending, ordinal, printable, shown_command, spoken
+from gpulease.wire.unmanaged import used_without_lease
 
 _FILTERS: tuple[Callable[..., Any], ...] = (
     text.address_of,
     text.between,
     claimed,
     text.clock,
+    ending,
     text.event_time,
     text.figure,
     text.gib_hours,
@@ -60,6 +62,7 @@ def _environment() -> Environment:
         exclusive_job=exclusive_job,
         labels_of=text.labels_of,
         models_of=text.models_of,
+        used_without_lease=used_without_lease,
     )
     return made
 

@@ -3,17 +3,14 @@
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
-from zlib import crc32
 
 from gpulease.units import format_size, format_span
 from gpulease.wire.jobs import EventView, JobView, LeaseView
 from gpulease.wire.machine import GpuView
-from gpulease.wire.text import model, spoken
+from gpulease.wire.text import ending, model, user_colour
 from gpulease.wire.usage import PastJobView
 
 UNKNOWN = "unknown"
-COLORS = 8
-"""Classes of colors in style.css."""
 _MINUTE = timedelta(minutes=1)
 _SHORT_HISTORY = timedelta(hours=1)
 
@@ -148,7 +145,7 @@ def state_of(job: JobView) -> str:
     """Write the state of a job, or how it ended."""
     if job.suspended:
         return "suspended"
-    return job.state if job.state != "ended" else spoken(job.outcome or "ended")
+    return job.state if job.state != "ended" else ending(job)
 
 
 def kind_of(job: JobView | PastJobView) -> str:
@@ -158,12 +155,10 @@ def kind_of(job: JobView | PastJobView) -> str:
     return "hold" if job.kind == "hold" else ""
 
 
-def colors(users: Iterable[str | None]) -> Mapping[str | None, int]:
-    """Return the color of each user: mostly the same on all pages, different while they last."""
-    chosen: dict[str | None, int] = {}
+def colors(users: Iterable[str | None]) -> Mapping[str | None, str]:
+    """Return the classes of each user in style.css; of two with one colour the second is marked."""
+    chosen: dict[str | None, str] = {}
     for user in sorted({each for each in users if each is not None}):
-        wanted = crc32(user.encode(errors="replace"))
-        free = (wanted + step for step in range(COLORS))
-        taken = set(chosen.values())
-        chosen[user] = next((each % COLORS for each in free if each % COLORS not in taken), 0)
+        own = f"o{user_colour(user)}"
+        chosen[user] = f"{own} second" if own in chosen.values() else own
     return chosen

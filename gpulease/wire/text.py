@@ -13,7 +13,15 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from gpulease.wire.jobs import ClaimView
+    from gpulease.wire.jobs import ClaimView, JobView
+    from gpulease.wire.machine import GpuView
+    from gpulease.wire.usage import PastJobView
+
+USER_COLOURS = (
+    *("#1f6fb5", "#b35806", "#2b8049", "#8e44ad"),
+    *("#0f7f8c", "#b8357a", "#6b6b1d", "#4f5fb5"),
+)
+"""Of users in charts and bars; style.css and `cli.tables` have the same hues in this order."""
 
 API_PREFIX = "/v1"
 
@@ -64,6 +72,11 @@ def from_wire(text: str) -> str:
 def spoken(name: str) -> str:
     """Return a name such as time_limit as people read and type it: time-limit."""
     return name.replace("_", "-")
+
+
+def ending(job: JobView | PastJobView) -> str:
+    """Write how a job ended, in a few words."""
+    return "out of GPU memory" if job.out_of_memory else spoken(job.outcome or "ended")
 
 
 def ranges(numbers: Sequence[int]) -> str:
@@ -141,3 +154,21 @@ def _named(claim: ClaimView) -> str | None:
     if len(labels) == claim.gpus:
         return f"GPU {labels[0]}" if len(labels) == 1 else f"GPUs {', '.join(labels)}"
     return f"{'GPU' if claim.gpus == 1 else 'GPUs'} {', '.join(labels[:-1])} or {labels[-1]}"
+
+
+def user_colour(user: str) -> int:
+    """Return the number of a user's colour: of the name alone, so that it is the same everywhere.
+
+    Two users may have one colour. Their names, and how the second is drawn, tell them apart.
+    """
+    from binascii import crc32
+
+    return crc32(user.encode(errors="replace")) % len(USER_COLOURS)
+
+
+def free_of(gpu: GpuView) -> int | None:
+    """Return what can be leased now; None if that is not known."""
+    if gpu.state in ("unreadable", "lost"):
+        return None
+    # Of a GPU that grants nothing, nothing can be leased.
+    return gpu.memory.headroom if gpu.state == "available" else 0

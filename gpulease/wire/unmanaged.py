@@ -1,4 +1,4 @@
-"""Which processes use a GPU without a lease on it: the same in the command and on the web page."""
+"""What uses a GPU without a lease on it: the same in the command and on the web page."""
 
 from __future__ import annotations
 
@@ -7,6 +7,29 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from gpulease.wire.machine import GpuView, ProcessView, StatusView
+
+_MIB = 1 << 20
+_OF_DRIVER = 256 * _MIB
+"""Idle cards report 1 to 27 MiB, some about 100, with no process on them."""
+_OF_DRIVER_SHARE = 100
+"""Of a card above 25 GiB, a hundredth: the driver holds more on larger ones."""
+
+
+def used_without_lease(gpu: GpuView, view: StatusView) -> int:
+    """Return the bytes on a GPU without a lease that people should know of.
+
+    Without a process in the list, a little memory is what the driver holds for itself.
+    """
+    unmanaged = gpu.memory.unmanaged or 0
+    if any(unmanaged_processes(gpu, view, gone=True)):
+        return unmanaged
+    return beyond_driver(unmanaged, gpu.memory.total)
+
+
+def beyond_driver(unmanaged: int | None, total: int | None) -> int:
+    """Return memory that no process explains; 0 if it is the driver's: 256 MiB, or 1% if more."""
+    most = max(_OF_DRIVER, (total or 0) // _OF_DRIVER_SHARE)
+    return 0 if unmanaged is None or unmanaged <= most else unmanaged
 
 
 def unmanaged_processes(

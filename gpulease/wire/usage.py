@@ -37,6 +37,8 @@ class PastJobView:
     reveal it."""
     slurm_job: int | None = None
     """The JobId of Slurm, for its jobs."""
+    out_of_memory: bool = False
+    """It failed because it ran out of GPU memory."""
 
 
 @dataclass(slots=True)

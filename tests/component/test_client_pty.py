@@ -225,7 +225,9 @@ def test_what_gpulease_says_is_on_a_line_of_its_own(sit: Sit, shim: ShimStandIn)
     shim.tell(FrameKind.SKIPPED, bytes=4096)
     shim.exit(signal=15, reason="time_limit")
     assert terminal.finish() == 124
-    own, stopping, skipped, end = terminal.shown.split("\r\n")
+    # A message that is wider than the terminal continues, indented, on the next line.
+    own, stopping, skipped, end = terminal.shown.replace("\r\n  ", " ").split("\r\n")
+    assert max(map(len, terminal.shown.split("\r\n"))) <= 80
     assert (own, end) == ("47%", "")
     assert stopping.startswith("gpulease: ") and "job 17" in stopping
     assert skipped.startswith("gpulease: ") and mentions(skipped, "4K", "gpulease logs 17")

@@ -137,6 +137,16 @@ def test_no_line_is_wider_than_the_terminal(
         assert set(long.split()) <= set(bare.replace(";", " ").split()), bare
 
 
+def test_errors_break_between_words(daemon: StandIn) -> None:
+    command = gpulease(daemon.path, "list", "--state", "gone")
+    terminal = Terminal(command, size=(24, 40))
+    assert terminal.finish() == 2
+    lines = terminal.shown.replace("\r\n", "\n").splitlines()
+    assert max(map(display_width, lines)) <= 40
+    words = run(daemon, "list", "--state", "gone").stderr.split()
+    assert " ".join(lines).split() == words
+
+
 @pytest.mark.parametrize(
     ("asked", "ids"),
     [

@@ -12,15 +12,16 @@ import pytest
 from daemon_stand_in import views
 from fakes import NOON, order, reading
 from gpulease.cli.list_page import _matches as list_matches
-from gpulease.domain.job import Exit, Job, Outcome, grant, worker_gone, worker_started
+from gpulease.domain.job import Exit, Job, JobUsage, Outcome, grant, worker_gone, worker_started
 from gpulease.domain.lease import Trigger
 from gpulease.domain.placement import Placement
-from gpulease.server.history import history_view
+from gpulease.server.history import history_view, past_job_view
 from gpulease.service.job_history import FAILED, EndedJobsQuery
 from gpulease.service.ports import Event
 from gpulease.store.job_history import JobHistory
 from gpulease.store.store import SqlStore
 from gpulease.units import GIB
+from gpulease.wire.text import ending
 
 EVENT = Event(NOON, "test")
 DAY = timedelta(days=1)
@@ -124,3 +125,10 @@ def test_what_is_shown_is_what_the_job_was(store: SqlStore) -> None:
     assert (found.name, found.user, found.outcome) == ("train", job.owner.user, "time_limit")
     assert (found.submitted_at, found.granted_at, found.ended_at) == (NOON - DAY, NOON - DAY, NOON)
     assert (found.leased, found.is_hold, found.gpus) == (GIB, False, 1)
+
+
+def test_a_job_that_ran_out_of_memory_says_so(store: SqlStore) -> None:
+    ended(store, Outcome.EXITED, Exit(1), usage=JobUsage(out_of_memory=True))
+    (found,) = JobHistory(store).page(EndedJobsQuery())
+    view = past_job_view(found)
+    assert (view.out_of_memory, ending(view)) == (True, "out of GPU memory")

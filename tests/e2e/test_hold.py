@@ -283,7 +283,7 @@ def test_a_lease_survives_a_restart_of_the_daemon(daemon: Daemon) -> None:
     assert daemon.wait_until(number, "ended")["outcome"] == "released"
 
 
-def test_typed_without_eval_it_says_how_it_is_meant(daemon: Daemon) -> None:
+def test_typed_without_eval_it_is_refused_before_it_leases_anything(daemon: Daemon) -> None:
     ours, theirs = pty.openpty()
     process = daemon.open(
         "hold", "--mem", "1G", "--for", "1h", stdin=theirs, stdout=theirs, stderr=theirs,
@@ -297,8 +297,9 @@ def test_typed_without_eval_it_says_how_it_is_meant(daemon: Daemon) -> None:
     except OSError:
         pass  # the other end is closed: that is all
     os.close(ours)
-    assert process.wait() == 0
-    assert mentions(shown, "hint: ", "gpulease cancel 1", 'eval "$(gpulease hold ...)"')
+    assert process.wait() == 2
+    assert mentions(shown.replace("\r\n", " "), "hint: ", 'eval "$(gpulease hold ...)"')
+    assert daemon.jobs() == []
 
 
 def test_a_reader_that_leaves_gets_no_lease(daemon: Daemon) -> None:

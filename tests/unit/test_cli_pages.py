@@ -97,11 +97,12 @@ def past_jobs() -> list[PastJobView]:
         ended, id=12, label="12", name="train.py", user="bob", exit_status=1, gpus=1, used=None,
         utilization=None,
     )  # fmt: skip
+    short = replace(failed, id=11, label="11", out_of_memory=True)
     never = replace(
         failed, id=9, label="9", kind="hold", outcome="cancelled", exit_status=None, granted_at=None
     )
     of_slurm = replace(failed, id=8, label="8", kind="slurm", exit_status=0, slurm_job=17)
-    return [ended, failed, never, of_slurm]
+    return [ended, failed, short, never, of_slurm]
 
 
 def shares() -> SharesView:

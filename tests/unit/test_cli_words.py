@@ -17,7 +17,12 @@ from gpulease.cli.exit_codes import JobEnd, last_words, status_of_ending, status
 from gpulease.cli.follow import FollowOptions
 from gpulease.cli.format import clean, clock, display_width, requested, shorten
 from gpulease.cli.job_watch import wait_for_start
-from gpulease.cli.messages import array_doubts, preset_devices, waiting_text
+from gpulease.cli.messages import (
+    array_doubts,
+    preset_devices,
+    shorter_waiting_texts,
+    waiting_text,
+)
 from gpulease.cli.render import StderrStatus
 from gpulease.cli.signals import Signals
 from gpulease.cli.tables import line_breaks
@@ -76,6 +81,22 @@ def test_a_terminal_has_its_line_rewritten_and_left_clean() -> None:
     line.show("second one", NOW)
     line.clear()
     assert paper.text == "\r\x1b[2Kfirst" + "\r\x1b[2Ksecond…" + "\r\x1b[2K"
+
+
+@pytest.mark.parametrize(("width", "place", "why"), [(90, True, True), (64, False, True),
+                                                     (50, False, False)])  # fmt: skip
+def test_a_narrow_terminal_keeps_the_start_and_the_reason(
+    width: int, place: bool, why: bool
+) -> None:
+    reason = "no room for 6G before job 12 ends"
+    job = views.job(17, position=2, waits_for=[12], reason=reason,
+                    expected_start_at="2026-03-02T15:30:00Z")  # fmt: skip
+    paper, line = impatient(width)
+    line.show(waiting_text(job, [], NOW), NOW, *shorter_waiting_texts(job, NOW))
+    shown = paper.text.rpartition("\x1b[2K")[2]
+    assert len(shown) < width
+    assert clock(job.expected_start_at, NOW) in shown
+    assert ("2nd" in shown, reason in shown, "no room" in shown) == (place, why, True)
 
 
 def test_a_log_gets_a_line_for_news_and_at_most_every_thirty_seconds() -> None:

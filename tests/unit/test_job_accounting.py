@@ -105,8 +105,18 @@ def test_what_a_job_needed_is_its_peak_less_what_was_taken_and_never_filled() ->
 
     ended = world.end(WorkerExited(Outcome.EXITED, Exit(0), NOON))
 
-    assert [lease.used for lease in ended.leases] == [G]
+    assert [(lease.used, lease.peak) for lease in ended.leases] == [(G, 2 * G)]
     assert not ended.usage.out_of_memory
+
+
+def test_the_peak_of_before_a_restart_counts_too() -> None:
+    world = World()
+    with world.store.write() as tx:
+        (lease,) = world.job().leases
+        tx.save(replace(world.job(), leases=(replace(lease, peak=2 * G),)), Event(NOON, "restart"))
+    world.used(G)
+    (lease,) = world.end(WorkerExited(Outcome.EXITED, Exit(0), NOON)).leases
+    assert (lease.used, lease.peak) == (2 * G, 2 * G)
 
 
 @pytest.mark.parametrize(("stops", "held"), [(False, ("framework",)), (True, WATCHED)])

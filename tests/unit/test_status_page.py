@@ -3,13 +3,14 @@
 import re
 from dataclasses import replace
 from datetime import timedelta, timezone
+from functools import partial
 
 import pytest
 
 from daemon_stand_in import views
 from gpulease.cli import job_page, list_page, render, status_page
 from gpulease.cli.format import amount, display_width, shorten_middle
-from gpulease.cli.gpu_rows import bar
+from gpulease.cli.gpu_rows import GpuRow, bar
 from gpulease.cli.status_tables import models
 from gpulease.cli.tables import draw
 from gpulease.domain.memory_estimate import LONG_ENOUGH
@@ -40,6 +41,44 @@ def queue(count: int, first: int = 60, **changed: object) -> list[JobView]:
 def machine(gpus: int, jobs: list[JobView], **changed: object) -> StatusView:
     found = [views.empty_gpu(index, f"GPU-{index}") for index in range(gpus)]
     return views.status(gpus=found, jobs=jobs, **changed)
+
+
+def busy(gpus: int = 8) -> StatusView:
+    """Return a machine with three jobs on each GPU, a queue, and a process without a lease."""
+    jobs = [
+        views.running(100 + number, f"GPU-{number % gpus}", user=("alice", "bob", "carol")[
+            number // gpus], name=f"train {number}")
+        for number in range(3 * gpus)
+    ]  # fmt: skip
+    view = machine(gpus, [*jobs, *different(20)], waiting=40)
+    stranger = ProcessView(4242, "eve", "x", "python " + "x" * 200, 6 * GIB, None)
+    view.gpus[3].processes = [stranger]
+    view.gpus[4].kept_for = 60
+    for gpu in view.gpus:
+        gpu.memory.used = (10 + gpu.index) * GIB
+    return view
+
+
+@pytest.mark.parametrize(("width", "height"), [(80, 24), (100, 28), (120, 30), (200, 50)])
+def test_a_busy_machine_leaves_room_for_ones_own_jobs_and_the_queue(
+    width: int, height: int
+) -> None:
+    lines = shown(busy(), width, height)
+    assert len(lines) < height
+    assert sum("alice" in line and "train" in line for line in lines) >= 5
+    assert sum("sweep" in line for line in lines) >= 3
+    assert sum(line.startswith("! eve") for line in lines) == 1
+    assert sum(line.count("░") > 0 for line in lines) >= 8
+
+
+@pytest.mark.parametrize(("width", "height", "least"), [(50, 12, 5), (50, 10, 3), (80, 12, 5)])
+def test_on_the_smallest_terminals_ones_own_jobs_come_first(
+    width: int, height: int, least: int
+) -> None:
+    lines = shown(busy(), width, height)
+    assert len(lines) < height
+    assert sum(line.split()[1:2] == ["alice"] for line in lines) >= least
+    assert "8 GPUs" in lines[0]
 
 
 def different(count: int) -> list[JobView]:
@@ -80,7 +119,8 @@ def test_what_is_shown_and_what_is_counted_are_all_jobs_on_any_terminal(
     text = "\n".join(lines)
     counted = [int(count) for count in re.findall(r"and (\d+)\s+more:", text)]
 
-    assert text.count("runs") + text.count("sweep") + sum(counted) == 1040
+    rows = re.findall(r"^1\d\d  alice", text, re.MULTILINE)
+    assert len(rows) + text.count("sweep") + sum(counted) == 1040
     assert height < 14 or len(lines) < height or width == 40
     assert max(map(display_width, lines)) <= width
 
@@ -184,22 +224,25 @@ def test_gpus_that_are_kept_for_jobs_share_a_row_that_names_the_jobs() -> None:
 
 def test_the_parts_of_a_bar_differ_without_colour_and_in_ascii() -> None:
     memory = views.memory(leased=12 * GIB, committed=12 * GIB)
-    drawn = bar(memory, 24)
+    row = partial(GpuRow, "0", memory, unmanaged=memory.unmanaged or 0)
+    drawn = bar(row(GIB), 24)
     assert "".join(text for text, _ in drawn) == "█" * 5 + "▒" * 7 + "▚" * 2 + "░" * 10
     assert [style for _, style in drawn] == ["used", "leased", "unmanaged", "free"]
-    alone = "".join(text for text, _ in bar(memory, 24, is_exclusive=True))
-    assert alone == "█" * 5 + "▓" * 7 + "▚" * 2 + "▓" * 10
+    alone = bar(row(0, is_exclusive=True), 24)
+    assert "".join(text for text, _ in alone) == "█" * 5 + "▓" * 7 + "▚" * 2 + "▓" * 10
 
-    letters = render.drawn([drawn, bar(memory, 24, is_exclusive=True)], render.Screen(
+    letters = render.drawn([drawn, alone, bar(row(0), 24)], render.Screen(
         width=None, colour=False, ascii=True
     ))  # fmt: skip
-    assert letters.split() == ["#####=======!!..........", "#####xxxxxxx!!xxxxxxxxxx"]
+    assert letters.split() == [
+        "#####=======!!..........", "#####xxxxxxx!!xxxxxxxxxx", "#####=======!!//////////",
+    ]  # fmt: skip
 
 
 def test_a_tiny_amount_draws_no_cell_and_a_bar_is_as_long_as_ever() -> None:
     for used in (0, 108 * KIB, GIB, 6 * GIB, 30 * GIB):
         memory = views.memory(used=used, unmanaged=0)
-        text = "".join(text for text, _ in bar(memory, 32))
+        text = "".join(text for text, _ in bar(GpuRow("0", memory, GIB), 32))
         assert len(text) == 32
         assert ("█" in text) is (used >= GIB)
 

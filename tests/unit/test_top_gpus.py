@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from daemon_stand_in import views
+from gpulease.cli.memory_layers import owner_style
 from gpulease.cli.top.gpus import (
     BLOCKS,
     LETTERS,
@@ -16,7 +17,6 @@ from gpulease.cli.top.gpus import (
     bar,
     gpu_lines,
     layout,
-    owner_styles,
     shown_gpus,
 )
 from gpulease.cli.top.text import plain, width_of
@@ -35,7 +35,7 @@ def holder(number: int, user: str, leased: int, used: int, **changed: Any) -> Jo
 
 def drawn(gpu: GpuView, *jobs: JobView, marks: Marks = LETTERS, width: int = 24) -> str:
     (shown,) = shown_gpus(views.status(gpus=[gpu], jobs=list(jobs)), {})
-    return plain(bar(shown, width, {}, marks))
+    return plain(bar(shown, width, marks))
 
 
 def gpu(unmanaged: int = 0, **changed: Any) -> GpuView:
@@ -52,7 +52,8 @@ def gpu(unmanaged: int = 0, **changed: Any) -> GpuView:
         (16, 200, 50, Layout(2, 99, has_panels=True)),
         (1, 80, 24, Layout(1, 80, has_panels=True)),
         (4, 80, 24, Layout(1, 80, has_panels=True)),
-        (64, 80, 24, Layout(2, 39, has_panels=False)),
+        (64, 80, 24, Layout(3, 25, has_panels=False)),
+        (8, 50, 12, Layout(2, 24, has_panels=False)),
         (0, 80, 24, Layout(1, 80, has_panels=True)),
         (2, 20, 5, Layout(1, 20, has_panels=False)),
     ],
@@ -98,10 +99,21 @@ def test_jobs_that_wait_own_nothing() -> None:
     assert drawn(gpu(), views.job(3)) == "." * 24
 
 
-def test_a_user_keeps_a_style_while_others_come_and_go() -> None:
-    before = owner_styles([holder(1, "bob", 1, 1)], {})
-    after = owner_styles([holder(2, "ana", 1, 1), holder(1, "bob", 1, 1)], before)
-    assert after["bob"] == before["bob"] != after["ana"]
+def test_the_rest_of_a_drained_or_exclusive_gpu_does_not_look_free() -> None:
+    assert drawn(gpu(state="drained"), holder(1, "ana", 8, 4)) == "####ana=////////////////"
+    alone = holder(1, "ana", 4, 4, claim=views.claim(exclusive=True))
+    (shown,) = shown_gpus(views.status(gpus=[gpu()], jobs=[alone]), {})
+    assert {style.removesuffix("-name") for _, style in bar(shown, 24, BLOCKS)} == {
+        owner_style("ana")
+    }
+
+
+def test_a_note_replaces_figures_and_never_shortens_the_bar() -> None:
+    noted = replace(gpu(), index=1, kept_for=1234)
+    shown = shown_gpus(views.status(gpus=[gpu(), noted]), {})
+    lines = [plain(line) for line in gpu_lines(shown, Layout(1, 60, False), LETTERS, NOW)]
+    assert lines[0].count("..") == lines[1].count("..") == 11
+    assert "kept for job 1234" in lines[1]
 
 
 @pytest.mark.parametrize("width", [39, 60, 80, 99, 200])
@@ -109,16 +121,14 @@ def test_a_user_keeps_a_style_while_others_come_and_go() -> None:
 def test_every_line_of_a_gpu_has_the_width_of_its_place(width: int, has_panels: bool) -> None:
     gpus = [*views.busy_status().gpus, gpu(power=251.3, power_limit=400.0, kept_for=1234)]
     shown = shown_gpus(replace(views.busy_status(), gpus=gpus), {})
-    lines = gpu_lines(shown, Layout(1, width, has_panels), {}, BLOCKS, NOW)
+    lines = gpu_lines(shown, Layout(1, width, has_panels), BLOCKS, NOW)
     assert len(lines) == len(gpus) * (PANEL if has_panels else 1)
     assert {width_of(line) for line in lines} == {width}
 
 
 def test_gpus_stand_in_columns_from_top_to_bottom() -> None:
     gpus = [views.gpu(index, f"GPU-{index}") for index in range(5)]
-    lines = gpu_lines(
-        shown_gpus(views.status(gpus=gpus), {}), Layout(2, 39, False), {}, LETTERS, NOW
-    )
+    lines = gpu_lines(shown_gpus(views.status(gpus=gpus), {}), Layout(2, 39, False), LETTERS, NOW)
     indexes = [[word for word in plain(line).split() if word.isdecimal()] for line in lines]
     assert indexes == [["0", "3"], ["1", "4"], ["2"]]
 
@@ -137,7 +147,7 @@ def test_a_gpu_says_why_it_takes_no_job(
     changed: dict[str, Any], word: str, has_panels: bool
 ) -> None:
     shown = shown_gpus(views.status(gpus=[gpu(**changed)]), {})
-    lines = gpu_lines(shown, Layout(1, 80, has_panels), {}, LETTERS, NOW)
+    lines = gpu_lines(shown, Layout(1, 80, has_panels), LETTERS, NOW)
     assert word in plain(lines[0])
 
 
@@ -146,7 +156,7 @@ def test_a_gpu_says_why_it_takes_no_job(
 )
 def test_a_gpu_has_as_much_free_memory_as_in_status(state: str, free: str) -> None:
     shown = shown_gpus(views.status(gpus=[gpu(state=state)]), {})
-    (line,) = gpu_lines(shown, Layout(1, 80, has_panels=False), {}, LETTERS, NOW)
+    (line,) = gpu_lines(shown, Layout(1, 80, has_panels=False), LETTERS, NOW)
     assert f" {free} free" in plain(line)
 
 
@@ -154,7 +164,7 @@ def test_a_gpu_gives_all_reasons_why_it_takes_no_job() -> None:
     job = holder(12, "ana", 4, 4, claim=views.claim(exclusive=True))
     drained = gpu(state="drained", detail="drained by root: new cable")
     shown = shown_gpus(views.status(gpus=[drained], jobs=[job]), {})
-    (line,) = gpu_lines(shown, Layout(1, 80, has_panels=False), {}, LETTERS, NOW)
+    (line,) = gpu_lines(shown, Layout(1, 80, has_panels=False), LETTERS, NOW)
     assert plain(line).rstrip().endswith("drained by root: new cable; exclusive: job 12")
 
 
@@ -166,7 +176,6 @@ def test_a_panel_shows_temperature_power_and_the_last_minutes() -> None:
     title, memory, minutes = gpu_lines(
         shown_gpus(views.status(gpus=[power]), {views.FIRST: trends}),
         Layout(1, 90, True),
-        {},
         LETTERS,
         NOW,
     )

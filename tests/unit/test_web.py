@@ -1,10 +1,15 @@
 """The parts of the web page that need no daemon: text, bars, charts, and addresses."""
 
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import pytest
 
 from daemon_stand_in import views
+from gpulease import web
+from gpulease.cli import status_page, tables
+from gpulease.cli.memory_layers import owner_style
+from gpulease.cli.plot_file import FILLS
 from gpulease.errors import BadUsage, GpuleaseError
 from gpulease.web.arrays import array_of
 from gpulease.web.bars import bar_of
@@ -14,7 +19,6 @@ from gpulease.web.live import sections, values_of
 from gpulease.web.main import listen
 from gpulease.web.templates import render
 from gpulease.web.text import (
-    COLORS,
     address_of,
     clock,
     colors,
@@ -27,9 +31,10 @@ from gpulease.web.text import (
 )
 from gpulease.wire.jobs import ArrayWaitingView, ClaimView, EventView, JobView, QueueView
 from gpulease.wire.machine import GpuView, MemoryView, ProcessView
-from gpulease.wire.text import claimed, ordinal, printable
+from gpulease.wire.text import USER_COLOURS, claimed, ordinal, printable
+from gpulease.wire.unmanaged import used_without_lease
 
-G = 1 << 30
+M, G = 1 << 20, 1 << 30
 NOON = datetime(2026, 11, 23, 12, tzinfo=UTC)
 
 
@@ -71,11 +76,41 @@ def test_a_claim_names_all_that_was_asked_for() -> None:
     assert claimed(many) == "2 x 40% exclusive on GPUs 0, 1, A100, 24G or more"
 
 
-def test_each_of_eight_users_has_a_color_alone() -> None:
-    chosen = colors(f"user{number}" for number in range(COLORS))
-    assert sorted(chosen.values()) == list(range(COLORS))
-    assert len(colors(f"user{number}" for number in range(50))) == 50
-    assert colors(["ana", None]) == {"ana": colors(["ana"])["ana"]}
+def test_a_user_has_one_color_on_every_page_in_top_and_in_plot() -> None:
+    users = [f"user{number}" for number in range(50)]
+    together = colors([*users, None])
+    sheet = (Path(web.__file__).parent / "static" / "style.css").read_text()
+    for user in users:
+        (alone,) = colors([user]).values()
+        assert together[user].split()[0] == alone
+        assert owner_style(user) == alone.replace("o", "owner")
+        assert f"--{alone}: {FILLS[owner_style(user)]};" in sheet
+    assert together.keys() == set(users)
+    # Two with one colour are told apart.
+    assert sum(not each.endswith("second") for each in together.values()) == len(USER_COLOURS)
+
+
+def test_the_rest_of_a_bar_is_free_only_if_it_can_be_leased() -> None:
+    assert bar_of(views.gpu(), [], {}, 0).rest == "free"
+    assert bar_of(views.gpu(state="drained"), [], {}, 0).rest == "closed"
+    alone = views.running(4, user="ana", claim=views.claim(exclusive=True))
+    assert bar_of(views.gpu(), [alone], {"ana": "o3"}, 0).rest == "leased o3"
+
+
+def test_a_little_memory_without_a_process_is_the_drivers() -> None:
+    for used, total, shown in (
+        (27 * M, 24 * G, 0), (256 * M, 8 * G, 0), (257 * M, 8 * G, 257 * M), (G, 140 * G, 0),
+    ):  # fmt: skip
+        idle = views.gpu(memory=views.memory(total=total, unmanaged=used), processes=[])
+        view = views.status(gpus=[idle])
+        assert used_without_lease(idle, view) == shown
+        text = tables.draw(status_page.page(view, NOON, 120, 24), 120)
+        assert ("used without a lease" in text) is bool(shown)
+        html = sections(view)["gpus"]
+        assert ("without a lease" in html) is bool(shown)
+        assert view.gpus[0].memory.unmanaged == used
+    idle.processes = [ProcessView(7, "eve", "python", "python x.py", G, None)]
+    assert used_without_lease(idle, view) == G
 
 
 def gpu(total: int | None, unmanaged: int | None = None) -> GpuView:
@@ -92,10 +127,10 @@ def test_a_process_of_a_job_is_listed_on_a_gpu_that_the_job_has_not_leased() -> 
 
 
 def test_a_bar_never_exceeds_its_gpu() -> None:
-    bar = bar_of(gpu(8 * G, 20 * G), [], {})
+    bar = bar_of(gpu(8 * G, 20 * G), [], {}, 20 * G)
     assert [(each.kind, each.width) for each in bar.segments] == [("unmanaged", 100)]
-    assert bar_of(gpu(None), [], {}).segments == ()
-    assert bar_of(gpu(None), [], {}).summary == "0 used, 0 leased, unknown free of unknown"
+    assert bar_of(gpu(None), [], {}, 0).segments == ()
+    assert bar_of(gpu(None), [], {}, 0).summary == "0 used, 0 leased, unknown free of unknown"
 
 
 def test_a_chart_has_round_axes_and_gaps_where_nothing_is_known() -> None:

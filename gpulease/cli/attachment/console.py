@@ -154,8 +154,13 @@ class Console:
     """Standard input, output and error. `say` shows a message while no terminal is held."""
 
     def __init__(
-        self, mode: AttachMode, handles: tuple[int, int, int], say: Callable[[str], None]
+        self,
+        mode: AttachMode,
+        handles: tuple[int, int, int],
+        say: Callable[[str], None],
+        lines_of: Callable[[str], list[str]],
     ) -> None:
+        """`lines_of` breaks a message into lines of the terminal."""
         self.stdin = Inlet(handles[0])
         self.stdout, self.stderr = Outlet(handles[1]), Outlet(handles[2])
         self.keys: Keys | None = None
@@ -164,6 +169,7 @@ class Console:
         self._on_terminal = mode.on_terminal
         self._modes = Modes() if mode.on_terminal else None
         self._say = say
+        self._lines_of = lines_of
         self._spoken: Outlet | None = None
         """Where messages go while the terminal is held."""
         if mode.reads_keys and self.stdin.is_terminal:
@@ -199,7 +205,8 @@ class Console:
         else:
             end = "\r\n" if self._on_terminal else "\n"
             fresh = end if self._spoken.mid_line else ""
-            self._spoken.put(f"{fresh}{text}{end}".encode(errors="replace"))
+            lines = end.join(self._lines_of(text))
+            self._spoken.put(f"{fresh}{lines}{end}".encode(errors="replace"))
 
     def tidy(self) -> None:
         """Reset the modes of the terminal that the job has set and cannot reset."""

@@ -41,6 +41,8 @@ class Hooks:
     cancel: Callable[[], str | None]
     """Cancel the job, and return why that failed."""
     say: Callable[[str], None]
+    lines_of: Callable[[str], list[str]]
+    """Break a message into lines of the terminal."""
 
 
 def attach(
@@ -79,7 +81,7 @@ class _Attachment:
         self._mode = mode
         self._loop = EventLoop()
         self._loop.on_readable(signals.fileno(), self._take_signals)
-        self._console = Console(mode, handles, hooks.say)
+        self._console = Console(mode, handles, hooks.say, hooks.lines_of)
         self._connection = ShimConnection(sock)
         self._suspension = Suspension(mode, self._connection, self._console, signals)
         parts = (mode, self._connection, self._console, self._suspension, self._loop)

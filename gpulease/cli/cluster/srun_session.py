@@ -12,7 +12,7 @@ from gpulease.cli.cluster import job_texts
 from gpulease.cli.cluster.output_log import OutputLog
 from gpulease.cli.cluster.prolog_words import PrologWords
 from gpulease.cli.cluster.srun import Said, Srun
-from gpulease.cli.render import StderrStatus
+from gpulease.cli.render import StderrStatus, message_lines
 from gpulease.cli.signals import DEADLY, ENDING, Killed, Signals, name_of
 from gpulease.errors import GpuleaseError, SlurmFailed
 from gpulease.event_loop import EventLoop
@@ -56,7 +56,7 @@ class Streams:
         self.stderr = stderr
         self.on_terminal = on_terminal
         mode = AttachMode(label="", on_terminal=on_terminal)
-        self.console = Console(mode, (0, 1, 2), stderr.print)
+        self.console = Console(mode, (0, 1, 2), stderr.print, message_lines)
         self.passed = bytearray()
         """Input that earlier attempts got."""
         self.can_repeat = True

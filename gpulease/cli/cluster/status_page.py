@@ -27,11 +27,13 @@ from gpulease.cli.render import (
     show_page,
 )
 from gpulease.cli.status_tables import (
+    LEAST_JOBS,
+    LEAST_WAITING,
     JobRow,
     Rows,
     WaitingRow,
     counts,
-    fitted,
+    first_that_fits,
     heading,
     jobs_part,
     models,
@@ -43,6 +45,7 @@ from gpulease.cli.tables import Block, Hanging, Page, line
 from gpulease.light_json import encode, indent
 from gpulease.locations import environment
 from gpulease.wire.text import model
+from gpulease.wire.unmanaged import beyond_driver
 
 _USABLE = frozenset({"idle", "mixed", "allocated", "completing", "planned", "reserved"})
 """The states of nodes that need no explanation."""
@@ -111,25 +114,24 @@ def page(
     )
     waiting = [job for job in view.jobs if job.state == "queued"]
     queue = list(_waiting_rows(waiting, now))
-    return fitted(
-        [
-            [
-                *_head(view, now, user, width),
-                *_gpus(view, now, width, folds=height is not None),
-                *_remarks(view, now),
-            ],
-            Rows(
-                [_job_row(job, now) for job in running],
-                lambda rows: jobs_part(rows, len(running) - len(rows)),
-            ),
-            Rows(
-                with_similar_folded(queue) if height is not None else queue,
-                lambda rows: queue_part(rows, view.waiting - sum(row.jobs for row in rows)),
-            ),
-        ],
-        width,
-        height,
+    folds = height is not None
+    running_rows = Rows(
+        [_job_row(job, now) for job in running],
+        lambda rows: jobs_part(rows, len(running) - len(rows)),
+        min(LEAST_JOBS, sum(job.user == user for job in running)),
     )
+    queue_rows = Rows(
+        with_similar_folded(queue) if folds else queue,
+        lambda rows: queue_part(rows, view.waiting - sum(row.jobs for row in rows)),
+        LEAST_WAITING,
+    )
+    head, remarks = [*_head(view, now, user, width)], [*_remarks(view, now)]
+    layouts: Iterator[list[Page | Rows]] = (
+        [[*head, *_gpus(view, now, width, folds=folds, legend=has), *remarks], running_rows,
+         queue_rows]
+        for has in (True, False)
+    )  # fmt: skip
+    return first_that_fits(layouts, width, height)
 
 
 def _head(view: StatusView, now: datetime, user: str, width: int | None) -> Iterator[Block]:
@@ -153,14 +155,16 @@ def _age(node: NodeView, now: datetime) -> str:
     return since(node.at, now)
 
 
-def _gpus(view: StatusView, now: datetime, width: int | None, *, folds: bool) -> Iterator[Block]:
+def _gpus(
+    view: StatusView, now: datetime, width: int | None, *, folds: bool, legend: bool
+) -> Iterator[Block]:
     if not view.nodes:
         yield line("no nodes with GPUs", "warn")
         return
     has_models = len({_model(gpu) for node in view.nodes for gpu in node.gpus}) > 1
     rows = [row for node in view.nodes for row in _gpu_rows(node, now, has_models=has_models)]
     yield line("")
-    yield from gpu_table(rows, width, folds=folds)
+    yield from gpu_table(rows, width, folds=folds, legend=legend)
 
 
 def _gpu_rows(node: NodeView, now: datetime, *, has_models: bool) -> Iterator[GpuRow]:
@@ -174,6 +178,7 @@ def _gpu_rows(node: NodeView, now: datetime, *, has_models: bool) -> Iterator[Gp
             label=str(gpu.index),
             memory=gpu.memory,
             free=_free(node, gpu),
+            unmanaged=beyond_driver(gpu.memory.unmanaged, gpu.memory.total),
             notes=tuple(_notes(node, gpu)),
             node=name,
             model=_model(gpu) if has_models else "",
@@ -201,8 +206,8 @@ def _notes(node: NodeView, gpu: GpuView) -> Iterator[Note]:
         yield Note(said, style="warn" if state in ("drained", "draining") else "bad")
     if gpu.local:
         yield Note("local queue", style="dim")
-    if gpu.memory.unmanaged:
-        yield Note(f"{size(gpu.memory.unmanaged)} used without a lease", style="bad")
+    if unmanaged := beyond_driver(gpu.memory.unmanaged, gpu.memory.total):
+        yield Note(f"{size(unmanaged)} used without a lease", style="bad")
 
 
 def _remarks(view: StatusView, now: datetime) -> Iterator[Block]:

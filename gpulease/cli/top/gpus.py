@@ -19,12 +19,14 @@ from gpulease.cli.format import (
     size,
     truncate,
 )
-from gpulease.cli.status_page import free_of, notes
+from gpulease.cli.memory_layers import owner_style
+from gpulease.cli.status_page import notes
 from gpulease.cli.top.text import Line, Span, apart, fitted, width_of
 from gpulease.cli.top.trend import Trend, sparkline
 from gpulease.wire.jobs import JobView
 from gpulease.wire.machine import GpuView, StatusView
-from gpulease.wire.text import model
+from gpulease.wire.text import free_of, model
+from gpulease.wire.unmanaged import used_without_lease
 
 PANEL = 3
 """Lines of a panel."""
@@ -33,10 +35,11 @@ _ROW_WIDTH = 38
 """The narrowest of each, in cells."""
 _BEST_PANEL_WIDTH = 90
 _GAP = 2
-_OWNER_STYLES = 8
 _TREND = 12
 """Characters of the sparkline in a row."""
-_LEAST_BAR = 12
+_LEAST_NOTE = 22
+_NARROW_WIDTH = 22
+"""Of a GPU with nothing but a bar and what is free, where rows would leave no room for jobs."""
 
 
 @dataclass(frozen=True)
@@ -47,13 +50,14 @@ class Marks:
     leased: str
     unmanaged: str
     free: str
+    closed: str
     exclusive: str
     rule: str
     blocks: bool
 
 
-BLOCKS = Marks("█", "▒", "▚", "░", "▓", "─", blocks=True)
-LETTERS = Marks("#", "=", "!", ".", "x", "-", blocks=False)
+BLOCKS = Marks("█", "▒", "▚", "░", "╱", "▓", "─", blocks=True)
+LETTERS = Marks("#", "=", "!", ".", "/", "x", "-", blocks=False)
 """For a terminal without UTF-8."""
 
 
@@ -87,8 +91,10 @@ class Shown:
 
     gpu: GpuView
     owners: tuple[Owner, ...]
-    alone: int | None
-    """The job that leases it exclusively."""
+    alone: str | None
+    """The user whose job leases it exclusively."""
+    unmanaged: int
+    """Used without a lease, as far as it is drawn."""
     state: str
     """Why it is not simply available; otherwise empty."""
     style: str
@@ -113,14 +119,16 @@ class Layout:
 def layout(count: int, width: int, height: int) -> Layout:
     """Arrange GPUs in at most half of a screen of that size, where possible.
 
-    Panels if they fit, in as many columns as needed; else one row for each GPU, in columns.
+    Panels if they fit, in as many columns as needed; else one row for each GPU, in columns; else
+    narrow ones.
     """
-    for has_panels, least in ((True, _PANEL_WIDTH), (False, _ROW_WIDTH)):
+    for least in (_PANEL_WIDTH, _ROW_WIDTH, _NARROW_WIDTH):
+        has_panels = least == _PANEL_WIDTH
         most = max(1, (width + _GAP) // (least + _GAP))
         fewest = min(count, width // _BEST_PANEL_WIDTH) if has_panels else 1
         for columns in range(max(1, fewest), most + 1):
             found = Layout(columns, (width - _GAP * (columns - 1)) // columns, has_panels)
-            if found.height(count) <= height // 2 or (columns == most and not has_panels):
+            if found.height(count) <= height // 2 or (columns == most and least == _NARROW_WIDTH):
                 return found
     raise AssertionError("the last layout is always taken")
 
@@ -128,13 +136,12 @@ def layout(count: int, width: int, height: int) -> Layout:
 def gpu_lines(
     shown: Sequence[Shown],
     arranged: Layout,
-    styles: Mapping[str, str],
     marks: Marks,
     now: float,
 ) -> list[Line]:
-    """Draw the GPUs; `styles` has the style of each owner."""
+    """Draw the GPUs."""
     draw = _panel if arranged.has_panels else _row
-    drawn = [draw(each, arranged.width, styles, marks, now) for each in shown]
+    drawn = [draw(each, arranged.width, marks, now) for each in shown]
     height = PANEL if arranged.has_panels else 1
     down = -(-len(drawn) // arranged.columns)
     lines = []
@@ -149,7 +156,7 @@ def gpu_lines(
 def shown_gpus(view: StatusView, trends: Mapping[str, Trends]) -> list[Shown]:
     """Return what is known of each GPU."""
     owners: dict[str, dict[str, Owner]] = {gpu.uuid: {} for gpu in view.gpus}
-    alone: dict[str, int] = {}
+    alone: dict[str, JobView] = {}
     for job in view.jobs:
         for lease in job.leases if job.state not in {"queued", "ended"} else ():
             here = owners.setdefault(lease.gpu, {})
@@ -157,13 +164,14 @@ def shown_gpus(view: StatusView, trends: Mapping[str, Trends]) -> list[Shown]:
             owner.used += lease.used or 0
             owner.leased += max(0, lease.memory - (lease.used or 0))
             if job.claim.exclusive:
-                alone[lease.gpu] = job.id
+                alone[lease.gpu] = job
     return [
         Shown(
             gpu,
             tuple(each for _, each in sorted(owners[gpu.uuid].items())),
-            alone.get(gpu.uuid),
-            *_state(gpu, alone.get(gpu.uuid), view),
+            clean(alone[gpu.uuid].user) if gpu.uuid in alone else None,
+            used_without_lease(gpu, view),
+            *_state(gpu, alone[gpu.uuid].id if gpu.uuid in alone else None, view),
             trends.get(gpu.uuid) or Trends(),
         )
         for gpu in view.gpus
@@ -177,15 +185,7 @@ def _state(gpu: GpuView, alone: int | None, view: StatusView) -> tuple[str, str]
     return "; ".join(texts), found[0].style if found else ""
 
 
-def owner_styles(jobs: Sequence[JobView], before: Mapping[str, str]) -> dict[str, str]:
-    """Return a style for each user with leases; one that has a style keeps it."""
-    styles = dict(before)
-    for user in sorted({clean(job.user) for job in jobs} - styles.keys()):
-        styles[user] = f"owner{len(styles) % _OWNER_STYLES}"
-    return styles
-
-
-def bar(shown: Shown, width: int, styles: Mapping[str, str], marks: Marks) -> Line:
+def bar(shown: Shown, width: int, marks: Marks) -> Line:
     """Draw the memory of a GPU."""
     memory = shown.gpu.memory
     if not memory.total or memory.used is None:
@@ -195,12 +195,14 @@ def bar(shown: Shown, width: int, styles: Mapping[str, str], marks: Marks) -> Li
     for owner in shown.owners:
         cells = [round(width * (done + part) / memory.total) for part in (owner.used, _all(owner))]
         ends = [min(width, cell) for cell in cells]
-        spans += _piece(owner, ends[0] - begin, ends[1] - ends[0], styles, marks)
+        spans += _piece(owner, ends[0] - begin, ends[1] - ends[0], marks)
         begin, done = ends[1], done + _all(owner)
-    end = min(width, round(width * (done + (memory.unmanaged or 0)) / memory.total))
+    end = min(width, round(width * (done + shown.unmanaged) / memory.total))
     spans.append((marks.unmanaged * (end - begin), "unmanaged"))
-    free = marks.free if shown.alone is None else marks.exclusive
-    spans.append((free * (width - end), "free"))
+    rest = (marks.free, "free") if free_of(shown.gpu) else (marks.closed, "closed")
+    if shown.alone is not None:
+        rest = marks.exclusive, owner_style(shown.alone)
+    spans.append((rest[0] * (width - end), rest[1]))
     return tuple(span for span in spans if span[0])
 
 
@@ -208,11 +210,9 @@ def _all(owner: Owner) -> int:
     return owner.used + owner.leased
 
 
-def _piece(
-    owner: Owner, used: int, leased: int, styles: Mapping[str, str], marks: Marks
-) -> list[Span]:
+def _piece(owner: Owner, used: int, leased: int, marks: Marks) -> list[Span]:
     """Draw what one owner has, with the name in the larger part, which stays recognizable."""
-    style = styles.get(owner.user, "used")
+    style = owner_style(owner.user)
     if leased >= used:
         return [(marks.used * used, style), *_with_name(owner.user, leased, marks.leased, style)]
     named = _with_name(owner.user, used - 1, marks.used, style)
@@ -225,12 +225,13 @@ def _with_name(user: str, cells: int, mark: str, style: str) -> list[Span]:
     return [(name, f"{style}-name"), (mark * (cells - width_of(((name, ""),))), style)]
 
 
-def _row(
-    shown: Shown, width: int, styles: Mapping[str, str], marks: Marks, now: float
-) -> list[Line]:
+def _row(shown: Shown, width: int, marks: Marks, now: float) -> list[Line]:
     """Draw a GPU in one line."""
     gpu = shown.gpu
-    spans: list[Span] = [(f"{index_of(gpu):>3} ", "title")]
+    title: Span = (f"{index_of(gpu):>3} ", "title")
+    if width < _ROW_WIDTH:
+        free: Span = (f" {_free(shown):>5}", shown.style or _free_style(shown))
+        return [fitted((title, *bar(shown, width - 10, marks), free), width)]
     figures: list[Span] = [(f" {_free(shown):>6} free", _free_style(shown))]
     if width >= _ROW_WIDTH + 8:
         figures.insert(0, (f" {amount(gpu.memory.used):>6} used", ""))
@@ -241,20 +242,18 @@ def _row(
         if gpu.power is not None:
             figures.append((f" {_watts(gpu.power):>4}", ""))
         figures.append((f" {_history(shown, _TREND, marks, now)}", "dim"))
-    room = width - width_of(tuple(spans)) - _LEAST_BAR
+    # A note replaces figures, the last first, and never shortens the bar.
+    room = max(width_of(tuple(figures)), _LEAST_NOTE)
+    space = width - width_of((title,)) - room
     if shown.state:
-        # A note replaces figures, the last first.
         state = shorten(f" {shown.state}", room)
         while figures and width_of(tuple(figures)) + display_width(state) > room:
             figures.pop()
         figures.append((state, shown.style))
-    space = width - width_of((*spans, *figures))
-    return [fitted((*spans, *bar(shown, max(0, space), styles, marks), *figures), width)]
+    return [fitted((title, *bar(shown, space, marks), *figures), width)]
 
 
-def _panel(
-    shown: Shown, width: int, styles: Mapping[str, str], marks: Marks, now: float
-) -> list[Line]:
+def _panel(shown: Shown, width: int, marks: Marks, now: float) -> list[Line]:
     """Draw a GPU in three lines: what it is, its memory, and the last minutes."""
     gpu = shown.gpu
     memory = gpu.memory
@@ -266,7 +265,7 @@ def _panel(
     space = max(0, width - width_of(figures) - 1)
     return [
         _title(shown, width, marks),
-        fitted(((" ", ""), *bar(shown, space, styles, marks), *figures), width),
+        fitted(((" ", ""), *bar(shown, space, marks), *figures), width),
         _trends(shown, width, marks, now),
     ]
 

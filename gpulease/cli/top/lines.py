@@ -28,16 +28,15 @@ _STYLES = {
     "leased": Style(color="blue"),
     "unmanaged": Style(color="red"),
     "free": Style(dim=True),
+    "closed": Style(dim=True),
     "cursor": Style(reverse=True),
     "keys": Style(reverse=True),
-    "owner0": Style(color="cyan"),
-    "owner1": Style(color="green"),
-    "owner2": Style(color="magenta"),
-    "owner3": Style(color="yellow"),
-    "owner4": Style(color="blue"),
-    "owner5": Style(color="bright_cyan"),
-    "owner6": Style(color="bright_green"),
-    "owner7": Style(color="bright_magenta"),
+}
+_STYLES |= {
+    # SGR 30 to 37 are the colours 0 to 7, and 90 to 97 the bright ones, 8 to 15.
+    name: Style(color=f"color({int(code) % 10 + 8 * (code >= '9')})")
+    for name, code in COLOURS.items()
+    if name.startswith("owner")
 }
 _STYLES |= {
     f"{name}-name": style + Style(bold=True)

@@ -17,7 +17,6 @@ from gpulease.cli.top.gpus import (
     Trends,
     gpu_lines,
     layout,
-    owner_styles,
     shown_gpus,
 )
 from gpulease.cli.top.jobs import Jobs, lines_of
@@ -74,7 +73,6 @@ class MachineScreen(TopScreen):
         self._status: StatusView | None = None
         self._now = 0.0
         self._trends: dict[str, Trends] = {}
-        self._styles: dict[str, str] = {}
         self._head = Lines(terminal, id="head")
         self._clock = Lines(terminal, id="clock")
         self._gpus = Lines(terminal, id="gpus")
@@ -182,10 +180,12 @@ class MachineScreen(TopScreen):
         self._draw_rows(found, status, now)
 
     def _draw_gpus(self, status: StatusView) -> None:
-        self._styles = owner_styles([job for job in status.jobs if job.leases], self._styles)
         arranged = layout(len(status.gpus), self.size.width, self.size.height)
         shown = shown_gpus(status, self._trends)
-        lines = gpu_lines(shown, arranged, self._styles, self._marks, self._now)
+        lines = gpu_lines(shown, arranged, self._marks, self._now)
+        if len(lines) > (most := max(2, self.size.height // 2)):
+            hidden = sum(number % len(lines) >= most - 1 for number in range(len(shown)))
+            lines = [*lines[: most - 1], ((f"    and {hidden} more GPUs", "dim"),)]
         self._set_height(self._gpus, len(lines))
         self._gpus.show(lines)
 
@@ -234,5 +234,7 @@ class MachineScreen(TopScreen):
         if status.closed is not None:
             left += f"  no job starts: {clean(status.closed)}"
         width = self.size.width - _CLOCK
-        space = max(0, width - len(right) - 2)
+        space = width - len(right) - 2
+        if space <= 0:
+            return ((right, ""),)
         return apart(((shorten(left, space), "title"),), ((right, ""),), width)
