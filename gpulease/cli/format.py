@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from datetime import datetime, timedelta
 
+    from gpulease.cli.cluster.views import JobView as ClusterJobView
     from gpulease.wire.jobs import ExplainView, JobView, LeaseView, RefusalView
     from gpulease.wire.machine import EnforcementLevelView, GpuView
     from gpulease.wire.usage import PastJobView
@@ -148,7 +149,7 @@ SUSPENDED = "suspended"
 """The state shown for an active job with a stopped main process."""
 
 
-def has_failed(job: JobView) -> bool:
+def has_failed(job: JobView | ClusterJobView) -> bool:
     """Return whether a job ended without success, and nobody asked for that."""
     succeeded = job.outcome == "exited" and job.exit_status == 0
     return job.state == "ended" and job.outcome not in _ASKED_FOR and not succeeded
