@@ -77,6 +77,10 @@ class SlurmHandlers:
         before = environment_of(body.environment)
         job = leases.of(number)
         if job is None:
+            # Slurm and the memory of other jobs take their time, as in the prolog.
+            slot_of_request(request).become_stream(None)
+            job = await leases.of_task(number, caller.pid)
+        if job is None:
             raise _no_lease(number, leases.why_refused(number) or "it has no lease")
         self._refuse_others(caller, job)
         command = command_in(before, number)

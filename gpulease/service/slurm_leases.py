@@ -56,6 +56,10 @@ class SlurmRequest:
     """It runs already, and may use memory: nobody granted a lease when it began."""
 
 
+RunningSlurmJob = Callable[[int, int], Awaitable[SlurmRequest | None]]
+"""Describes the running job with a number in Slurm, by Slurm's own word, if a pid belongs to it."""
+
+
 @dataclass(frozen=True, slots=True)
 class Command:
     """What a job of Slurm turns out to run."""
@@ -76,11 +80,14 @@ class SlurmLeases:
         slurm: SlurmController,
         ended: Callable[[Job, Exit | None], Awaitable[None]],
         limit: Callable[[Job], Awaitable[None]],
+        running: RunningSlurmJob,
     ) -> None:
         """`ended` tells the launcher that Slurm has ended a job, which may have processes left.
 
         `limit` has the driver limit a job before its first task, where it can.
         """
+        self._running = running
+        self._granting = asyncio.Lock()
         self.settles_within = timedelta(seconds=3)
         """The driver may report the memory of a job as used for so long after its end."""
         self.ends_within_s = 5.0
@@ -101,6 +108,35 @@ class SlurmLeases:
     def why_refused(self, number: int) -> str | None:
         """Return why a job of Slurm got no lease; None if it was not refused, or long ago."""
         return self._refused.get(number)
+
+    async def of_task(self, number: int, pid: int) -> Job | None:
+        """Return the lease of a job as one of its tasks asks; grant it if there is none yet.
+
+        slurmd 22.05 starts a job that was queued again without its prolog if it looked through its
+        credentials less than 2 s before, for another job.
+
+        Args:
+            number: the job's in Slurm.
+            pid: the process that asks, which is no proof of its own for who it says it is.
+
+        Returns:
+            None if the job was refused, or if Slurm runs no such job with that process.
+
+        Raises:
+            SlurmFailed: Slurm does not answer.
+            RecordUnwritable: it cannot be stored now.
+        """
+        # All tasks of a step ask at once.
+        async with self._granting:
+            if (job := self.of(number)) is not None or number in self._refused:
+                return job
+            if (request := await self._running(number, pid)) is None:
+                return None
+            try:
+                return await self.grant(request)
+            except SlurmRefusal as refusal:
+                await self.refuse(request, refusal)
+                return None
 
     async def grant(self, request: SlurmRequest) -> Job:
         """Grant a lease and return its job when it is on disk; for a known job, return that one.

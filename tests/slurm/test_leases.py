@@ -8,7 +8,7 @@ import pytest
 from daemon_rig import wait_for
 
 from .cluster import Cluster
-from .leased_cluster import CONFIG, leases, leasing, run_hook, where
+from .leased_cluster import CONFIG, HOOK, leases, leasing, run_hook, where
 
 GIB = 1024**3
 _SHOW = "import json, os; print(json.dumps(dict(os.environ)))"
@@ -167,6 +167,35 @@ def test_slurm_drains_a_node_without_a_gpu_in_service(idle: Cluster) -> None:
     for gpu in ("0", "1"):
         idle.run("gpulease", "resume", gpu, user="root", node="n1")
     wait_for("it is back", lambda: idle.states()["n1"] == "idle")
+
+
+@pytest.fixture
+def without_prologs(idle: Cluster) -> Iterator[Cluster]:
+    """Return a cluster whose slurmd skips prologs, as 22.05 may where a job was queued again."""
+    hook = idle.directory / "slurm" / HOOK
+    before = hook.read_text()
+    skip = "my $context = $ENV{SLURM_SCRIPT_CONTEXT} // '';\n"
+    assert skip in before
+    idle.install(HOOK, before.replace(skip, f"{skip}exit 0 if $context eq 'prolog_slurmd';\n"))
+    yield idle
+    idle.install(HOOK, before)
+
+
+def test_the_first_task_gets_the_lease_where_there_was_no_prolog(without_prologs: Cluster) -> None:
+    words = ("srun", "--nodelist=n1", "--gres=shard:16", "--ntasks=3")
+    done = without_prologs.run(*words, "sh", "-c", "echo $GPULEASE_MEMORY $GPULEASE_JOB")
+    assert len(set(done.stdout.splitlines())) == 1
+    assert done.stdout.startswith(f"{4 * GIB} ")
+    stranger = without_prologs.nodes["n1"].stranger(GIB, 0)
+    try:
+        job = without_prologs.sbatch("sleep 300", "--gres=shard:96", "--exclude=n2,n3")
+
+        def is_refused() -> bool:
+            return "refused 1 time (n1" in without_prologs.scontrol("show", "job", str(job))
+
+        wait_for("the same checks hold", is_refused)
+    finally:
+        stranger.communicate()
 
 
 def test_the_prolog_waits_for_a_daemon_that_restarts(idle: Cluster) -> None:
