@@ -6,7 +6,7 @@ with the prolog of the job and ends after its epilog.
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from fractions import Fraction
@@ -35,7 +35,7 @@ from gpulease.service.ports import (
     Transaction,
 )
 from gpulease.service.scheduler import Scheduler
-from gpulease.service.slurm_gpus import gpus_of_slurm
+from gpulease.service.slurm_gpus import device_number, gpus_of_slurm
 from gpulease.units import Share, format_size
 
 _log = logging.getLogger(__name__)
@@ -246,6 +246,24 @@ class SlurmLeases:
         """
         await self._limit(job)
         return self._scheduler.store.live_job(job.id) or job
+
+    def part_of_task(self, job: Job, numbers: Collection[int], devices: Collection[int]) -> Job:
+        """Return a job with the leases of the GPUs to which Slurm binds one of its tasks.
+
+        Args:
+            job: the job.
+            numbers: the task's GPUs as Slurm numbers them, on the node or, under device rules, in
+                the task.
+            devices: the numbers of the device files that it can open; none: unknown.
+        """
+        known = gpus_of_slurm(tuple(self._scheduler.observer.readings().values()), self._policy())
+        can_open = {gpu.uuid for gpu in known if device_number(gpu) in devices}
+        if not can_open:
+            return job
+        if len(can_open) == len(known):  # there are no device rules, or they deny nothing
+            can_open = {gpu.uuid for at, gpu in enumerate(known) if at in numbers}
+        bound = tuple(lease for lease in job.leases if lease.gpu in can_open)
+        return replace(job, leases=bound) if bound else job
 
     async def describe(self, job: Job, command: Command) -> Job:
         """Store what a job runs, as its first task says."""

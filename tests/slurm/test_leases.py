@@ -64,6 +64,14 @@ def test_a_whole_gpu_is_exclusive(idle: Cluster) -> None:
     assert [lease.memory for lease in held.leases] == [24 * GIB, 24 * GIB]
 
 
+@pytest.mark.parametrize("binding", ["--gpus-per-task=1", "--gpu-bind=map_gpu:0,1"])
+def test_each_task_has_the_gpu_to_which_slurm_binds_it(idle: Cluster, binding: str) -> None:
+    words = ("srun", "--nodelist=n1", "--gres=gpu:2", "--ntasks=2", binding)
+    done = idle.run(*words, "sh", "-c", "echo $SLURM_PROCID $CUDA_VISIBLE_DEVICES")
+    gpus = [idle.nodes["n1"].uuid(each) for each in (0, 1)]
+    assert sorted(done.stdout.splitlines()) == [f"{at} {gpu}" for at, gpu in enumerate(gpus)]
+
+
 def test_a_lease_ends_with_its_job(idle: Cluster) -> None:
     job = idle.sbatch("sleep 300", "--gres=shard:16", "--nodelist=n3")
     wait_for("it has a lease", lambda: where(idle, job) == ["n3"])

@@ -126,6 +126,15 @@ def test_a_whole_gpu_is_one_without_shards_in_use(idle: Cluster, node: str) -> N
     wait_for("it waits", lambda: idle.job(beside)["Reason"] in ("Resources", "Priority"))
 
 
+def test_a_task_has_the_gpu_that_its_device_rules_allow(idle: Cluster) -> None:
+    """With ConstrainDevices, Slurm numbers the GPUs of each task from 0."""
+    show = "echo $SLURM_PROCID $CUDA_VISIBLE_DEVICES"
+    words = ("srun", "--nodelist=n1", "--gres=gpu:2", "--ntasks=2", "--gpus-per-task=1")
+    done = idle.run(*words, "sh", "-c", show)
+    gpus = [idle.nodes["n1"].uuid(each) for each in (0, 1)]
+    assert sorted(done.stdout.splitlines()) == [f"{at} {gpu}" for at, gpu in enumerate(gpus)]
+
+
 def test_a_job_waits_for_a_daemon_that_restarts(idle: Cluster) -> None:
     node = idle.nodes["n1"]
     node.kill_daemon()
