@@ -183,7 +183,7 @@ def invocation_of_task(
     binds each to some `gpus` of the lease's, as many fewer share these.
     """
     options = options_of(command.options)
-    processes = options["processes"] or tasks_here(environment)
+    processes = command.options.processes or tasks_here(environment)
     if processes > 1:
         options = {**options, "processes": -(-processes * gpus // of)}
     return Invocation((), "/", environment, options=options)

@@ -11,6 +11,7 @@ import pytest
 from daemon_rig import wait_for
 from gpulease.config import SYSTEM_SOCKET
 from gpulease.setup.slurm_hook import NAME, hook_text
+from gpulease.slurm.allocations import gres_in
 
 from .cluster import Cluster, running
 from .machine import has_cgroups
@@ -118,9 +119,9 @@ def test_a_whole_gpu_is_one_without_shards_in_use(idle: Cluster, node: str) -> N
         idle.wait_until(job, "RUNNING")
     whole = idle.sbatch("sleep 300", "--gres=gpu:1", there)
     wait_for("Slurm looks at it", lambda: idle.job(whole)["Reason"] == "Resources")
-    freed = idle.job(shared[-1])["GRES"].partition("IDX:")[2]
+    freed, _ = gres_in(idle.job(shared[-1])["GRES"])
     idle.run("scancel", str(shared[-1]))
-    assert idle.wait_until(whole, "RUNNING")["GRES"].endswith(f":1(IDX:{freed}")
+    assert gres_in(idle.wait_until(whole, "RUNNING")["GRES"]) == (freed, 0)
     assert "AdminComment" not in idle.job(whole)
     beside = idle.sbatch("sleep 300", f"--gres=shard:{sizes[-1]}", there)
     wait_for("it waits", lambda: idle.job(beside)["Reason"] in ("Resources", "Priority"))
