@@ -8,7 +8,7 @@ import re
 
 from gpulease.record import record
 from gpulease.slurm.hostlist import includes
-from gpulease.slurm.records import is_batch
+from gpulease.slurm.records import is_batch, with_indexes
 
 _ON_NODES = re.compile(r"^ +Nodes=(\S+) CPU_IDs=\S* Mem=\S* GRES=(.*)$", re.MULTILINE)
 _BATCH = re.compile(r"^ +Requeue=[01] Restarts=[0-9]+ BatchFlag=([0-9]+) ", re.MULTILINE)
@@ -25,7 +25,7 @@ _ELEMENT = re.compile(
     re.MULTILINE,
 )
 _RECORD = re.compile(r"^JobId=", re.MULTILINE)
-_GRES = re.compile(r"(gpu|shard)(?::[^:(,]+)?:([0-9]+)\((?:IDX:)?([0-9,/-]*)(?:\([^)]*\))?\)")
+_GRES = re.compile(r"(gpu|shard)(?::[^:(,]+)?:([0-9]+)\((?:IDX:)?([0-9,-]*)(?:\([^)]*\))?\)")
 _SOME = re.compile(r"(?:gpu|shard)(?::[^:(,]+)?:[1-9]")
 
 
@@ -88,24 +88,17 @@ def allocation_on(text: str, job: int, node: str) -> NodeAllocation:
 
 
 def gres_in(text: str) -> tuple[tuple[int, ...], int]:
-    """Return the GPUs and shards of a job in a text such as "gpu:2(IDX:0-1)".
-
-    Shards have IDX up to Slurm 23.02. Later releases show for each GPU of the node what the job has
-    of how many: "shard:16(0/96,16/96)".
-    """
+    """Return the GPUs and shards of a job in a text such as "gpu:2(IDX:0-1)"."""
     gpus: set[int] = set()
     shards = 0
-    for kind, count, places in _GRES.findall(text):
+    for kind, count, places in _GRES.findall(with_indexes(text)):
         gpus.update(numbers_in(places))
         shards += int(count) if kind == "shard" else 0
     return tuple(sorted(gpus)), shards
 
 
 def numbers_in(text: str) -> list[int]:
-    """Return the numbers in a text such as "0-1,3", or those of the parts in "0/96,16/96"."""
-    if "/" in text:
-        used = (each.partition("/")[0] for each in text.split(","))
-        return [at for at, count in enumerate(used) if count.strip("0")]
+    """Return the numbers in a text such as "0-1,3"."""
     found: list[int] = []
     for each in text.split(","):
         first, _, last = each.partition("-")

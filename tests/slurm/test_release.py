@@ -1,5 +1,6 @@
 """A part of the other tests on a newer Slurm; `make test-slurm` runs all of them on it."""
 
+import json
 from collections.abc import Iterator
 
 import pytest
@@ -12,6 +13,7 @@ from .cluster import Cluster
 from .leased_cluster import leases, leasing, where
 
 _RELEASE = "24.11"
+SLURM = {"GPULEASE_CLUSTER": "slurm"}
 
 
 @pytest.fixture(scope="module")
@@ -49,6 +51,13 @@ def test_batch_jobs_have_leases_on_the_gpus_that_slurm_chose(idle: Cluster) -> N
     held = leases(idle.nodes["n1"])
     assert {held[job].leases[0].gpu for job in jobs} == {idle.nodes["n1"].uuid(it) for it in (0, 1)}
     assert [lease.memory for lease in leases(idle.nodes["n2"])[whole].leases] == [24 * GIB] * 2
+
+
+def test_status_shows_the_gpu_of_a_job(idle: Cluster) -> None:
+    jobs = [idle.sbatch("sleep 300", "--gres=shard:64", "--nodelist=n1") for _ in range(2)]
+    wait_for("both have leases", lambda: all(where(idle, job) for job in jobs))
+    shown = json.loads(idle.run("gpulease", "status", "--json", env=SLURM).stdout)
+    assert sorted(job["leases"][0]["gpu"] for job in shown["jobs"]) == ["0", "1"]
 
 
 def test_a_refused_job_runs_on_another_node(idle: Cluster) -> None:
