@@ -212,10 +212,10 @@ class SlurmNode:
                 await self._launchers.enforcement.limit(job)
 
     async def _running(self, number: int, pid: int) -> SlurmRequest | None:
-        """Describe the running job of a task, whose word counts for nothing.
+        """Return a running job as Slurm describes it; None if a process does not belong to it.
 
-        Its slurmstepd is root's, so it is known by that first: users cannot have slurmctld asked
-        about any number of jobs.
+        The process is checked first, by its slurmstepd, so that users cannot make the daemon ask
+        slurmctld about arbitrary jobs.
         """
         node = self._name()
         if node is None or await asyncio.to_thread(self._processes.job_of, pid) != number:

@@ -79,8 +79,7 @@ class SlurmHandlers:
         before = environment_of(body.environment)
         job = leases.of(number)
         if job is None:
-            # Slurm and the memory of other jobs take their time, as in the prolog.
-            slot_of_request(request).become_stream(None)
+            # In a slot of the user, since any user may ask; the hook asks again if none is free.
             job = await leases.of_task(number, caller.pid)
         if job is None:
             raise _no_lease(number, leases.why_refused(number) or "it has no lease")
@@ -179,8 +178,8 @@ def invocation_of_task(
 ) -> Invocation:
     """Return a task as an invocation.
 
-    The tasks of a step on this node start together, and have equal parts of the lease. Where Slurm
-    binds each to some `gpus` of the lease's, as many fewer share these.
+    The tasks of a step on this node start together, and have equal parts of the lease. If Slurm
+    binds each of them to `gpus` of the lease's GPUs, which are `of`, fewer tasks share a GPU.
     """
     options = options_of(command.options)
     processes = command.options.processes or tasks_here(environment)

@@ -57,7 +57,7 @@ class SlurmRequest:
 
 
 RunningSlurmJob = Callable[[int, int], Awaitable[SlurmRequest | None]]
-"""Describes the running job with a number in Slurm, by Slurm's own word, if a pid belongs to it."""
+"""Returns a running job by its number, as Slurm describes it; None if the pid is not of the job."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +117,7 @@ class SlurmLeases:
 
         Args:
             number: the job's in Slurm.
-            pid: the process that asks, which is no proof of its own for who it says it is.
+            pid: the process that asks; nothing that it says about itself is trusted.
 
         Returns:
             None if the job was refused, or if Slurm runs no such job with that process.
