@@ -10,7 +10,7 @@ PIP    := $(BIN)/pip --disable-pip-version-check --quiet
 TENSORFLOW := $(shell test -e /proc/driver/nvidia/version && echo tensorflow || echo cpu-tensorflow)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow test-system test-gpu test-sqlite fuzz unit lint types contracts fmt docs docs-picture docs-check torture torture-slurm chaos bench bench-scheduling check wheel clean
+.PHONY: help demo test test-slow test-system test-slurm test-gpu test-sqlite fuzz unit lint types contracts fmt docs docs-picture docs-check torture torture-slurm chaos bench bench-scheduling check wheel clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -56,6 +56,10 @@ docs-check: $(VENV)/.dev
 
 test-system: $(VENV)/.dev  ## test the service on a booted systemd (root; builds a Debian first)
 	GPULEASE_TEST_SYSTEMD=1 $(BIN)/python -m pytest tests/system --quiet --numprocesses 0
+
+test-slurm: $(VENV)/.dev  ## test under this machine's Slurm and under 24.11 (root; fetches a Debian first)
+	$(BIN)/python -m pytest tests/slurm $(PYTEST)
+	GPULEASE_TEST_SLURM=24.11 $(BIN)/python -m pytest tests/slurm $(PYTEST)
 
 test-gpu: $(VENV)/.tensorflow  ## test on this machine's GPUs, with the frameworks that are there
 	$(BIN)/python -m pytest tests/gpu -rs --capture no --numprocesses 0

@@ -15,6 +15,7 @@ from gpulease.errors import SlurmFailed
 _FIELD = re.compile(r"(?:^| )([A-Z][A-Za-z:/_]*)=")
 _ABSENT: Final = frozenset({"(null)", "N/A", "n/a", "NONE", ""})
 _STREAM = re.compile(r"^   (StdErr|StdOut)=(.*)$", re.MULTILINE)
+_PARTS = re.compile(r"\((\d+/\d+(?:,\d+/\d+)*)\)")
 _PLACEMENT = re.compile(r"^     Nodes=(\S+) CPU_IDs=\S* Mem=\d* GRES=(\S*)$", re.MULTILINE)
 
 
@@ -66,15 +67,29 @@ def parse_record(line: str) -> Mapping[str, str]:
 def placements(shown: str) -> Mapping[str, str]:
     """Return the generic resources of a job by node, from `scontrol show job --details JOB`.
 
-    Such as {"n1": "shard:40(IDX:1)"}. A node that occurs twice is left out: the name of the job may
-    contain such a line.
+    Such as {"n1": "shard:40(IDX:1)"}, see `with_indexes`. A node that occurs twice is left out: the
+    name of the job may contain such a line.
     """
     found: dict[str, str] = {}
     twice = set()
     for node, resources in _PLACEMENT.findall(shown):
         twice |= {node} & found.keys()
-        found[node] = resources
+        found[node] = with_indexes(resources)
     return {node: resources for node, resources in found.items() if node not in twice}
+
+
+def with_indexes(resources: str) -> str:
+    """Return a GRES= of scontrol with the numbers of the GPUs: "shard:16(IDX:1)".
+
+    Since Slurm 23.11, shards have what the job has of how many on each GPU of the node instead:
+    "shard:16(0/96,16/96)".
+    """
+
+    def indexes(found: re.Match[str]) -> str:
+        parts = found[1].split(",")
+        return f"(IDX:{','.join(str(at) for at, part in enumerate(parts) if part[:2] != '0/')})"
+
+    return _PARTS.sub(indexes, resources)
 
 
 def stream_files(shown: str) -> tuple[str | None, str | None]:
@@ -84,3 +99,11 @@ def stream_files(shown: str) -> tuple[str | None, str | None]:
     """
     found = dict(_STREAM.findall(shown))
     return found.get("StdOut") or None, found.get("StdErr") or None
+
+
+def is_batch(flag: str) -> bool:
+    """Tell from the BatchFlag of a job whether it is a batch job.
+
+    It is 1, and 2 after Slurm has queued the job again because its node failed.
+    """
+    return flag.strip() not in ("", "0")

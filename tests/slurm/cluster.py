@@ -26,6 +26,7 @@ from daemon_stand_in.terminal import Terminal
 from . import machine as machines
 from .machine import REMOVE_CGROUPS, USERS, Disk, Machine, empty
 from .node import Node
+from .release import release
 from .slurm_files import NodeSpec, Ports, Settings, write_files
 
 # The last processes of the machines may still write while the kernel ends them.
@@ -47,7 +48,8 @@ class Cluster:
     _opened: list[subprocess.Popen[Any]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self._disk = Disk(self.directory)
+        version = self.settings.release
+        self._disk = Disk(self.directory, release(version) if version else None)
         self.controller = Machine("ctl", self.directory, self._disk)
         self.login = Machine("login", self.directory, self._disk, own_processes=False)
         self.nodes = {

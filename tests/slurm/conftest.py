@@ -4,12 +4,23 @@ from pathlib import Path
 
 import pytest
 
+from system.root import NoDebian
+
 from .cluster import obstacle
+from .release import chosen_release, release
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip where no cluster can run."""
+    """Skip where no cluster can run, or no Slurm of the release that is asked for."""
     here = [item for item in items if item.path.is_relative_to(Path(__file__).parent)]
-    if here and (why := obstacle()):
+    if here and (why := obstacle() or _no_release()):
         for item in here:
             item.add_marker(pytest.mark.skip(reason=why))
+
+
+def _no_release() -> str | None:
+    version = chosen_release()
+    try:
+        return None if version is None else str(release(version)) and None
+    except NoDebian as error:
+        return f"no Slurm {version}: {str(error)[-300:]}"

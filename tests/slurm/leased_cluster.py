@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import gpulease.setup
 from gpulease.errors import GpuleaseError
@@ -43,16 +44,23 @@ time.sleep(float(sys.argv[2]))
 
 @contextmanager
 def leasing(
-    nodes: Sequence[str] = ("n1", "n2", "n3"), gpus: str = "2x24G", wait_s: int = 15
+    nodes: Sequence[str] = ("n1", "n2", "n3"),
+    gpus: str = "2x24G",
+    wait_s: int = 15,
+    **settings: Any,
 ) -> Iterator[Cluster]:
-    """Yield a cluster whose prologs ask for leases; `wait_s`: how long for an absent daemon."""
+    """Yield a cluster whose prologs ask for leases; `wait_s`: how long for an absent daemon.
+
+    `settings` are others of `Settings`.
+    """
     hook = (Path(gpulease.setup.__path__[0]) / "slurm_hook.pl").read_text()
     hook, replaced = re.subn(r"(?<=my \$WAIT_S = )\d+", str(wait_s), hook)
     assert replaced
     path = f"/etc/slurm/{HOOK}"
     specs = [NodeSpec(name, gpus, settings=CONFIG) for name in nodes]
-    settings = Settings(Hooks(path, path, path), slurm_lines=_SLURM_LINES)
-    with running(specs, settings, {HOOK: hook, "work.py": WORK}) as made:
+    hooks, lines = Hooks(path, path, path), _SLURM_LINES + settings.pop("slurm_lines", "")
+    chosen = Settings(hooks, slurm_lines=lines, **settings)
+    with running(specs, chosen, {HOOK: hook, "work.py": WORK}) as made:
         yield made
 
 

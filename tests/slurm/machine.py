@@ -127,9 +127,10 @@ mount -t overlay gpulease-test /etc -o lowerdir=/etc,upperdir=/mnt/upper,workdir
 mknod /mnt/gpu c {GPU_MAJOR} 0
 """
 
-# $1: the directory to mount it on.
+# $1: the directory to mount it on, $2: a directory to lay over /usr, or nothing.
 _MOUNT_DISK = """
 set -eu
+[ -z "$2" ] || mount -t overlay -o "lowerdir=$2:/usr" gpulease-test /usr
 mount -t tmpfs -o mode=755 gpulease-test "$1"
 echo mounted
 exec cat >/dev/null
@@ -142,14 +143,17 @@ class Disk:
     An overlay's upper layer cannot be on an overlay, such as the root of a container.
     """
 
-    def __init__(self, shared: Path) -> None:
+    def __init__(self, shared: Path, programs: Path | None = None) -> None:
+        """`programs` are laid over /usr."""
         self._folder = shared / "written"
+        self._programs = programs
         self._unshare: subprocess.Popen[bytes] | None = None
 
     def mount(self) -> None:
         self._folder.mkdir(exist_ok=True)
         self._unshare = subprocess.Popen(
-            ["unshare", "--mount", "sh", "-c", _MOUNT_DISK, "sh", str(self._folder)],
+            ["unshare", "--mount", "sh", "-c", _MOUNT_DISK, "sh", str(self._folder),
+             str(self._programs or "")],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd="/", start_new_session=True,
         )  # fmt: skip
         assert self._unshare.stdout is not None

@@ -9,6 +9,8 @@ from gpulease.domain.gpu import GpuReading, GpuUuid
 from gpulease.gpu.simulated import parse_simulation
 from gpulease.setup.slurm_node import SlurmNode, node_of
 
+from .release import chosen_release
+
 CPUS = 64
 """Pretended, for each node."""
 
@@ -58,6 +60,8 @@ class Settings:
     """Added to slurm.conf; a line with a known key replaces it."""
     gres_lines: str | None = None
     """All of gres.conf; None: as `gpulease-setup slurm` prints it."""
+    release: str | None = field(default_factory=chosen_release)
+    """Of Slurm, such as 24.11; None: this machine's own."""
     cgroup: bool = False
     """Whether jobs are in cgroups, see `machine.has_cgroups`; else Slurm knows a job's processes by
     their ancestry."""

@@ -12,7 +12,7 @@ import shutil
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -68,25 +68,29 @@ def obstacle() -> str | None:
 
 def cached_root() -> Path:
     """Return the directory of the Debian, building it if it is not there yet."""
-    recipe = hashlib.sha256(_RECIPE + "\n".join(dependencies()).encode()).hexdigest()[:12]
+    return cached("systemd-root", _RECIPE + "\n".join(dependencies()).encode(), _build)
+
+
+def cached(name: str, recipe: bytes, build: Callable[[Path], None]) -> Path:
+    """Return a directory that `build` fills, once for each recipe. Raises: NoDebian."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gpulease"
     cache.mkdir(parents=True, exist_ok=True)
-    root = cache / f"systemd-root-{recipe}"
-    with _lock(cache / "systemd-root.lock"):
-        if not root.is_dir():
+    made = cache / f"{name}-{hashlib.sha256(recipe).hexdigest()[:12]}"
+    with _lock(cache / f"{name}.lock"):
+        if not made.is_dir():
             # Built under another name: what has the right one is whole.
-            fresh = cache / f"systemd-root-{recipe}.building"
+            fresh = cache / f"{made.name}.building"
             shutil.rmtree(fresh, ignore_errors=True)
             try:
-                _build(fresh)
+                build(fresh)
             except BaseException:
                 shutil.rmtree(fresh, ignore_errors=True)
                 raise
-            fresh.rename(root)
-            for other in cache.glob("systemd-root-*/"):
-                if other != root:
+            fresh.rename(made)
+            for other in cache.glob(f"{name}-*/"):
+                if other != made:
                     shutil.rmtree(other)
-    return root
+    return made
 
 
 @contextmanager
@@ -97,10 +101,7 @@ def _lock(path: Path) -> Iterator[None]:
 
 
 def _build(root: Path) -> None:
-    try:
-        run("debootstrap", "--variant=minbase", f"--include={','.join(PACKAGES)}", SUITE, str(root))
-    except (AssertionError, subprocess.TimeoutExpired) as error:
-        raise NoDebian(error) from error
+    debootstrap(root, SUITE, *PACKAGES)
     for user, uid in USERS.items():
         inside(root, "useradd", "--create-home", "--shell=/bin/sh", f"--uid={uid}", user)
     inside(root, "groupadd", "--gid=3000", "lab")
@@ -114,6 +115,14 @@ def _build(root: Path) -> None:
     install(root, *dependencies())
     shutil.rmtree(wheels)
     shutil.rmtree(root / "var/cache/apt", ignore_errors=True)
+
+
+def debootstrap(root: Path, suite: str, *packages: str) -> None:
+    """Unpack a small Debian with some packages. Raises: NoDebian."""
+    try:
+        run("debootstrap", "--variant=minbase", f"--include={','.join(packages)}", suite, str(root))
+    except (AssertionError, OSError, subprocess.TimeoutExpired) as error:
+        raise NoDebian(error) from error
 
 
 def download(wheels: Path, *requirements: str) -> None:

@@ -74,7 +74,11 @@ SHOWN = """JobId=3 JobName={name}
 
 
 def test_the_gpus_of_a_job_are_read_by_node() -> None:
-    assert placements(SHOWN.format(name="a", comment="")) == {"n1": "shard:40(IDX:1)"}
+    shown = SHOWN.format(name="a", comment="")
+    assert placements(shown) == {"n1": "shard:40(IDX:1)"}
+    newer = shown.replace("(IDX:1)", "(0/96,40/96)")
+    assert newer != shown
+    assert placements(newer) == placements(shown)
 
 
 def test_a_forged_place_is_left_out() -> None:
