@@ -12,7 +12,7 @@ from gpulease.errors import EXIT_TIME_LIMIT
 from gpulease.slurm.commands import DEADLINE_S, run_slurm
 from gpulease.slurm.hostlist import includes
 from gpulease.slurm.notes import stop_in
-from gpulease.slurm.records import fixed_format, parse_fixed, placements
+from gpulease.slurm.records import fixed_format, is_batch, parse_fixed, placements
 from gpulease.slurm.shards import Requested, requested
 
 WIDTHS: Mapping[str, int] = {
@@ -143,7 +143,7 @@ def view(job: Mapping[str, str], shard: int, where: Mapping[str, str] | None = N
         dependency=job.get("dependency"),
         comment=reasons.note_of(job),
         requeued=int(job.get("restartcnt", 0)),
-        batch=job.get("batchflag") == "1",
+        batch=is_batch(job),
         partition=job.get("partition", ""),
         slurm_state=job.get("state", ""),
         slurm_reason=job["reason"] if job.get("reason", "None") != "None" else None,
