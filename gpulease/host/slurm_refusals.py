@@ -23,6 +23,7 @@ from gpulease.domain.job import SlurmJob, one_line
 from gpulease.errors import SlurmFailed
 from gpulease.host.slurm_commands import RunSlurm, is_unknown_job, list_job
 from gpulease.slurm.notes import with_note
+from gpulease.slurm.records import is_batch
 
 _log = logging.getLogger(__name__)
 
@@ -219,7 +220,7 @@ class SlurmRefusals:
         label, _, nodes = (await list_job(self._run, job, "--format=%A|%i|%x")).partition("|")
         state, wanted, partitions, batch, comment = ("" if it == "(null)" else it for it in about)
         excluded = await self._expand(nodes)
-        return _Asked(label, comment, state, bool(wanted), partitions, batch == "1", excluded)
+        return _Asked(label, comment, state, bool(wanted), partitions, is_batch(batch), excluded)
 
     async def _may_run_elsewhere(self, asked: _Asked, node: str) -> bool:
         """Return whether another node with GPUs is left in the partitions of a job."""

@@ -8,9 +8,10 @@ import re
 
 from gpulease.record import record
 from gpulease.slurm.hostlist import includes
+from gpulease.slurm.records import is_batch
 
 _ON_NODES = re.compile(r"^ +Nodes=(\S+) CPU_IDs=\S* Mem=\S* GRES=(.*)$", re.MULTILINE)
-_BATCH = re.compile(r"^ +Requeue=[01] Restarts=[0-9]+ BatchFlag=([0-9]) ", re.MULTILINE)
+_BATCH = re.compile(r"^ +Requeue=[01] Restarts=[0-9]+ BatchFlag=([0-9]+) ", re.MULTILINE)
 _STATE = re.compile(r"^   JobState=(\w+) Reason=", re.MULTILINE)
 _OVER = frozenset({"BOOT_FAIL", "CANCELLED", "COMPLETED", "COMPLETING", "DEADLINE", "FAILED",
                    "LAUNCH_FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PENDING", "PREEMPTED",
@@ -24,7 +25,8 @@ _ELEMENT = re.compile(
     re.MULTILINE,
 )
 _RECORD = re.compile(r"^JobId=", re.MULTILINE)
-_GRES = re.compile(r"(gpu|shard)(?::[^:(,]+)?:([0-9]+)\((?:IDX:)?([0-9,-]*)(?:\([^)]*\))?\)")
+_GRES = re.compile(r"(gpu|shard)(?::[^:(,]+)?:([0-9]+)\((?:IDX:)?([0-9,/-]*)(?:\([^)]*\))?\)")
+_SOME = re.compile(r"(?:gpu|shard)(?::[^:(,]+)?:[1-9]")
 
 
 @record(frozen=True)
@@ -79,12 +81,18 @@ def allocation_on(text: str, job: int, node: str) -> NodeAllocation:
         raise Unclear(f"Slurm says that job {job} has nothing on node {node}")
     if len(there) > 1 or len(batch) > 1:
         raise _ambiguous(job)
-    gpus, shards = _gres(there[0])
-    return NodeAllocation(name[1], batch[0] == "1", gpus, shards)
+    gpus, shards = gres_in(there[0])
+    if not gpus and _SOME.search(there[0]):
+        raise Unclear(f"cannot read on which GPUs Slurm has placed job {job}: GRES={there[0]}")
+    return NodeAllocation(name[1], is_batch(batch[0]), gpus, shards)
 
 
-def _gres(text: str) -> tuple[tuple[int, ...], int]:
-    """Return the GPUs and shards in a text such as "gpu:2(IDX:0-1)"."""
+def gres_in(text: str) -> tuple[tuple[int, ...], int]:
+    """Return the GPUs and shards of a job in a text such as "gpu:2(IDX:0-1)".
+
+    Shards have IDX up to Slurm 23.02. Later releases show for each GPU of the node what the job has
+    of how many: "shard:16(0/96,16/96)".
+    """
     gpus: set[int] = set()
     shards = 0
     for kind, count, places in _GRES.findall(text):
@@ -94,7 +102,10 @@ def _gres(text: str) -> tuple[tuple[int, ...], int]:
 
 
 def _places(text: str) -> list[int]:
-    """Return the numbers in a text such as "0-1,3"."""
+    """Return the numbers in a text such as "0-1,3", or those of the parts in "0/96,16/96"."""
+    if "/" in text:
+        used = (each.partition("/")[0] for each in text.split(","))
+        return [at for at, count in enumerate(used) if count.strip("0")]
     found: list[int] = []
     for each in text.split(","):
         first, _, last = each.partition("-")

@@ -89,3 +89,11 @@ def stream_files(shown: str) -> tuple[str | None, str | None]:
     """
     found = dict(_STREAM.findall(shown))
     return found.get("StdOut") or None, found.get("StdErr") or None
+
+
+def is_batch(flag: str) -> bool:
+    """Tell from the BatchFlag of a job whether it is a batch job.
+
+    It is 1, and 2 after Slurm has queued the job again because its node failed.
+    """
+    return flag.strip() not in ("", "0")

@@ -8,7 +8,7 @@ from gpulease.slurm.hostlist import includes
 _JOB = """JobId={id} {array}JobName={name}
    UserId=alice(47201) GroupId=alice(47201) MCS_label=N/A
    JobState={state} Reason=None Dependency=(null)
-   Requeue=1 Restarts=0 BatchFlag=1 Reboot=0 ExitCode=0:0
+   Requeue=1 Restarts=0 BatchFlag={batch} Reboot=0 ExitCode=0:0
    NodeList=n1
    JOB_GRES=shard:40
      Nodes={nodes} CPU_IDs=0 Mem=0 GRES={gres}
@@ -26,10 +26,12 @@ def shown(
     job: int = 17,
     array: str = "",
     state: str = "RUNNING",
+    batch: int = 1,
 ) -> str:
     return _JOB.format(
-        id=job, array=array, name=name, nodes=nodes, gres=gres, comment=comment, state=state
-    )
+        id=job, array=array, name=name, nodes=nodes, gres=gres, comment=comment, state=state,
+        batch=batch,
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -40,11 +42,25 @@ def shown(
         ("gpu:2(IDX:0-1)", (0, 1), 0),
         ("gpu:a100:3(IDX:0,2-3)", (0, 2, 3), 0),
         ("mps:100(IDX:0),gpu:1(IDX:4)", (4,), 0),
+        ("gpu:mem8g:0(IDX:),gpu:mem24g:1(IDX:2)", (2,), 0),
+        # Since Slurm 23.11: the parts of each GPU.
+        ("shard:16(0/96,16/96)", (1,), 16),
+        ("shard:24g:100(0/32,96/96,4/96)", (1, 2), 100),
         ("", (), 0),
     ],
 )
 def test_gpus_and_shards_are_read(gres: str, gpus: tuple[int, ...], shards: int) -> None:
     assert allocation_on(shown(gres), 17, "n1") == NodeAllocation("train", True, gpus, shards)
+
+
+def test_a_form_that_is_not_known_is_quoted() -> None:
+    with pytest.raises(Unclear, match=r"cannot read on which GPUs .*GRES=shard:40\(GPU7\)"):
+        allocation_on(shown("shard:40(GPU7)"), 17, "n1")
+
+
+@pytest.mark.parametrize(("flag", "is_batch"), [(0, False), (1, True), (2, True)])
+def test_a_batch_job_stays_one_after_its_node_has_failed(flag: int, is_batch: bool) -> None:
+    assert allocation_on(shown(batch=flag), 17, "n1").is_batch is is_batch
 
 
 def test_nodes_with_the_same_share_are_on_one_line() -> None:
