@@ -77,11 +77,6 @@ def placements(shown: str) -> Mapping[str, str]:
     return {node: resources for node, resources in found.items() if node not in twice}
 
 
-def is_batch(row: Mapping[str, str]) -> bool:
-    """Return whether a job of squeue runs a script: BatchFlag is 2 once its node has failed."""
-    return row.get("batchflag", "0") != "0"
-
-
 def stream_files(shown: str) -> tuple[str | None, str | None]:
     """Return the files of stdout and stderr of a job, from `scontrol show job JOB`.
 

@@ -226,9 +226,8 @@ def test_a_job_over_its_lease_is_stopped_with_the_reason(idle: Cluster) -> None:
     assert done.returncode == 128 + signal.SIGTERM
     assert "is stopped: it held " in done.stderr
     assert "under a lease of 512M" in done.stderr
-    slurm = {"GPULEASE_CLUSTER": "slurm"}
-    listed = idle.run("gpulease", "list", "--all", "--state", "over-lease", env=slurm)
-    assert "work.py" in listed.stdout
+    words = ("gpulease", "list", "--all", "--state", "over-lease")
+    wait_for("it is over", lambda: "work.py" in idle.run(*words, env=ON_SLURM).stdout)
 
 
 def test_a_notice_of_the_daemon_is_shown(idle: Cluster) -> None:

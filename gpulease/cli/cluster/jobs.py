@@ -4,6 +4,7 @@ import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
+from types import MappingProxyType
 
 from gpulease.cli.cluster import reasons
 from gpulease.cli.cluster.views import ArrayWaitingView, ClaimView, JobView, LeaseView
@@ -110,8 +111,16 @@ def order_of(job: JobView) -> tuple[int, int]:
     return job.array or job.id, int(first[1]) if first else 0
 
 
-def view(job: Mapping[str, str], shard: int, where: Mapping[str, str] | None = None) -> JobView:
-    """Return a job for people and as JSON; `where` has its GPUs by node, see `placements`."""
+def view(
+    job: Mapping[str, str],
+    shard: int,
+    where: Mapping[str, str] | None = None,
+    used: Mapping[str, int] = MappingProxyType({}),
+) -> JobView:
+    """Return a job for people and as JSON.
+
+    `where` has its GPUs by node, see `placements`; `used` what jobs used at most, by number.
+    """
     state, wanted = state_of(job), _requested(job)
     claim = _claim(job, wanted, shard)
     started = _instant(job.get("starttime"))
@@ -129,6 +138,7 @@ def view(job: Mapping[str, str], shard: int, where: Mapping[str, str] | None = N
         claim=claim,
         nodes=job.get("nodelist"),
         leases=[] if state in ("queued", "ended") else list(_leases(job, claim, where or {})),
+        used=None if waits else used.get(job["jobid"]),
         submitted_at=_instant(job.get("submittime")),
         started_at=None if waits or never_ran else started,
         ended_at=_instant(job.get("endtime")) if state == "ended" else None,
@@ -143,17 +153,19 @@ def view(job: Mapping[str, str], shard: int, where: Mapping[str, str] | None = N
         dependency=job.get("dependency"),
         comment=reasons.note_of(job),
         requeued=int(job.get("restartcnt", 0)),
-        batch=is_batch(job),
+        batch=is_batch(job.get("batchflag", "")),
         partition=job.get("partition", ""),
         slurm_state=job.get("state", ""),
         slurm_reason=job["reason"] if job.get("reason", "None") != "None" else None,
     )
 
 
-def with_gpus(jobs: Sequence[Mapping[str, str]], shard: int) -> list[JobView]:
+def with_gpus(
+    jobs: Sequence[Mapping[str, str]], shard: int, used: Mapping[str, int] = MappingProxyType({})
+) -> list[JobView]:
     """Return jobs for people, with the GPUs of those that hold some."""
     places = _places() if any(state_of(job) in ("active", "releasing") for job in jobs) else {}
-    return [view(job, shard, places.get(job["jobid"])) for job in jobs]
+    return [view(job, shard, places.get(job["jobid"]), used) for job in jobs]
 
 
 def _places() -> Mapping[str, Mapping[str, str]]:

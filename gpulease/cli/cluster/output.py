@@ -38,7 +38,7 @@ def output_of(job: str, row: Row) -> Output:
         SlurmFailed: Slurm does not answer.
         WrongState: the output is kept nowhere.
     """
-    if not is_batch(row):
+    if not is_batch(row.get("batchflag", "")):
         raise WrongState(
             f"cannot print the output of job {row['jobid']}: it goes to the command that started "
             "it, and is not kept",
