@@ -1,5 +1,6 @@
 """Sets up what the daemon does on a node of a Slurm cluster. Without Slurm, all of it rests."""
 
+import asyncio
 import logging
 import os
 import socket
@@ -118,6 +119,7 @@ class SlurmNode:
     ) -> None:
         self._base = base
         self._scheduler = scheduler
+        self._processes = processes.slurm
         self._launchers = launchers
         self._commands = SlurmCommands()
         self._views: MachineViews | None = None
@@ -125,14 +127,14 @@ class SlurmNode:
         self._complaints = LogOnce(_log)
         self.leases = SlurmLeases(
             scheduler, processes, base.clock, base.writer, self._commands, launchers.jobs.ended,
-            launchers.enforcement.limit,
+            launchers.enforcement.limit, self._running,
         )  # fmt: skip
         self._learnt = LearntSizes(base.store, base.writer, base.clock)
         self._publication = SlurmPublication(self._summary, self._name)
         self._pace = PublicationPace()
         self._reconciliation = SlurmReconciliation(
             base.store.holding,
-            processes.slurm,
+            self._processes,
             self._lease_running,
             launchers.jobs.lost,
             self._name,
@@ -209,15 +211,26 @@ class SlurmNode:
             if job.slurm is not None:
                 await self._launchers.enforcement.limit(job)
 
+    async def _running(self, number: int, pid: int) -> SlurmRequest | None:
+        """Describe the running job of a task, whose word counts for nothing.
+
+        Its slurmstepd is root's, so it is known by that first: users cannot have slurmctld asked
+        about any number of jobs.
+        """
+        node = self._name()
+        if node is None or await asyncio.to_thread(self._processes.job_of, pid) != number:
+            return None
+        running = await self._reconciliation.running(number, node)
+        return None if running is None else _request(running)
+
     async def _lease_running(self, running: RunningJob) -> None:
         """Grant a lease to a job that runs without one: no daemon ran when it began.
 
         Raises:
             SlurmFailed: Slurm does not answer.
         """
-        owner = Caller(0, running.uid, running.gid).owner
         try:
-            job = await self.leases.grant(SlurmRequest(running.job, owner, is_running=True))
+            job = await self.leases.grant(_request(running))
         except SlurmRefusal as refusal:
             _log.warning("job %s of Slurm runs without a lease: %s", running.job.id, refusal)
         else:
@@ -249,6 +262,11 @@ class SlurmNode:
             if job.slurm is not None and (most := max(found, default=0)):
                 used[str(job.slurm.id)] = most
         return used
+
+
+def _request(running: RunningJob) -> SlurmRequest:
+    owner = Caller(0, running.uid, running.gid).owner
+    return SlurmRequest(running.job, owner, is_running=True)
 
 
 def _gpu(view: GpuView, of_slurm: Collection[str]) -> GpuSummary:

@@ -42,33 +42,38 @@ def scope_of(pid: int) -> int | None:
 
 
 _SLURM = re.compile(
-    r"((?:/[^/]+)*/(?:slurm(?:_[^/]+)?/uid_[0-9]+|(?:[^/]+_)?slurmstepd\.scope)/job_([1-9][0-9]{0,17}))(?:/|$)"
+    r"((?:/[^/]+)*/(?:slurm(?:_[^/]+)?/uid_[0-9]+|(?:[^/]+_)?slurmstepd\.scope)/"
+    r"(?:job_([1-9][0-9]{0,17})|\w+(?=/step_)))(?:/|$)"
 )
 """The cgroup of a job of Slurm: slurm/uid_U/job_N in version 1, slurmstepd.scope/job_N in version
-2, with the name of the node where a machine has several (Slurm, "Control Group v2 plugin")."""
+2, with the name of the node where a machine has several (Slurm, "Control Group v2 plugin"). Slurm
+26.05 writes the SLUID of the job in place of job_N in version 2."""
 
 
-def slurm_job_of(pid: int) -> int | None:
-    """Return the job of Slurm in whose cgroup a process is, or None.
+def slurm_directory(pid: int) -> tuple[Path, int | None] | None:
+    """Return the cgroup of the job of Slurm that a process is in, and the number in its name.
 
     Users can give a cgroup such a name where they may create one, but then they own it.
     """
     for controllers, path in _lines(pid):
         if found := _SLURM.match(path):
-            directory = _mount_of(controllers)
-            if directory is not None and _is_of_root(directory / found[1].lstrip("/")):
-                return int(found[2])
+            mount = _mount_of(controllers)
+            directory = None if mount is None else mount / found[1].lstrip("/")
+            if directory is not None and _is_of_root(directory):
+                return directory, None if found[2] is None else int(found[2])
     return None
 
 
-def slurm_directory_of(job: int) -> Path | None:
-    """Return the directory of a job of Slurm in cgroups of version 2, or None."""
+def slurm_directories() -> Iterator[Path]:
+    """Yield the cgroups of Slurm's jobs in version 2."""
     for hierarchy in _unified():
         for place in ("system.slice/slurmstepd.scope", "system.slice/*_slurmstepd.scope"):
-            for path in hierarchy.glob(f"{place}/job_{job}"):
-                if _is_of_root(path):
-                    return path
-    return None
+            yield from filter(_is_of_root, hierarchy.glob(f"{place}/*"))
+
+
+def slurm_steps_in(directory: Path) -> set[int]:
+    """Return the pids of the slurmstepds in the cgroup of a job of Slurm, of version 2."""
+    return {pid for step in directory.glob("step_*/slurm") for pid in _procs(step)} - {0}
 
 
 def _is_of_root(directory: Path) -> bool:

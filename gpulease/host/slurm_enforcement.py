@@ -13,7 +13,7 @@ from gpulease.domain.enforcement import EnforcementLevel, in_level_order
 from gpulease.domain.gpu import GpuUuid, JobId
 from gpulease.domain.job import Job
 from gpulease.errors import SlurmFailed
-from gpulease.host import cgroups
+from gpulease.host import slurm_processes
 from gpulease.host.slurm_commands import RunSlurm, run_slurm
 from gpulease.service.log_once import LogOnce
 from gpulease.service.ports import MemoryLimiter, NotLimited
@@ -72,7 +72,7 @@ class SlurmEnforcement:
         limiter = self._limiter()
         if limiter is None or job.slurm is None:
             return
-        directory = await asyncio.to_thread(cgroups.slurm_directory_of, job.slurm.id)
+        directory = await asyncio.to_thread(slurm_processes.directory_of, job.slurm.id)
         if directory is None:
             return
         limits: dict[GpuUuid, int | None] = {}

@@ -25,6 +25,8 @@ class SlurmProcesses:
     def __init__(self) -> None:
         self._steps: dict[tuple[int, int], int] = {}
         """The jobs of known slurmstepds, by pid and start."""
+        self._directories: dict[Path, int] = {}
+        """The jobs of cgroups with a SLUID for a name, which Slurm gives once."""
 
     def jobs_of(self, pids: Iterable[int], jobs: Mapping[int, JobId]) -> dict[int, JobId]:
         """Return the lease of each of `pids` that belongs to one of `jobs`, by Slurm's number."""
@@ -35,8 +37,27 @@ class SlurmProcesses:
 
     def job_of(self, pid: int) -> int | None:
         """Return Slurm's number of the job that a process belongs to, or None."""
-        job = cgroups.slurm_job_of(pid)
+        job = self._by_cgroup(pid)
         return job if job is not None else self._by_ancestry(pid)
+
+    def _by_cgroup(self, pid: int) -> int | None:
+        found = cgroups.slurm_directory(pid)
+        if found is None:
+            return None
+        directory, number = found
+        return self.job_in(directory) if number is None else number
+
+    def job_in(self, directory: Path) -> int | None:
+        """Return the job that has a cgroup with any name, from the slurmstepds in it."""
+        if directory not in self._directories:
+            steps = filter(None, map(entry, cgroups.slurm_steps_in(directory)))
+            job = next((job for each in steps if (job := self._step(each)) is not None), None)
+            if job is None:
+                return None
+            if len(self._directories) >= _MOST_REMEMBERED:
+                self._directories.clear()
+            self._directories[directory] = job
+        return self._directories[directory]
 
     def with_steps(self, jobs: Collection[int]) -> set[int]:
         """Return those of `jobs` that have a slurmstepd here. Reads all of /proc if one has not."""
@@ -61,7 +82,7 @@ class SlurmProcesses:
             # The user first: most processes are root's, and the rest costs several reads.
             if not found.zombie
             and real_uid(found.pid) != 0
-            and (self._is_below(found, job, there, below) or _is_in_cgroup(found, job))
+            and (self._is_below(found, job, there, below) or self._by_cgroup(found.pid) == job)
         }
 
     def _is_below(
@@ -128,8 +149,13 @@ def _upwards(pid: int) -> Iterator[Entry]:
         pid = found.parent
 
 
-def _is_in_cgroup(found: Entry, job: int) -> bool:
-    return cgroups.slurm_job_of(found.pid) == job
+def directory_of(job: int) -> Path | None:
+    """Return the cgroup of a job of Slurm in version 2, or None."""
+    processes = SlurmProcesses()
+    for directory in cgroups.slurm_directories():
+        if directory.name == f"job_{job}" or processes.job_in(directory) == job:
+            return directory
+    return None
 
 
 def _is_living(pid: int, started: int) -> bool:

@@ -133,13 +133,21 @@ class SlurmReconciliation:
         self._has_listed = True
 
     async def _adopt(self, number: int, node: str) -> None:
+        running = await self.running(number, node)
+        if running is None or number in self._leases():
+            return  # its prolog has asked meanwhile
+        await self._lease(running)
+
+    async def running(self, number: int, node: str) -> RunningJob | None:
+        """Return a job that runs on this node, as Slurm describes it; None if it does not.
+
+        Raises:
+            SlurmFailed: it does not answer.
+        """
         listed = await self._ask(number)
         if listed is None or listed.state not in _RUNS or not includes(listed.nodes, node):
-            return
-        if number in self._leases():
-            return  # its prolog has asked meanwhile
-        job = SlurmJob(number, node, listed.restarts)
-        await self._lease(RunningJob(job, listed.uid, listed.gid))
+            return None
+        return RunningJob(SlurmJob(number, node, listed.restarts), listed.uid, listed.gid)
 
     async def _running_on(self, node: str) -> set[int]:
         states = ",".join(sorted(_RUNS))

@@ -25,6 +25,7 @@ from gpulease.server.messages import PLAIN_TEXT, Request, Response
 from gpulease.server.validation import bytes_string, environment_of, options_of, within
 from gpulease.service.ports import SlurmRefusal
 from gpulease.service.slurm_leases import Command, SlurmLeases, SlurmRequest
+from gpulease.slurm.allocations import numbers_in
 from gpulease.wire.requests import (
     SlurmCommandRequest,
     SlurmEndRequest,
@@ -35,6 +36,7 @@ from gpulease.wire.requests import (
 
 COMMAND_VARIABLE = "GPULEASE_SLURM"
 _TASKS = "SLURM_STEP_TASKS_PER_NODE"
+_GPUS = "SLURM_STEP_GPUS"
 _LARGEST_NUMBER = (1 << 32) - 1
 _STATUSES = 1 << 16
 _MOST_DETAIL = 200
@@ -77,13 +79,19 @@ class SlurmHandlers:
         before = environment_of(body.environment)
         job = leases.of(number)
         if job is None:
+            # Slurm and the memory of other jobs take their time, as in the prolog.
+            slot_of_request(request).become_stream(None)
+            job = await leases.of_task(number, caller.pid)
+        if job is None:
             raise _no_lease(number, leases.why_refused(number) or "it has no lease")
         self._refuse_others(caller, job)
         command = command_in(before, number)
         if command.argv:
             job = await leases.describe(job, _described(command))
         job = await leases.limited(job)
-        after = {**context.environment(job, invocation_of_task(command, before), job)}
+        part = leases.part_of_task(job, numbers_in(before.get(_GPUS, "")), body.devices)
+        invocation = invocation_of_task(command, before, len(part.leases), len(job.leases))
+        after = {**context.environment(part, invocation, job)}
         after.pop(COMMAND_VARIABLE, None)
         after |= bound(command, number)
         return Response(task_prolog_lines(before, after), media_type=PLAIN_TEXT)
@@ -166,15 +174,18 @@ def _described(command: SlurmCommandRequest) -> Command:
     return Command(shown_command(argv), fingerprint_of(argv, command.cwd))
 
 
-def invocation_of_task(command: SlurmCommandRequest, environment: Mapping[str, str]) -> Invocation:
+def invocation_of_task(
+    command: SlurmCommandRequest, environment: Mapping[str, str], gpus: int = 1, of: int = 1
+) -> Invocation:
     """Return a task as an invocation.
 
-    The tasks of a step on this node start together, and have equal parts of the lease.
+    The tasks of a step on this node start together, and have equal parts of the lease. Where Slurm
+    binds each to some `gpus` of the lease's, as many fewer share these.
     """
     options = options_of(command.options)
-    tasks = tasks_here(environment)
-    if options["processes"] is None and tasks > 1:
-        options = {**options, "processes": tasks}
+    processes = command.options.processes or tasks_here(environment)
+    if processes > 1:
+        options = {**options, "processes": -(-processes * gpus // of)}
     return Invocation((), "/", environment, options=options)
 
 

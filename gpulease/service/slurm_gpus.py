@@ -17,7 +17,12 @@ def gpus_of_slurm(readings: Sequence[GpuReading], slurm: SlurmPolicy) -> tuple[G
     """
     local = local_gpus(readings, slurm)
     known = (each for each in readings if each.parent is None and each.uuid not in local)
-    return tuple(sorted(known, key=lambda each: each.index if each.minor is None else each.minor))
+    return tuple(sorted(known, key=device_number))
+
+
+def device_number(gpu: GpuReading) -> int:
+    """Return the number in the name of a GPU's device file."""
+    return gpu.index if gpu.minor is None else gpu.minor
 
 
 def local_gpus(readings: Sequence[GpuReading], slurm: SlurmPolicy) -> frozenset[GpuUuid]:

@@ -53,7 +53,8 @@ sub task_prolog {
     my $unset = $is_batch && defined delete $ENV{SLURM_STEP_TASKS_PER_NODE}
         ? "unset SLURM_STEP_TASKS_PER_NODE\n" : '';
     my $environment = join ',', map { json($_) . ':' . json($ENV{$_}) } keys %ENV;
-    my ($status, $reply) = post("leases/$number/environment", qq({"environment":{$environment}}));
+    my $body = qq({"environment":{$environment},"devices":[) . join(',', devices()) . ']}';
+    my ($status, $reply) = post("leases/$number/environment", $body);
     $reply = join '', map { "print gpulease: $_\n" } grep { /\S/ } split /\n/, $reply
         if $status != 200;
     syswrite STDOUT, $unset . $reply;
@@ -67,6 +68,15 @@ sub step {
     open my $parent, '<', '/proc/' . getppid . '/cmdline' or return $job;
     my ($number, $step) = (<$parent> // '') =~ /^slurmstepd: \[(\d+)\.(\w+)\]/;
     return ($number // $job, $step);
+}
+
+# Returns the numbers of the device files that the task may open. Under device rules, Slurm numbers
+# the GPUs of each task from 0, so that SLURM_STEP_GPUS does not say which they are.
+sub devices {
+    opendir my $folder, '/dev' or return;
+    # `use filetest 'access'` without loading it. A test opens no GPU, which may take a second.
+    BEGIN { $^H |= 0x00400000 }
+    return grep { -R "/dev/nvidia$_" } map { /^nvidia(\d+)$/ } readdir $folder;
 }
 
 # One character for each byte, since environments need not be UTF-8.

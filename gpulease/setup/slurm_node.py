@@ -21,7 +21,7 @@ from gpulease.errors import GpuleaseError, SetupFailed
 from gpulease.gpu.nvml import NvmlProbe
 from gpulease.gpu.simulated import parse_simulation
 from gpulease.service.ports import SlurmPolicy
-from gpulease.service.slurm_gpus import gpus_of_slurm, missing_local_gpus
+from gpulease.service.slurm_gpus import device_number, gpus_of_slurm, missing_local_gpus
 from gpulease.slurm.shards import shards_of_gpu
 from gpulease.units import GIB, format_size
 from gpulease.wire.machine import StatusView
@@ -57,7 +57,7 @@ class SlurmNode:
     @property
     def minors(self) -> list[int]:
         """The numbers in the names of the device files."""
-        return [gpu.index if gpu.minor is None else gpu.minor for gpu in self.gpus]
+        return [device_number(gpu) for gpu in self.gpus]
 
     @property
     def shards(self) -> list[int]:

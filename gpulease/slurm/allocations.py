@@ -96,12 +96,12 @@ def gres_in(text: str) -> tuple[tuple[int, ...], int]:
     gpus: set[int] = set()
     shards = 0
     for kind, count, places in _GRES.findall(text):
-        gpus.update(_places(places))
+        gpus.update(numbers_in(places))
         shards += int(count) if kind == "shard" else 0
     return tuple(sorted(gpus)), shards
 
 
-def _places(text: str) -> list[int]:
+def numbers_in(text: str) -> list[int]:
     """Return the numbers in a text such as "0-1,3", or those of the parts in "0/96,16/96"."""
     if "/" in text:
         used = (each.partition("/")[0] for each in text.split(","))

@@ -185,6 +185,8 @@ class SlurmEnvironmentRequest:
     """The variables of a task of Slurm before its lease is applied, one character per byte."""
 
     environment: dict[str, str]
+    devices: list[int] = field(default_factory=list)
+    """The numbers of the GPUs' device files that it may open; none: unknown."""
 
 
 @dataclass(slots=True)

@@ -20,7 +20,7 @@ from gpulease.host import cgroups
 from gpulease.host.process_finder import Finder
 from gpulease.host.process_watch import living
 from gpulease.host.processes import MARKER, ProcessTable
-from gpulease.host.slurm_processes import SlurmProcesses
+from gpulease.host.slurm_processes import SlurmProcesses, directory_of
 from gpulease.shim.process_tree import entry
 from process_rig import wait_until
 
@@ -28,6 +28,7 @@ pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root makes cgrou
 
 NOBODY = 65534
 Start = Callable[..., "subprocess.Popen[str]"]
+RunStep = Callable[..., tuple[int, int]]
 
 
 @pytest.fixture
@@ -131,8 +132,47 @@ def test_paths_of_slurms_cgroups(path: str, number: int | None) -> None:
     assert (int(found[2]) if found else None) == number
 
 
+@pytest.fixture
+def named_by_sluid(number: int) -> Iterator[Path]:
+    """Yield the cgroup of a step in that of its job, as Slurm 26.05 makes them."""
+    job = second_version(number).with_name(f"s{number:X}")
+    step = job / "step_0"
+    try:
+        for part in ("slurm", "user"):
+            (step / part).mkdir(parents=True)
+    except OSError as error:
+        pytest.skip(f"cannot make cgroups here: {error}")
+    cgroups._mounts.cache_clear()
+    yield step
+    for each in (step / "slurm", step / "user", step, job, job.parent):
+        with suppress(OSError):
+            wait_until(lambda each=each: not (each / "cgroup.procs").read_text())
+            each.rmdir()
+
+
+def test_a_cgroup_is_that_of_the_job_whose_slurmstepd_is_in_it(
+    named_by_sluid: Path, number: int, start: Start, run_step: RunStep
+) -> None:
+    inside = start("sleep", "1000", user=NOBODY)
+    by_hand.put(inside.pid, named_by_sluid / "user")
+    assert SlurmProcesses().job_of(inside.pid) is None
+    fake, _ = run_step(f"slurmstepd: [{number}.0]", user=NOBODY)
+    by_hand.put(fake, named_by_sluid / "slurm")
+    assert SlurmProcesses().job_of(inside.pid) is None
+    step, child = run_step(f"slurmstepd: [{number}.0]")
+    by_hand.put(step, named_by_sluid / "slurm")
+    processes = SlurmProcesses()
+    assert processes.job_of(inside.pid) == number
+    assert inside.pid in {each.pid for each in processes.of_job(number)}
+    assert directory_of(number) == named_by_sluid.parent
+    for pid in (step, child, fake):
+        os.kill(pid, 9)
+    wait_until(lambda: str(step) not in (named_by_sluid / "slurm/cgroup.procs").read_text())
+    assert processes.job_of(inside.pid) == number
+    inside.kill()
+
+
 _SCRIPT = "sleep 1000 & echo $!; wait\n"
-RunStep = Callable[..., tuple[int, int]]
 
 
 @pytest.fixture
@@ -145,7 +185,8 @@ def run_step(start: Start) -> Iterator[RunStep]:
 
     def run(title: str, name: str = "slurmstepd", **options: object) -> tuple[int, int]:
         program = folder / name
-        shutil.copy("/bin/sh", program)
+        if not program.exists():
+            shutil.copy("/bin/sh", program)
         # A shell that reads its script has no arguments but its title.
         process = start(
             title, executable=str(program), stdin=subprocess.PIPE, stdout=subprocess.PIPE,

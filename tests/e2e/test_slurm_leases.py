@@ -219,6 +219,33 @@ def processes_in(task: dict[str, str]) -> object:
     return json.loads(task["GPULEASE_HOOK"])["options"]["processes"]
 
 
+@pytest.mark.parametrize(
+    ("step_gpus", "devices", "given", "processes"),
+    [
+        ("0", [0, 1], [0], 1),
+        ("1", [0, 1], [1], 1),
+        ("0,1", [0, 1], [0, 1], 2),
+        # Device rules: Slurm numbers the GPUs of each task from 0.
+        ("0", [1], [1], 1),
+        ("0", [0], [0], 1),
+        # Nothing is known, as from a hook of an older version.
+        ("0", [], [0, 1], 2),
+    ],
+)
+def test_a_task_has_the_gpus_of_the_lease_to_which_slurm_binds_it(
+    node: Node, step_gpus: str, devices: list[int], given: list[int], processes: int
+) -> None:
+    assert node.prolog(33, "gpu:2(IDX:0-1)")[0] == 201
+    variables = {"SLURM_STEP_GPUS": step_gpus, "SLURM_STEP_TASKS_PER_NODE": "2"}
+    body = {"environment": variables, "devices": devices}
+    status, lines = node.post("leases/33/environment", body)
+    assert status == 200
+    task = dict(line.partition(" ")[2].split("=", 1) for line in lines.splitlines())
+    gpus = [gpu.uuid for gpu in node.daemon.client.status().gpus]
+    assert task["CUDA_VISIBLE_DEVICES"].split(",") == [gpus[each] for each in given]
+    assert (processes_in(task) or 1) == processes
+
+
 def test_a_task_of_a_job_without_a_lease_is_refused(node: Node) -> None:
     status, why = node.task_prolog(99, PATH="/bin")
     assert status == 409

@@ -8,7 +8,7 @@ import pytest
 from daemon_rig import wait_for
 
 from .cluster import Cluster
-from .leased_cluster import CONFIG, leases, leasing, run_hook, where
+from .leased_cluster import CONFIG, HOOK, leases, leasing, run_hook, where
 
 GIB = 1024**3
 _SHOW = "import json, os; print(json.dumps(dict(os.environ)))"
@@ -62,6 +62,14 @@ def test_a_whole_gpu_is_exclusive(idle: Cluster) -> None:
     held = wait_for("it has a lease", lambda: leases(idle.nodes["n1"]).get(job))
     assert held.claim.exclusive
     assert [lease.memory for lease in held.leases] == [24 * GIB, 24 * GIB]
+
+
+@pytest.mark.parametrize("binding", ["--gpus-per-task=1", "--gpu-bind=map_gpu:0,1"])
+def test_each_task_has_the_gpu_to_which_slurm_binds_it(idle: Cluster, binding: str) -> None:
+    words = ("srun", "--nodelist=n1", "--gres=gpu:2", "--ntasks=2", binding)
+    done = idle.run(*words, "sh", "-c", "echo $SLURM_PROCID $CUDA_VISIBLE_DEVICES")
+    gpus = [idle.nodes["n1"].uuid(each) for each in (0, 1)]
+    assert sorted(done.stdout.splitlines()) == [f"{at} {gpu}" for at, gpu in enumerate(gpus)]
 
 
 def test_a_lease_ends_with_its_job(idle: Cluster) -> None:
@@ -169,6 +177,35 @@ def test_slurm_drains_a_node_without_a_gpu_in_service(idle: Cluster) -> None:
     wait_for("it is back", lambda: idle.states()["n1"] == "idle")
 
 
+@pytest.fixture
+def without_prologs(idle: Cluster) -> Iterator[Cluster]:
+    """Return a cluster whose slurmd skips prologs, as 22.05 may where a job was queued again."""
+    hook = idle.directory / "slurm" / HOOK
+    before = hook.read_text()
+    skip = "my $context = $ENV{SLURM_SCRIPT_CONTEXT} // '';\n"
+    assert skip in before
+    idle.install(HOOK, before.replace(skip, f"{skip}exit 0 if $context eq 'prolog_slurmd';\n"))
+    yield idle
+    idle.install(HOOK, before)
+
+
+def test_the_first_task_gets_the_lease_where_there_was_no_prolog(without_prologs: Cluster) -> None:
+    words = ("srun", "--nodelist=n1", "--gres=shard:16", "--ntasks=3")
+    done = without_prologs.run(*words, "sh", "-c", "echo $GPULEASE_MEMORY $GPULEASE_JOB")
+    assert len(set(done.stdout.splitlines())) == 1
+    assert done.stdout.startswith(f"{4 * GIB} ")
+    stranger = without_prologs.nodes["n1"].stranger(GIB, 0)
+    try:
+        job = without_prologs.sbatch("sleep 300", "--gres=shard:96", "--exclude=n2,n3")
+
+        def is_refused() -> bool:
+            return "refused 1 time (n1" in without_prologs.scontrol("show", "job", str(job))
+
+        wait_for("the same checks hold", is_refused)
+    finally:
+        stranger.communicate()
+
+
 def test_the_prolog_waits_for_a_daemon_that_restarts(idle: Cluster) -> None:
     node = idle.nodes["n2"]
     node.kill_daemon()
@@ -220,6 +257,21 @@ def test_a_job_that_all_nodes_refuse_waits_and_is_not_held(idle: Cluster) -> Non
     wait_for("no other node is excluded", lambda: idle.job(job)["ExcNodeList"] == "n3")
     idle.scontrol("update", f"jobid={job}", "starttime=now")
     idle.wait_until(job, "RUNNING")
+
+
+def test_a_job_that_lost_its_node_is_queued_again_after_a_refusal(idle: Cluster) -> None:
+    node = idle.nodes["n1"]
+    job = idle.sbatch("sleep 300", "--gres=shard:96", "--exclude=n2,n3")
+    wait_for("it has a lease", lambda: where(idle, job) == ["n1"])
+    idle.wait_until_saved(job)
+    node.crash()
+    node.start()
+    strangers = [node.stranger(GIB, gpu) for gpu in (0, 1)]
+    wait_for("Slurm counts on", lambda: idle.job(job)["BatchFlag"] == "2")
+    wait_for("n1 refuses it", lambda: "refused 1" in idle.scontrol("show", "job", str(job)))
+    assert idle.wait_until(job, "PENDING", "FAILED")["JobState"] == "PENDING"
+    for each in strangers:
+        each.communicate()
 
 
 def test_without_a_daemon_jobs_go_elsewhere() -> None:

@@ -11,6 +11,7 @@ import pytest
 from daemon_rig import wait_for
 from gpulease.config import SYSTEM_SOCKET
 from gpulease.setup.slurm_hook import NAME, hook_text
+from gpulease.slurm.allocations import gres_in
 
 from .cluster import Cluster, running
 from .machine import has_cgroups
@@ -118,12 +119,21 @@ def test_a_whole_gpu_is_one_without_shards_in_use(idle: Cluster, node: str) -> N
         idle.wait_until(job, "RUNNING")
     whole = idle.sbatch("sleep 300", "--gres=gpu:1", there)
     wait_for("Slurm looks at it", lambda: idle.job(whole)["Reason"] == "Resources")
-    freed = idle.job(shared[-1])["GRES"].partition("IDX:")[2]
+    freed, _ = gres_in(idle.job(shared[-1])["GRES"])
     idle.run("scancel", str(shared[-1]))
-    assert idle.wait_until(whole, "RUNNING")["GRES"].endswith(f":1(IDX:{freed}")
+    assert gres_in(idle.wait_until(whole, "RUNNING")["GRES"]) == (freed, 0)
     assert "AdminComment" not in idle.job(whole)
     beside = idle.sbatch("sleep 300", f"--gres=shard:{sizes[-1]}", there)
     wait_for("it waits", lambda: idle.job(beside)["Reason"] in ("Resources", "Priority"))
+
+
+def test_a_task_has_the_gpu_that_its_device_rules_allow(idle: Cluster) -> None:
+    """With ConstrainDevices, Slurm numbers the GPUs of each task from 0."""
+    show = "echo $SLURM_PROCID $CUDA_VISIBLE_DEVICES"
+    words = ("srun", "--nodelist=n1", "--gres=gpu:2", "--ntasks=2", "--gpus-per-task=1")
+    done = idle.run(*words, "sh", "-c", show)
+    gpus = [idle.nodes["n1"].uuid(each) for each in (0, 1)]
+    assert sorted(done.stdout.splitlines()) == [f"{at} {gpu}" for at, gpu in enumerate(gpus)]
 
 
 def test_a_job_waits_for_a_daemon_that_restarts(idle: Cluster) -> None:

@@ -76,18 +76,24 @@ class Node:
         self.policy = Policy(slurm=slurm)
         self.epilogs: list[int] = []
         self.leaves_processes = False
+        self.tasks: dict[int, int] = {}
+        """Running jobs of Slurm by the pids of their tasks."""
         observer = GpuObserver(self.store, self.gpus, self.finder, self.clock, at_once)
         self.scheduler = Scheduler(
             self.store, observer, lambda _: self.launcher, self.clock, lambda: self.policy,
             in_writer=at_once, settle_exit=as_it_is,
         )  # fmt: skip
         self.leases = SlurmLeases(
-            self.scheduler, self.finder, self.clock, at_once, self.slurm, self.ended, self.limit
-        )
+            self.scheduler, self.finder, self.clock, at_once, self.slurm, self.ended, self.limit,
+            self.describe,
+        )  # fmt: skip
         self.leases.ends_within_s = 0.0
 
     async def limit(self, job: Job) -> None:
         """Set no limit: no driver."""
+
+    async def describe(self, number: int, pid: int) -> SlurmRequest | None:
+        return request(number, is_running=True) if self.tasks.get(pid) == number else None
 
     async def ended(self, job: Job, exit_: Exit | None) -> None:
         self.epilogs.append(job.id)
@@ -130,6 +136,36 @@ def test_shards_are_memory_of_the_gpu_that_slurm_chose() -> None:
         assert leases(job) == [("GPU-b", 3 * G)]
         assert (job.state, job.slurm, job.owner) == (State.GRANTED, SlurmJob(17, "n1"), ALICE)
         assert (job.kind, job.has_shim, job.claim.exclusive) == ("slurm", False, False)
+
+    run(scenario)
+
+
+def test_a_task_without_a_lease_gets_it_and_only_its_own() -> None:
+    """slurmd may skip the prolog of a job that was queued again."""
+
+    async def scenario(node: Node) -> None:
+        node.slurm.give(17, 8, 0)
+        assert await node.leases.of_task(17, 500) is None
+        node.tasks = {500: 17, 501: 17}
+        assert await node.leases.of_task(18, 500) is None
+        first, second = await asyncio.gather(*(node.leases.of_task(17, pid) for pid in (500, 501)))
+        assert first is not None
+        assert second is not None
+        assert first.id == second.id
+        assert leases(first) == [("GPU-a", 2 * G)]
+
+    run(scenario)
+
+
+def test_a_task_whose_lease_does_not_fit_is_refused_as_in_the_prolog() -> None:
+    async def scenario(node: Node) -> None:
+        node.slurm.give(17, 33, 0)
+        node.tasks = {500: 17}
+        assert await node.leases.of_task(17, 500) is None
+        assert "does not fit" in (node.leases.why_refused(17) or "")
+        assert len(node.slurm.refused) == 1
+        assert await node.leases.of_task(17, 500) is None
+        assert len(node.slurm.refused) == 1
 
     run(scenario)
 
