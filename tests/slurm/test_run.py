@@ -197,8 +197,9 @@ def test_a_wait_does_not_end_a_job_that_has_started(idle: Cluster) -> None:
 def test_a_signal_cancels_a_job_that_waits(idle: Cluster) -> None:
     fill(idle)
     process = start(idle, "--mem", "4G", "true")
-    assert process.stderr is not None
-    process.stderr.readline()  # that it is queued
+    line = ("squeue", "--noheader", "--user=alice")
+    # srun 24.11 may hang if it is interrupted while it prints that the job is queued.
+    wait_for("it waits", lambda: " PD " in idle.run(*line).stdout)
     process.send_signal(signal.SIGINT)
     process.communicate()
     assert process.returncode == 125
