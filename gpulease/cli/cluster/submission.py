@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import NoReturn
 
 from gpulease.cli.caller import is_ours
-from gpulease.cli.cluster.output import output_directory
 from gpulease.cli.format import clean
 from gpulease.cli.render import print_stderr
 from gpulease.errors import EXIT_GAVE_UP, EXIT_OWN_FAILURE, SlurmFailed
@@ -126,6 +125,8 @@ def _prepared_directory() -> Path:
     Raises:
         OSError: it cannot be made.
     """
+    from gpulease.cli.cluster.output import output_directory
+
     folder = output_directory()
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     if not os.access(folder, os.W_OK):
