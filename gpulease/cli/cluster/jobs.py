@@ -10,6 +10,7 @@ from gpulease.cli.cluster import reasons
 from gpulease.cli.cluster.views import ArrayWaitingView, ClaimView, JobView, LeaseView
 from gpulease.cli.exit_codes import SIGNALED
 from gpulease.errors import EXIT_TIME_LIMIT
+from gpulease.slurm.allocations import gres_in
 from gpulease.slurm.commands import DEADLINE_S, run_slurm
 from gpulease.slurm.hostlist import includes
 from gpulease.slurm.notes import stop_in
@@ -203,6 +204,8 @@ def _leases(
     for node, text in known.items():
         # GPUs of several types are listed one by one: gpu:a30:1(IDX:0),gpu:a100:1(IDX:1).
         indexes = dict.fromkeys(re.findall(r"\(IDX:([\d,-]+)\)", text))
+        # Slurm 23.11 and later: shard:16(16/96,0/96), what the job has of each GPU.
+        indexes = indexes or dict.fromkeys(map(str, gres_in(text)[0]))
         yield LeaseView(node, ",".join(indexes) or None, claim.memory)
 
 
