@@ -35,6 +35,13 @@ def cluster(variables: Mapping[str, str], system: str = SYSTEM_CONFIG) -> str:
     return _named_in(personal) or _named_in(system) or NONE
 
 
+def may_be_a_node(system: str = SYSTEM_CONFIG) -> bool:
+    """Return whether the daemon of this machine may have jobs of Slurm, whatever a user chose."""
+    if os.path.isfile(system) and not os.access(system, os.R_OK):
+        return True
+    return _named_in(system) == SLURM
+
+
 def _named_in(path: str | None) -> str | None:
     """Return the cluster that a settings file names; only files with the word are parsed."""
     if path is None or not os.path.isfile(path):  # a FIFO would never end

@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from gpulease import config, user_daemon
+from gpulease.cli.cluster import acts_on_slurm
 from gpulease.cli.render import print_stderr
 from gpulease.client import (
     Client,
@@ -16,6 +17,8 @@ from gpulease.client import (
 )
 from gpulease.cluster_choice import SLURM, cluster
 
+_OF_THE_QUEUE = frozenset({"edit", "keep", "move", "requeue"})
+"""Verbs on jobs of a machine's own queue."""
 SocketOption = Annotated[
     Path | None,
     typer.Option(
@@ -31,7 +34,15 @@ def named_socket(ctx: typer.Context, socket: Path | None) -> Path | None:
 
 
 def connect(ctx: typer.Context, socket: Path | None) -> Client:
-    """Return a client of the first daemon that answers. Raises as `reach`."""
+    """Return a client of the first daemon that answers. Raises as `reach`.
+
+    Raises:
+        WrongState: the verb changes jobs of the daemon, and numbers here are those of Slurm.
+    """
+    if ctx.info_name in _OF_THE_QUEUE and acts_on_slurm(named_socket(ctx, socket)):
+        from gpulease.cli.cluster.no_daemon import not_for_slurm
+
+        raise not_for_slurm(ctx.info_name)
     return reach(named_socket(ctx, socket), ctx.info_name)
 
 

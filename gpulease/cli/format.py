@@ -236,7 +236,7 @@ def named(job: JobView | PastJobView) -> str:
     """Write the name of a job, marked if it is a lease without a job, or a job of Slurm."""
     name = clean(job.name)
     if job.slurm_job is not None:
-        return f"{name} (Slurm {job.slurm_job})"
+        return f"{name} (Slurm)"
     if job.kind != "hold":
         return name
     return "(hold)" if name == "hold" else f"{name} (hold)"

@@ -6,13 +6,14 @@ import sys
 from _thread import allocate_lock, start_new_thread
 from itertools import chain
 
+from gpulease.cli.cluster import acts_on_slurm
 from gpulease.cli.format import amount, clean, clock, instant, named, percent, size
 from gpulease.cli.light_connection import light_client
 from gpulease.cli.pager import print_paged
 from gpulease.cli.render import drawn, local_time, print_stdout, screen_of, shown, write_stdout
 from gpulease.cli.tables import Column, Table, draw_in_pages, line
 from gpulease.client.light_client import read
-from gpulease.errors import BadValue
+from gpulease.errors import BadValue, NoDaemon
 from gpulease.light_json import encode, indent
 from gpulease.locations import environment
 from gpulease.units import MIB, format_span, parse_span
@@ -71,7 +72,10 @@ def print_history(
         "outcome": None if state in (None, "ended") else state.replace("-", "_"),
         "name": name,
     }
-    client = light_client(socket, "history")
+    client = _daemon(socket)
+    if client is None:
+        _print_of_slurm(asked, since, state, limit, as_csv=as_csv, json=json)
+        return
     if as_csv:
         _print_csv(_pages(client, asked, limit))
         return
@@ -88,6 +92,38 @@ def print_history(
         refuse_unknown_user(user, "list jobs of", hint)
     screen = screen_of(sys.stdout, environment())
     print_paged(table_text(chain([first], pages), local_time(), screen, _FEW if is_cut else None))
+
+
+def _daemon(socket: Path | str | None) -> LightClient | None:
+    """Return the daemon; None where there is none, and Slurm has the jobs."""
+    try:
+        return light_client(socket, "history")
+    except NoDaemon:
+        if acts_on_slurm(socket):
+            return None
+        raise
+
+
+def _print_of_slurm(
+    asked: dict[str, str | None],
+    since: str | None,
+    state: str | None,
+    limit: int | None,
+    *,
+    as_csv: bool,
+    json: bool,
+) -> None:
+    from gpulease.cli.cluster.list_page import print_ended
+
+    if as_csv:
+        raise BadValue(
+            "cannot print a trace: no gpuleased runs on this machine, and Slurm keeps no record of "
+            "memory",
+            "gpulease history --csv on a node prints the jobs that ran there",
+        )
+    seconds = None if since is None else parse_span(since).total_seconds()
+    most = _PAGE if limit is None else limit
+    print_ended(asked["user"], seconds, state, asked["name"], most, json=json)
 
 
 def _pages(client: LightClient, asked: dict[str, str | None], limit: int | None) -> Jobs:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from gpulease.cli.format import clean, id_of
 from gpulease.cli.render import own_name, print_error, print_stderr, print_stdout
+from gpulease.cluster_choice import may_be_a_node
 from gpulease.errors import BadUsage, GpuleaseError, NoDaemon, NoSuchJob
 from gpulease.record import record
 
@@ -197,9 +198,35 @@ def own_jobs(client: LightClient, *, ended: bool) -> Sequence[JobView]:
     return sorted(jobs, key=lambda job: (submitted[job.id], job.id))
 
 
+def _number_here(client: LightClient, verb: Verb, number: int) -> int:
+    """Return what the daemon calls a job by: people call those of Slurm by Slurm's numbers.
+
+    Raises:
+        BadUsage: two jobs have the number.
+        NoSuchJob: none has it.
+    """
+    if not may_be_a_node():
+        return number
+    jobs = client.jobs(everything=verb in _FINDS_ENDED).jobs
+    found = [job for job in jobs if number in (job.slurm_job, job.id)]
+    called = [job for job in found if job.slurm_job in (number, None)]
+    if len({job.slurm_job for job in called}) > 1:
+        raise BadUsage(
+            f"cannot {_doing(verb)} {number}: Slurm and the queue of this machine both have such "
+            "a job",
+            f"gpulease {verb} NAME, or without GPULEASE_CLUSTER and --socket for the job of Slurm",
+        )
+    if found and not called:
+        raise NoSuchJob(
+            f"cannot {_doing(verb)} {number}: no such job",
+            "gpulease list --all lists all jobs",
+        )
+    return called[-1].id if called else number
+
+
 def _by_word(client: LightClient, jobs: Sequence[JobView], verb: Verb, word: str) -> list[int]:
     if _is_number(word):
-        return _with_array(client, verb, int(word))
+        return _with_array(client, verb, _number_here(client, verb, int(word)))
     if verb not in _TAKES_ONE and (numbers := range_of(word)) is not None:
         return _in_range(jobs, verb, numbers)
     first, underscore, index = word.partition("_")
@@ -234,7 +261,7 @@ def _by_name(jobs: Sequence[JobView], verb: Verb, word: str) -> list[int]:
 def _in_range(jobs: Sequence[JobView], verb: Verb, numbers: tuple[int, int]) -> list[int]:
     """Return the jobs of the caller in a range, in which those of other users lie as well."""
     first, last = numbers
-    between = [job for job in jobs if first <= job.id <= last]
+    between = [job for job in jobs if first <= (job.slurm_job or job.id) <= last]
     found = sorted(_applicable(between, verb), key=lambda job: job.id)
     if verb not in _FINDS_ENDED:
         found = [job for job in found if job.state != "ended"]

@@ -251,7 +251,17 @@ class SlurmNode:
             version=__version__,
             publish_every=slurm.publish_every.total_seconds(),
             learnt=self._learnt.sizes,
+            used=self._used(),
         )
+
+    def _used(self) -> Mapping[str, int]:
+        """Return the bytes that jobs of Slurm used at most, those that run included."""
+        peaks, used = self._scheduler.peaks.by_lease, dict(self._learnt.used)
+        for job in self._base.store.holding():
+            found = [peaks.get((job.id, lease.gpu), 0) for lease in job.leases]
+            if job.slurm is not None and (most := max(found, default=0)):
+                used[str(job.slurm.id)] = most
+        return used
 
 
 def _request(running: RunningJob) -> SlurmRequest:

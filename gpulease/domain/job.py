@@ -306,7 +306,12 @@ class Job:
 
     @property
     def label(self) -> str:
-        """The id as people see it: 17, or 17_3 for the element of an array with index 3."""
+        """The id as people see it: 17, or 17_3 for the element of an array with index 3.
+
+        A job of Slurm has the number of Slurm.
+        """
+        if self.slurm is not None:
+            return str(self.slurm.id)
         array = self.queue.array
         return str(self.id) if array is None else f"{array.job}_{array.index}"
 

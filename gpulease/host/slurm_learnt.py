@@ -1,4 +1,4 @@
-"""What commands needed on this node, for the summary that the node publishes.
+"""What commands and jobs needed on this node, for the summary that the node publishes.
 
 The sizes are those that jobs without --mem get here. They are computed again when a job has ended.
 """
@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from datetime import timedelta
 
 from gpulease.domain.gpu import JobId
-from gpulease.domain.job import CommandFingerprint
+from gpulease.domain.job import CommandFingerprint, Job
 from gpulease.domain.memory_estimate import MOST_RUNS, size_for
 from gpulease.service.ports import Clock, InThread, Store
 from gpulease.slurm.learnt import MOST, learnt_keys
@@ -29,6 +29,8 @@ class LearntSizes:
         self._held: frozenset[JobId] = frozenset()
         self.sizes: dict[str, int] = {}
         """Bytes, by `learnt_key`."""
+        self.used: dict[str, int] = {}
+        """Bytes that the latest jobs of Slurm needed, by number; only of this run of the daemon."""
 
     async def update(self) -> None:
         """Learn from the jobs that have ended since the last call."""
@@ -41,7 +43,8 @@ class LearntSizes:
         elif before <= held:
             return
         else:
-            ended = filter(None, map(self._store.job, sorted(before - held)))
+            ended = [*filter(None, map(self._store.job, sorted(before - held)))]
+            self._note_used(ended)
             self._add((job.owner.uid, job.usage.fingerprint) for job in ended)
         latest = list(self._latest)
         self.sizes = await self._in_writer(lambda: self._compute(latest))
@@ -54,6 +57,14 @@ class LearntSizes:
                 self._latest[uid, fingerprint] = None
         for old in list(self._latest)[: -MOST // 2]:
             del self._latest[old]
+
+    def _note_used(self, ended: Iterable[Job]) -> None:
+        for job in ended:
+            most = max((lease.used for lease in job.leases if lease.used), default=None)
+            if job.slurm is not None and most is not None:
+                self.used[str(job.slurm.id)] = most
+        for old in list(self.used)[:-MOST]:
+            del self.used[old]
 
     def _compute(self, latest: Iterable[_Known]) -> dict[str, int]:
         sizes = {}

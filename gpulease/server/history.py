@@ -99,7 +99,7 @@ def past_job_view(job: EndedJob) -> PastJobView:
     limit = job.time_limit_us
     return PastJobView(
         id=job.id,
-        label=str(job.id) if job.array is None else f"{job.array}_{job.array_index}",
+        label=_label(job),
         name=job.name,
         user=job.user,
         kind=_kind(job),
@@ -117,6 +117,12 @@ def past_job_view(job: EndedJob) -> PastJobView:
         slurm_job=job.slurm_job,
         out_of_memory=job.out_of_memory,
     )
+
+
+def _label(job: EndedJob) -> str:
+    if job.slurm_job is not None:
+        return str(job.slurm_job)
+    return str(job.id) if job.array is None else f"{job.array}_{job.array_index}"
 
 
 def _kind(job: EndedJob) -> JobKind:

@@ -72,7 +72,8 @@ SERVICE = "gpuleased.service"
 WEB_SERVICE = "gpulease-web.service"
 _WEB_UNIT = UNITS / WEB_SERVICE
 GROUP = "gpulease"
-COMMAND = Path("/usr/local/bin/gpulease")
+LINKS = (Path("/usr/local/bin/gpulease"), Path("/usr/local/sbin/gpulease-setup"))
+"""Where users, and root, find the programs."""
 _PLACEHOLDER = "/opt/gpulease/bin/"
 """The directory of the programs in the unit files, which `install` replaces."""
 _DROP_INS = tuple(
@@ -111,7 +112,8 @@ def install(
         _install_file(WEB_SERVICE, _WEB_UNIT, programs, say)
     elif web is False:
         _remove_web(say)
-    say(f"{_link(COMMAND, programs / 'gpulease')} {COMMAND}")
+    for link in LINKS:
+        say(f"{_link(link, programs / link.name)} {link}")
     _restrict_users(say, restrict_users)
     _call("systemd-sysusers", str(FILES["gpulease.sysusers"]))
     _call("systemd-tmpfiles", "--create", str(FILES["gpulease.tmpfiles"]))
@@ -209,8 +211,9 @@ def _remove_units(say: Say) -> None:
         _call("systemctl", "disable", "--now", SERVICE)
     for target in (*FILES.values(), *_user_rules()):
         _remove_file(target, say)
-    if COMMAND.is_symlink() and COMMAND.readlink() == Path(sys.prefix) / "bin" / "gpulease":
-        _remove_file(COMMAND, say)
+    for link in LINKS:
+        if link.is_symlink() and link.readlink() == Path(sys.prefix) / "bin" / link.name:
+            _remove_file(link, say)
     if _SYSTEMD.exists():
         _call("systemctl", "daemon-reload")
         _call("systemctl", "reset-failed", SERVICE, WEB_SERVICE, must=False)

@@ -9,11 +9,12 @@ from gpulease.config import SYSTEM_CONFIG, Settings, read_settings
 from gpulease.errors import GpuleaseError, SetupFailed
 from gpulease.path_ownership import refuse_if_changeable
 from gpulease.setup.install import Say
-from gpulease.setup.slurm_check import checks, look
+from gpulease.setup.slurm_check import checks, look, try_job
 from gpulease.setup.slurm_hook import DIRECTORY, NAME, install_hook
 from gpulease.setup.slurm_node import SlurmNode, device_files, read_node, shown_sizes
 from gpulease.slurm.commands import run_slurm
 from gpulease.units import format_size
+from gpulease.wire.machine import CheckView
 
 _MARKS = {"ok": "ok      ", "warning": "warning ", "failure": "FAILURE "}
 
@@ -94,10 +95,18 @@ def _hardware(node: SlurmNode) -> str:
 
 
 def _show_checks(settings: Settings, say: Say) -> int:
-    failed = False
-    for check in checks(look(settings)):
-        say(f"{_MARKS[check.state]}{check.name}: {check.message}")
-        if check.mend:
-            say(f"        {check.mend}")
+    failed, found = False, look(settings)
+    for check in checks(found):
+        _say_check(check, say)
         failed = failed or check.state == "failure"
-    return int(failed)
+    if failed:
+        return 1  # a job now might have Slurm drain the node
+    tried = try_job(found)
+    _say_check(tried, say)
+    return int(tried.state == "failure")
+
+
+def _say_check(check: CheckView, say: Say) -> None:
+    say(f"{_MARKS[check.state]}{check.name}: {check.message}")
+    if check.mend:
+        say(f"        {check.mend}")

@@ -3,6 +3,7 @@
 `look` asks Slurm, the driver and the daemon; the checks compare what it found.
 """
 
+import os
 import re
 import stat
 import subprocess
@@ -11,11 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gpulease.config import SYSTEM_CONFIG, Settings
-from gpulease.errors import GpuleaseError, split_hint
+from gpulease.errors import EXIT_GAVE_UP, EXIT_OWN_FAILURE, GpuleaseError, split_hint
 from gpulease.path_ownership import closed_to_others, shaky
 from gpulease.setup.slurm_hook import MARK, NAME, hook_text
 from gpulease.setup.slurm_node import SlurmNode, daemon_status, device_files, read_node
-from gpulease.slurm.commands import run_slurm
+from gpulease.slurm.commands import run_slurm, slurm_environment
 from gpulease.slurm.records import parse_record
 from gpulease.units import format_size
 from gpulease.wire.machine import CheckView
@@ -26,6 +27,8 @@ _HOOKS = ("Prolog", "Epilog", "TaskProlog")
 _SETTING = re.compile(r"^(\w+)(?:\[\d+\])? *= (.*)$", re.MULTILINE)
 _GRES = re.compile(r"(gpu|shard):(?:([^:,()]+):)?(\d+)")
 _LINES = "gpulease-setup slurm prints the lines for slurm.conf and gres.conf"
+_STARTS_WITHIN_S, _ENDS_WITHIN_S = 20, 60
+"""A job that tries the node."""
 _LONGEST_HOOK_S = 18
 """It waits 15 s for a daemon that restarts, and has its own work."""
 
@@ -300,6 +303,49 @@ def _try_hook(file: Path) -> str:
     except subprocess.TimeoutExpired:
         return f"{file} does not end within {_LONGEST_HOOK_S} s"
     return done.stderr.strip()
+
+
+def try_job(found: Found) -> CheckView:
+    """Run a job with one shard on this node, as root, and look at its lease."""
+    name = found.node.name
+    partition = found.record.get("Partitions", "").partition(",")[0]
+    line = [
+        "srun", f"--immediate={_STARTS_WITHIN_S}", "--time=1", "--job-name=gpulease-check",
+        "--chdir=/", f"--nodelist={name}", *([f"--partition={partition}"] if partition else []),
+        "--gres=shard:1", "printenv", "GPULEASE_MEMORY",
+    ]  # fmt: skip
+    variables = {key: text for key, text in os.environ.items() if not key.startswith("SLURM_")}
+    codes = {"SLURM_EXIT_ERROR": str(EXIT_OWN_FAILURE), "SLURM_EXIT_IMMEDIATE": str(EXIT_GAVE_UP)}
+    try:
+        done = subprocess.run(
+            line, env=slurm_environment(variables) | codes, stdin=subprocess.DEVNULL,
+            capture_output=True, timeout=_ENDS_WITHIN_S, check=False, text=True, errors="replace",
+        )  # fmt: skip
+    except OSError as error:
+        return CheckView("job", "failure", f"srun does not run: {error.strerror}", None)
+    except subprocess.TimeoutExpired:
+        return CheckView(
+            "job", "failure", f"a job with one shard did not end within {_ENDS_WITHIN_S} s",
+            f"squeue --nodelist={name} shows it; the log of slurmd may say more",
+        )  # fmt: skip
+    said = " ".join(f"{done.stdout} {done.stderr}".split())
+    if done.returncode == EXIT_GAVE_UP:
+        return CheckView(
+            "job", "warning",
+            f"not tried: Slurm did not start a job here within {_STARTS_WITHIN_S} s",
+            f"try again when the node has a free shard and core: sinfo --nodes={name}",
+        )  # fmt: skip
+    if done.returncode == EXIT_OWN_FAILURE:
+        return CheckView("job", "warning", f"not tried: Slurm takes no job of root here: {said}")
+    if (done.returncode, done.stdout.strip()) == (0, str(found.node.shard)):
+        size = format_size(found.node.shard)
+        return CheckView("job", "ok", f"one with one shard ran here, under a lease of {size}")
+    if done.returncode == 0:
+        said = f"its lease is {done.stdout.strip() or 'unknown'} bytes, not {found.node.shard}"
+    return CheckView(
+        "job", "failure", f"one with one shard failed: {said}",
+        "the logs of slurmd and of gpuleased (journalctl -u gpuleased) say more",
+    )  # fmt: skip
 
 
 def _devices(found: Found) -> Iterator[CheckView]:

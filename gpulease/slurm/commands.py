@@ -1,8 +1,11 @@
 """Runs Slurm's commands, with a time limit: slurmctld may be away."""
 
 import os
+import signal
 import subprocess
+import sys
 from collections.abc import Mapping, Sequence
+from typing import NoReturn
 
 from gpulease.errors import SlurmFailed
 
@@ -36,6 +39,23 @@ def run_slurm(
         text.decode("utf-8", "surrogateescape") for text in (done.stdout, done.stderr)
     )
     return checked_output(argv, done.returncode, output, errors)
+
+
+def become(line: Sequence[str], variables: Mapping[str, str]) -> NoReturn:
+    """Replace this process by a command of Slurm, which has the streams, signals and exit code.
+
+    Raises:
+        SlurmFailed: it cannot be started.
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # Python ignores it, and so would the command
+    try:
+        os.execvpe(line[0], list(line), dict(variables))  # noqa: S606  that of the user's PATH
+    except FileNotFoundError:
+        raise not_installed(line) from None
+    except OSError as error:
+        raise SlurmFailed(f"cannot start {line[0]}: {error.strerror}") from None
 
 
 def slurm_environment(environment: Mapping[str, str]) -> dict[str, str]:

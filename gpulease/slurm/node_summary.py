@@ -53,12 +53,16 @@ class NodeSummary:
     """Seconds after which the next one is due, if anything has changed or not."""
     learnt: Mapping[str, int] = MappingProxyType({})
     """Bytes that jobs needed at their peak, by the digest of user and command."""
+    used: Mapping[str, int] = MappingProxyType({})
+    """Bytes that jobs of Slurm used at most on a GPU so far, by number: Slurm does not let anybody
+    write to a job that has ended."""
 
 
 def encode(summary: NodeSummary) -> str:
     """Return a summary as text without spaces."""
     gpus = [vars(gpu) for gpu in summary.gpus]
-    fields = {"v": VERSION, **vars(summary), "gpus": gpus, "learnt": dict(summary.learnt)}
+    fields = {"v": VERSION, **vars(summary), "gpus": gpus}
+    fields |= {"learnt": dict(summary.learnt), "used": dict(summary.used)}
     text = json.dumps(fields, separators=(",", ":"))
     return text.replace(" ", "\\u0020")
 
@@ -71,9 +75,10 @@ def decode(text: str | None) -> NodeSummary | None:
     try:
         read: dict[str, Any] = json.loads(text or "")
         gpus = tuple(GpuSummary(**_known(GpuSummary, each)) for each in read.pop("gpus"))
-        learnt = read.pop("learnt", {})
-        _check_learnt(learnt)
-        summary = NodeSummary(**_known(NodeSummary, read), gpus=gpus, learnt=learnt)
+        learnt, used = read.pop("learnt", {}), read.pop("used", {})
+        _check_sizes(learnt)
+        _check_sizes(used)
+        summary = NodeSummary(**_known(NodeSummary, read), gpus=gpus, learnt=learnt, used=used)
         return summary if summary.shard > 0 and summary.at < _LATEST else None
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return None
@@ -99,7 +104,7 @@ def _check(value: object, kinds: tuple[type, ...]) -> None:
         raise ValueError(value)
 
 
-def _check_learnt(value: object) -> None:
+def _check_sizes(value: object) -> None:
     if not isinstance(value, dict):
         raise TypeError(f"{value!r} is no object")
     for size in value.values():

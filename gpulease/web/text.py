@@ -151,7 +151,7 @@ def state_of(job: JobView) -> str:
 def kind_of(job: JobView | PastJobView) -> str:
     """Write what sets a job apart from one that was run: a hold, or a job of Slurm."""
     if job.slurm_job is not None:
-        return f"Slurm {job.slurm_job}"
+        return "Slurm"
     return "hold" if job.kind == "hold" else ""
 
 

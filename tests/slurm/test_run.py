@@ -1,6 +1,7 @@
 """`gpulease run` on a cluster: as on one machine, from a home that the nodes share."""
 
 import json
+import re
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -21,7 +22,8 @@ _SHOW = "import json, os; print(json.dumps(dict(os.environ)))"
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
-    with leasing(("n1", "n2")) as made:
+    lines = "\nDependencyParameters=kill_invalid_depend"
+    with leasing(("n1", "n2"), slurm_lines=lines) as made:
         yield made
 
 
@@ -72,10 +74,18 @@ def fill(cluster: Cluster) -> None:
 def test_streams_and_exit_code_are_those_of_the_job(idle: Cluster) -> None:
     done = run(idle, "--mem", "4G", "sh", "-c", "cat; echo error >&2; exit 3", stdin="a\0b")
     assert (done.returncode, done.stdout) == (3, "a\0b")
-    first, second = done.stderr.splitlines()
-    assert first.startswith("gpulease: job ")
-    assert " started on n" in first
-    assert second == "error"
+    lines = done.stderr.splitlines()
+    assert "error" in lines
+    assert re.fullmatch(r"gpulease: job \d+ started on n\d, GPU \d", lines[0])
+
+
+def test_what_the_job_finds_is_that_of_its_user(idle: Cluster) -> None:
+    shown = run(idle, "--mem", "1G", "printenv", "SLURM_EXIT_ERROR", "GPULEASE_SLURM")
+    assert shown.stdout == ""
+    killed = run(idle, "--mem", "1G", "sh", "-c", "kill -9 $$")
+    assert killed.returncode == 128 + signal.SIGKILL
+    missing = run(idle, "--mem", "1G", "sh", "-c", "no-such-program")
+    assert missing.returncode == 127
 
 
 def test_the_job_has_a_lease_of_its_size(idle: Cluster) -> None:
@@ -94,7 +104,7 @@ def test_the_listing_on_the_node_has_the_command(idle: Cluster) -> None:
     idle.run("scancel", str(job))
     _, errors = process.communicate()
     assert process.returncode == 128 + signal.SIGTERM
-    assert f"job {job} was cancelled" in errors
+    assert "CANCELLED" in errors
 
 
 def test_a_terminal_is_that_of_the_job(idle: Cluster) -> None:
@@ -114,14 +124,15 @@ def test_ctrl_c_interrupts_the_job(idle: Cluster) -> None:
     assert terminal.finish() == 128 + signal.SIGINT
 
 
-def test_signals_reach_the_job(idle: Cluster) -> None:
-    script = "trap 'echo terminated; exit 5' TERM; echo ready; while :; do sleep 0.1; done"
-    process = start(idle, "--mem", "4G", "sh", "-c", script)
-    assert process.stdout is not None
-    assert process.stdout.readline() == "ready\n"
-    process.send_signal(signal.SIGTERM)
-    out, _ = process.communicate()
-    assert (process.returncode, out) == (5, "terminated\n")
+def test_an_interrupt_reaches_the_job_and_sigterm_ends_it(idle: Cluster) -> None:
+    script = "trap 'echo interrupted; exit 5' INT; echo ready; while :; do sleep 0.1; done"
+    for signum, status, shown in ((signal.SIGINT, 5, "interrupted\n"), (signal.SIGTERM, 137, "")):
+        process = start(idle, "--mem", "4G", "sh", "-c", script)
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        process.send_signal(signum)
+        out, _ = process.communicate()
+        assert (process.returncode, out) == (status, shown)
 
 
 @pytest.mark.parametrize("signum", [signal.SIGHUP, signal.SIGKILL])
@@ -134,13 +145,21 @@ def test_the_job_ends_with_its_command(idle: Cluster, signum: signal.Signals) ->
     wait_for("its lease has ended", lambda: not where(idle, job))
 
 
-def test_the_output_is_kept_for_logs_on_any_node(idle: Cluster) -> None:
-    done = run(idle, "--mem", "4G", "sh", "-c", "echo out; echo error >&2")
-    job = done.stderr.split()[2]
-    logged = idle.run("gpulease", "logs", job, node="n2", env=ON_SLURM).stdout
-    assert sorted(logged.split()) == ["error", "out"]
-    file = idle.home / f"alice/.local/state/gpulease/slurm/{job}.log"
-    assert file.stat().st_mode & 0o777 == 0o600
+def test_the_output_is_kept_nowhere(idle: Cluster) -> None:
+    job = run(idle, "--mem", "4G", "echo", "out").stderr.split()[2]
+    logged = idle.run("gpulease", "logs", job, env=ON_SLURM, check=False)
+    assert logged.returncode == 125
+    assert "it goes to the command that started it, and is not kept" in logged.stderr
+
+
+def test_a_job_in_the_background_of_a_shell_is_not_stopped(idle: Cluster) -> None:
+    shell = ("env", "GPULEASE_CLUSTER=slurm", "bash", "--norc", "-i")
+    terminal = idle.terminal(*shell)
+    terminal.read_until("$ ")
+    terminal.type(b"gpulease run --mem 1G sh -c 'sleep 0.5; echo ra''n' &\n")
+    terminal.read_until("ran")
+    terminal.type(b"wait; exit\n")
+    assert terminal.finish() == 0
 
 
 def test_a_batch_job_prints_its_id_alone(idle: Cluster) -> None:
@@ -166,55 +185,50 @@ def test_an_array_has_a_file_for_each_element(idle: Cluster) -> None:
 def test_a_job_that_cannot_start_is_given_up(idle: Cluster) -> None:
     fill(idle)
     assert run(idle, "--mem", "4G", "--no-wait", "true").returncode == 75
-    done = run(idle, "--mem", "4G", "--wait", "2s", "true")
-    assert done.returncode == 75
-    assert "waits: no GPU has enough free memory now" in done.stderr
+    assert run(idle, "--mem", "4G", "--wait", "2s", "true").returncode == 75
+    assert not idle.run("squeue", "--noheader", "--user=alice").stdout
+
+
+def test_a_wait_does_not_end_a_job_that_has_started(idle: Cluster) -> None:
+    done = run(idle, "--mem", "4G", "--wait", "1s", "sh", "-c", "sleep 3; echo done")
+    assert (done.returncode, done.stdout) == (0, "done\n")
 
 
 def test_a_signal_cancels_a_job_that_waits(idle: Cluster) -> None:
     fill(idle)
     process = start(idle, "--mem", "4G", "true")
-    assert process.stderr is not None
-    assert "waits" in process.stderr.readline()
+    line = ("squeue", "--noheader", "--user=alice")
+    # srun 24.11 may hang if it is interrupted while it prints that the job is queued.
+    wait_for("it waits", lambda: " PD " in idle.run(*line).stdout)
     process.send_signal(signal.SIGINT)
-    _, errors = process.communicate()
-    assert process.returncode == -signal.SIGINT
-    assert "was cancelled" in errors
+    process.communicate()
+    assert process.returncode == 125
     assert not idle.run("squeue", "--noheader", "--user=alice").stdout
 
 
-def test_a_node_that_refuses_the_job_is_avoided(idle: Cluster) -> None:
-    strangers = [idle.nodes["n1"].stranger(200 * MIB, gpu) for gpu in (0, 1)]
-    try:
-        done = run(idle, "--mem", "24G", "sh", "-c", "cat; echo done", stdin="in\n")
-    finally:
-        for each in strangers:
-            each.communicate()
-    assert (done.returncode, done.stdout) == (0, "in\ndone\n"), done.stderr
-    assert "gpulease: n1 refused the job: " in done.stderr
-    assert "TaskProlog" not in done.stderr
-    assert "started on n2" in done.stderr
-
-
-def test_a_job_that_every_node_refuses_is_given_up(idle: Cluster) -> None:
+def test_a_node_that_refuses_the_job_says_why(idle: Cluster) -> None:
     strangers = [node.stranger(200 * MIB, gpu) for node in idle.nodes.values() for gpu in (0, 1)]
     try:
         done = run(idle, "--mem", "24G", "echo", "never")
     finally:
         for each in strangers:
             each.communicate()
-    assert (done.returncode, done.stdout) == (75, "")
-    assert "refused it: n" in done.stderr
+    assert done.returncode == 1
+    first, hint, *rest = done.stdout.splitlines()
+    assert re.match(
+        r"gpulease: cannot start job \d+ of Slurm on this node: .* is used outside", first
+    )
+    assert "--exclude=NODE" in hint
+    assert not any(rest)
 
 
 def test_a_job_over_its_lease_is_stopped_with_the_reason(idle: Cluster) -> None:
     done = run(idle, "--mem", "512M", "python", "/etc/slurm/work.py", "900", "300")
-    assert done.returncode == 124
-    assert "was stopped: " in done.stderr
+    assert done.returncode == 128 + signal.SIGTERM
+    assert "is stopped: it held " in done.stderr
     assert "under a lease of 512M" in done.stderr
-    slurm = {"GPULEASE_CLUSTER": "slurm"}
-    listed = idle.run("gpulease", "list", "--all", "--state", "over-lease", env=slurm)
-    assert "work.py" in listed.stdout
+    words = ("gpulease", "list", "--all", "--state", "over-lease")
+    wait_for("it is over", lambda: "work.py" in idle.run(*words, env=ON_SLURM).stdout)
 
 
 def test_a_notice_of_the_daemon_is_shown(idle: Cluster) -> None:
@@ -222,7 +236,7 @@ def test_a_notice_of_the_daemon_is_shown(idle: Cluster) -> None:
     job = the_job(idle)
     idle.scontrol("notify", str(job), "gpulease: over the lease")
     _, errors = process.communicate()
-    assert "gpulease: over the lease" in errors.splitlines()
+    assert "srun: gpulease: over the lease" in errors.splitlines()
 
 
 def test_within_a_job_the_command_uses_its_lease(idle: Cluster) -> None:
@@ -243,18 +257,6 @@ def test_a_directory_that_the_node_lacks_is_an_error(idle: Cluster) -> None:
             idle.wait_until(int(done.stdout), "FAILED")
 
 
-def test_a_closed_pipe_ends_the_job(idle: Cluster) -> None:
-    process = start(idle, "--mem", "1G", "yes")
-    assert process.stdout is not None
-    assert process.stderr is not None
-    process.stdout.read(10)
-    process.stdout.close()
-    process.wait(30)
-    process.stderr.close()
-    process.stdout = process.stderr = None  # the cluster reads what is left open
-    assert process.returncode == 128 + signal.SIGPIPE
-
-
 @pytest.mark.parametrize("options", ["--partition=main --nodelist=n2", "-p main -w n2"])
 def test_options_of_slurm_are_passed_on(idle: Cluster, options: str) -> None:
     done = run(idle, "--mem", "1G", "--slurm", options, "--slurm=--comment=a", "uname", "-n")
@@ -264,9 +266,8 @@ def test_options_of_slurm_are_passed_on(idle: Cluster, options: str) -> None:
 @pytest.mark.parametrize("option", ["--nonsense", "--no", "--mem=x", "--partition"])
 def test_what_srun_says_of_its_options_is_shown(idle: Cluster, option: str) -> None:
     done = run(idle, "--mem", "1G", f"--slurm={option}", "true")
-    assert done.returncode == 125
+    assert done.returncode in (125, 255)
     assert option.partition("=")[0].lstrip("-") in done.stderr
-    assert "exit code" not in done.stderr
 
 
 def test_a_job_may_start_without_the_environment_of_its_user(idle: Cluster) -> None:
@@ -312,7 +313,7 @@ def test_a_dependency_that_can_never_be_met_is_an_error(idle: Cluster) -> None:
     run(idle, "-d", "--mem", "1G", "--name", "fails", "sh", "-c", "sleep 2; exit 1")
     done = run(idle, "--mem", "1G", "--after", "fails", "echo", "after")
     assert (done.returncode, done.stdout) == (125, "")
-    assert "never" in done.stderr.lower()
+    assert "cancel" in done.stderr
 
 
 def test_without_a_size_a_job_gets_what_its_command_needed_before(idle: Cluster) -> None:

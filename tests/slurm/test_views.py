@@ -180,16 +180,71 @@ def test_both_ways_of_reading_a_line_ask_slurm_and_start_no_daemon(idle: Cluster
 
 
 def test_a_machine_without_a_daemon_names_what_slurm_has_instead(idle: Cluster) -> None:
-    instead = {"requeue": "scontrol requeue JOB", "history": "sacct", "hold": "run --shell"}
-    for words in (["requeue", "17"], ["history"], ["hold", "--mem", "4G"]):
-        said = ask(idle, *words, status=125)
-        assert said.startswith(f"cannot {words[0]}: no gpuleased runs on this machine")
-        assert instead[words[0]] in said
+    said = ask(idle, "hold", "--mem", "4G", status=125)
+    assert said.startswith("cannot hold a lease: no gpuleased runs on this machine")
+    assert "run --shell" in said
     program = "import gpulease; gpulease.lease('4G').__enter__()"
     done = idle.run("python", "-c", program, env={"GPULEASE_CLUSTER": "slurm"}, check=False)
     assert "cannot lease: no gpuleased runs on this machine" in done.stderr
     assert "driver" not in ask(idle, "doctor")
     assert not list(idle.home.glob("alice/.local/state/gpulease/**/gpulease.db"))
+
+
+@pytest.mark.parametrize("node", [None, "n1"])
+def test_verbs_on_the_queue_of_a_machine_name_what_slurm_has(
+    idle: Cluster, node: str | None
+) -> None:
+    job = started(idle, "sleep 300", "--gres=shard:8", "--nodelist=n1")
+    instead = {
+        "requeue": f"cannot requeue a job of Slurm|scontrol requeue {job}",
+        "keep": "cannot keep the lease of a job of Slurm|not released while idle",
+        "edit": f"cannot edit a job of Slurm|scontrol update jobid={job}",
+        "move": "cannot move a job of Slurm|nice=N",
+    }
+    options = {"edit": ["--name", "other"], "move": ["--first"]}
+    for verb, said in instead.items():
+        words = ("gpulease", verb, f"{job}", *options.get(verb, []))
+        done = idle.run(*words, node=node, env={"GPULEASE_CLUSTER": "slurm"}, check=False)
+        assert done.returncode == 125
+        assert all(each.replace(f"{job}", "JOB") in done.stderr for each in said.split("|"))
+    assert idle.job(job)["JobState"] == "RUNNING"
+
+
+def test_a_node_calls_jobs_by_the_numbers_of_slurm(idle: Cluster) -> None:
+    held = idle.sbatch("true", "--hold")  # one that the daemon of the node never sees
+    job = started(idle, "sleep 300", "--gres=shard:8", "--nodelist=n1", "--job-name=this")
+    assert job > held
+    local = {"GPULEASE_CLUSTER": "none"}
+
+    def on_node(*words: str) -> Any:
+        return json.loads(idle.run("gpulease", *words, "--json", node="n1", env=local).stdout)
+
+    (shown,) = on_node("list")["jobs"]
+    assert shown["label"] == f"{job}"
+    assert shown["id"] != job
+    assert on_node("show", f"{job}")["name"] == "this"
+    done = idle.run("gpulease", "show", f"{shown['id']}", node="n1", env=local, check=False)
+    assert "this" not in done.stdout
+    idle.run("gpulease", "cancel", f"{job}", node="n1", env=local)
+    idle.wait_until(job, "CANCELLED")
+    past = wait_for("it has ended", lambda: on_node("history")["jobs"])
+    assert past[0]["label"] == f"{job}"
+
+
+def test_what_a_job_used_is_known_where_no_daemon_runs(idle: Cluster) -> None:
+    program = "import time; held = b'x' * (600 << 20); time.sleep(3)"
+    job = idle.sbatch(f'python -c "{program}"', "--gres=shard:4", "--nodelist=n1", "-Jused")
+    ask(idle, "wait", f"{job}")
+
+    def used() -> Any:
+        return read(idle, "show", f"{job}")["used"]
+
+    assert 600 << 20 <= wait_for("the node publishes it", used) < GIB
+    assert re.search(r"used +6\d\d(\.\d)?M at most", ask(idle, "show", f"{job}"))
+    assert read(idle, "list", "--all")["jobs"][-1]["used"] == used()
+    assert read(idle, "history", "--name", "used")["jobs"][0]["used"] == used()
+    assert "USED" in ask(idle, "history")
+    assert "gpulease history --csv on a node" in ask(idle, "history", "--csv", status=125)
 
 
 def test_jobs_of_others_are_refused(idle: Cluster) -> None:

@@ -9,9 +9,7 @@ from typing import Any
 import pytest
 
 from gpulease.cli.caller import Caller
-from gpulease.cli.cluster.batch import batch_script
 from gpulease.cli.cluster.capacity import Capacity, capacity_of
-from gpulease.cli.cluster.prolog_words import PrologWords
 from gpulease.cli.cluster.run import read_sizes
 from gpulease.cli.cluster.size import Size, size_of
 from gpulease.cli.cluster.slurm_options import (
@@ -21,7 +19,7 @@ from gpulease.cli.cluster.slurm_options import (
     slurm_options,
     split_condition,
 )
-from gpulease.cli.cluster.srun import Said
+from gpulease.cli.cluster.submission import batch_script, immediate
 from gpulease.cli.request import RunOptions, build
 from gpulease.config import Settings
 from gpulease.errors import BadConfiguration, BadUsage, BadValue, CannotLease
@@ -29,7 +27,6 @@ from gpulease.fingerprint import fingerprint_of
 from gpulease.slurm.learnt import learnt_keys
 from gpulease.slurm.node_summary import GpuSummary, NodeSummary, encode
 from gpulease.units import GIB, MIB, Share
-from gpulease.wire.frames import FrameKind
 
 ARGV = ("python3", "train.py", "--batch", "32")
 TWO_OF_24G = Capacity(256 * MIB, frozenset({96}), 2, whole=96)
@@ -263,57 +260,9 @@ def test_the_shard_is_that_of_the_settings_or_else_of_the_nodes() -> None:
     assert capacity_of(nodes, None).learnt == [{"a": 1}]
 
 
-def said(*lines: str) -> Said:
-    heard = Said()
-    for line in lines:
-        heard.hear(f"{line}\n".encode())
-    return heard
-
-
-def test_what_srun_says_tells_where_the_job_is() -> None:
-    heard = said("srun: job 9 queued and waiting for resources")
-    assert (heard.job, heard.waits, heard.started) == (9, True, False)
-    heard.hear(
-        b"srun: job 9 has been allocated resources\nsrun: jobid 9: nodes(1):`n1', cpu counts"
-    )
-    assert heard.node is None, "the line is incomplete"
-    heard.hear(b": 1(x1)\n")
-    assert (heard.node, heard.waits) == ("n1", False)
-    heard.hear(b"srun: launch/slurm: _task_start: Node n1, 1 tasks started\r\n")
-    assert heard.started and not heard.ended
-    heard.hear(b"srun: launch/slurm: _task_finish: Received task exit (status=0x0300).\n")
-    heard.hear(b"srun: error: n1: task 0: Exited with exit code 3\n")
-    assert (heard.ended, heard.wait_status, heard.errors) == (True, 0x300, [])
-
-
-def test_what_srun_says_first_tells_that_it_does_not_know_an_option() -> None:
-    heard = said("srun: unrecognized option '--nonsense'", 'Try "srun --help" for more information')
-    assert heard.complaint == "unrecognized option '--nonsense'"
-    assert said("srun: defined options", "srun: verbose : 1").complaint == ""
-
-
-def test_the_words_of_a_failed_prolog_are_no_output_of_the_job() -> None:
-    words = PrologWords()
-    assert words.take(FrameKind.STDOUT, b"gpulea") == b""
-    assert words.take(FrameKind.STDOUT, b"se: cannot start job 9\n") == b""
-    failed = b"slurmstepd-n1: error: TaskProlog failed status=1\n"
-    assert words.take(FrameKind.STDERR, b"x\n" + failed) == b"x\n"
-    assert words.failed
-    assert words.text == "gpulease: cannot start job 9"
-
-
-def test_output_that_begins_like_a_prolog_is_shown_after_all() -> None:
-    words = PrologWords()
-    assert words.take(FrameKind.STDOUT, b"gp") == b""
-    assert words.take(FrameKind.STDOUT, b"u\n") == b"gpu\n"
-    assert words.take(FrameKind.STDOUT, b"gpulease: ") == b"gpulease: "
-    later = PrologWords()
-    assert later.take(FrameKind.STDOUT, b"gpulease: 1") == b""
-    assert later.release() == b"gpulease: 1"
-    assert not later.failed
-
-
-def test_errors_of_srun_are_kept_and_notices_of_the_daemon_passed_on() -> None:
-    heard = said("srun: error: Unable to allocate resources: Requested nodes are busy")
-    assert heard.busy
-    assert heard.hear(b"srun: gpulease: over the lease\n") == ["gpulease: over the lease"]
+@pytest.mark.parametrize(
+    ("wait", "option"),
+    [(0, "--immediate"), (0.5, "--immediate=2"), (1, "--immediate=2"), (90.2, "--immediate=91")],
+)
+def test_a_wait_is_never_the_one_second_that_means_at_once(wait: float, option: str) -> None:
+    assert immediate(wait) == option

@@ -72,7 +72,7 @@ def test_a_view_says_what_kind_of_job_it_was() -> None:
 
     views = history_view(jobs, 9, None).jobs
     assert [job.kind for job in views] == ["run", "hold", "slurm", "run"]
-    assert [job.label for job in views] == ["1", "2", "3", "5_4"]
+    assert [job.label for job in views] == ["1", "2", "7", "5_4"]
 
 
 def test_where_commands_are_hidden_others_see_neither_name_nor_digest() -> None:

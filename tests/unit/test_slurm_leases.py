@@ -508,4 +508,4 @@ def test_a_process_on_a_gpu_of_slurm_is_not_adopted() -> None:
 
 def test_listings_name_the_job_of_slurm() -> None:
     shown = views.running(3, kind="slurm", slurm_job=17, name="train.py")
-    assert named(shown) == "train.py (Slurm 17)"
+    assert named(shown) == "train.py (Slurm)"

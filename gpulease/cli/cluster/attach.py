@@ -1,7 +1,6 @@
 """`gpulease attach` on a cluster: sattach."""
 
 import os
-import sys
 from typing import NoReturn
 
 from gpulease.cli.cluster.job_lines import outcome_of
@@ -10,8 +9,8 @@ from gpulease.cli.cluster.selection import Row, is_array, labels, select
 from gpulease.cli.cluster.wait import status_of
 from gpulease.cli.job_selection import Selection
 from gpulease.cli.render import print_stderr
-from gpulease.errors import BadUsage, SlurmFailed, WrongState
-from gpulease.slurm.commands import run_slurm
+from gpulease.errors import BadUsage, WrongState
+from gpulease.slurm.commands import become, run_slurm
 
 
 def attach_to(wanted: Selection, *, watches: bool, has_keys: bool) -> int:
@@ -63,11 +62,4 @@ def _become_sattach(step: str, *, watches: bool) -> NoReturn:
         reading, writing = os.pipe()
         os.dup2(reading, 0)
         os.set_inheritable(writing, True)
-    sys.stdout.flush()
-    try:
-        os.execvp("sattach", ["sattach", step])  # noqa: S606, S607  that of the user's PATH
-    except OSError as error:
-        raise SlurmFailed(
-            f"cannot attach: sattach cannot be started: {error.strerror}",
-            "install the client of Slurm (slurm-client)",
-        ) from None
+    become(["sattach", step], os.environ)

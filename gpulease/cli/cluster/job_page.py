@@ -16,11 +16,11 @@ from gpulease.cli.cluster.job_lines import (
 )
 from gpulease.cli.cluster.jobs import order_of, with_gpus
 from gpulease.cli.cluster.list_page import table
-from gpulease.cli.cluster.nodes import shard_size
+from gpulease.cli.cluster.nodes import read_published
 from gpulease.cli.cluster.output import described
 from gpulease.cli.cluster.selection import is_array, select
 from gpulease.cli.cluster.views import JobList, JobView
-from gpulease.cli.format import UNKNOWN, between, clean, clock, until
+from gpulease.cli.format import UNKNOWN, between, clean, clock, size, until
 from gpulease.cli.job_page import labelled
 from gpulease.cli.job_selection import Selection
 from gpulease.cli.render import local_time, print_stdout, screen_of, show_page
@@ -35,8 +35,11 @@ _MOST_ROWS = 30
 
 def print_jobs(wanted: Selection, *, json: bool) -> None:
     """Print each of some jobs; of an array, its elements."""
-    found, shard = select(wanted), shard_size()
-    jobs = {word: sorted(with_gpus(rows, shard), key=order_of) for word, rows in found.items()}
+    found, known = select(wanted), read_published()
+    jobs = {
+        word: sorted(with_gpus(rows, known.shard, known.used), key=order_of)
+        for word, rows in found.items()
+    }
     if json:
         one = (
             len(found) == 1
@@ -103,6 +106,7 @@ def fields(job: JobView, now: datetime) -> Iterator[tuple[str, str | None]]:
     limit = job.claim.time_limit
     at_most = "" if limit is None else f" for at most {format_span(timedelta(seconds=limit))}"
     yield "asks", f"{requested(job)}{at_most}"
+    yield "used", None if job.used is None else f"{size(job.used)} at most"
     yield "node", nodes_of(job)
     yield "GPU", gpus_of(job)
     yield "partition", clean(job.partition)

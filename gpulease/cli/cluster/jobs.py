@@ -4,15 +4,17 @@ import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
+from types import MappingProxyType
 
 from gpulease.cli.cluster import reasons
 from gpulease.cli.cluster.views import ArrayWaitingView, ClaimView, JobView, LeaseView
 from gpulease.cli.exit_codes import SIGNALED
 from gpulease.errors import EXIT_TIME_LIMIT
+from gpulease.slurm.allocations import gres_in
 from gpulease.slurm.commands import DEADLINE_S, run_slurm
 from gpulease.slurm.hostlist import includes
 from gpulease.slurm.notes import stop_in
-from gpulease.slurm.records import fixed_format, parse_fixed, placements
+from gpulease.slurm.records import fixed_format, is_batch, parse_fixed, placements
 from gpulease.slurm.shards import Requested, requested
 
 WIDTHS: Mapping[str, int] = {
@@ -110,8 +112,16 @@ def order_of(job: JobView) -> tuple[int, int]:
     return job.array or job.id, int(first[1]) if first else 0
 
 
-def view(job: Mapping[str, str], shard: int, where: Mapping[str, str] | None = None) -> JobView:
-    """Return a job for people and as JSON; `where` has its GPUs by node, see `placements`."""
+def view(
+    job: Mapping[str, str],
+    shard: int,
+    where: Mapping[str, str] | None = None,
+    used: Mapping[str, int] = MappingProxyType({}),
+) -> JobView:
+    """Return a job for people and as JSON.
+
+    `where` has its GPUs by node, see `placements`; `used` what jobs used at most, by number.
+    """
     state, wanted = state_of(job), _requested(job)
     claim = _claim(job, wanted, shard)
     started = _instant(job.get("starttime"))
@@ -129,6 +139,7 @@ def view(job: Mapping[str, str], shard: int, where: Mapping[str, str] | None = N
         claim=claim,
         nodes=job.get("nodelist"),
         leases=[] if state in ("queued", "ended") else list(_leases(job, claim, where or {})),
+        used=None if waits else used.get(job["jobid"]),
         submitted_at=_instant(job.get("submittime")),
         started_at=None if waits or never_ran else started,
         ended_at=_instant(job.get("endtime")) if state == "ended" else None,
@@ -143,17 +154,19 @@ def view(job: Mapping[str, str], shard: int, where: Mapping[str, str] | None = N
         dependency=job.get("dependency"),
         comment=reasons.note_of(job),
         requeued=int(job.get("restartcnt", 0)),
-        batch=job.get("batchflag") == "1",
+        batch=is_batch(job.get("batchflag", "")),
         partition=job.get("partition", ""),
         slurm_state=job.get("state", ""),
         slurm_reason=job["reason"] if job.get("reason", "None") != "None" else None,
     )
 
 
-def with_gpus(jobs: Sequence[Mapping[str, str]], shard: int) -> list[JobView]:
+def with_gpus(
+    jobs: Sequence[Mapping[str, str]], shard: int, used: Mapping[str, int] = MappingProxyType({})
+) -> list[JobView]:
     """Return jobs for people, with the GPUs of those that hold some."""
     places = _places() if any(state_of(job) in ("active", "releasing") for job in jobs) else {}
-    return [view(job, shard, places.get(job["jobid"])) for job in jobs]
+    return [view(job, shard, places.get(job["jobid"]), used) for job in jobs]
 
 
 def _places() -> Mapping[str, Mapping[str, str]]:
@@ -191,6 +204,8 @@ def _leases(
     for node, text in known.items():
         # GPUs of several types are listed one by one: gpu:a30:1(IDX:0),gpu:a100:1(IDX:1).
         indexes = dict.fromkeys(re.findall(r"\(IDX:([\d,-]+)\)", text))
+        # Slurm 23.11 and later: shard:16(16/96,0/96), what the job has of each GPU.
+        indexes = indexes or dict.fromkeys(map(str, gres_in(text)[0]))
         yield LeaseView(node, ",".join(indexes) or None, claim.memory)
 
 

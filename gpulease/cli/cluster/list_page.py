@@ -9,10 +9,19 @@ from typing import get_args
 from gpulease.cli.caller import refuse_unknown_user
 from gpulease.cli.cluster.job_lines import code_of, expected, nodes_of, outcome_of, requested
 from gpulease.cli.cluster.jobs import order_of, read_queue, uses_gpus, view
-from gpulease.cli.cluster.nodes import shard_size
+from gpulease.cli.cluster.nodes import Published, read_published
 from gpulease.cli.cluster.views import JobList, JobView
-from gpulease.cli.format import SUSPENDED, UNKNOWN, between, clean, clock, has_failed, instant
-from gpulease.cli.render import local_time, print_stdout, screen_of, show_paged
+from gpulease.cli.format import (
+    SUSPENDED,
+    UNKNOWN,
+    between,
+    clean,
+    clock,
+    has_failed,
+    instant,
+    size,
+)
+from gpulease.cli.render import local_time, print_stderr, print_stdout, screen_of, show_paged
 from gpulease.cli.tables import Column, Line, Page, Style, Table, line
 from gpulease.errors import BadUsage
 from gpulease.light_json import encode, indent
@@ -35,6 +44,7 @@ def print_list(
     since: float | None,
     name: str | None,
     json: bool,
+    newest_first: bool = False,
 ) -> None:
     """Print the jobs that wait or run, with `everything` also ended ones; or those in a state.
 
@@ -49,11 +59,31 @@ def print_list(
         hint = "gpulease list --all shows the jobs of all users"
         refuse_unknown_user(user, "list jobs of", hint)
     shown = found if most is None else found[-most:] if ended else found[:most]
-    listed = JobList(shown, len(found))
+    listed = JobList(shown[::-1] if newest_first else shown, len(found))
     if json:
         print_stdout(indent(encode(listed)))
         return
     show_paged(page(listed, now, newest=ended), screen_of(sys.stdout, environment()))
+
+
+def print_ended(
+    user: str | None,
+    since: float | None,
+    state: str | None,
+    name: str | None,
+    most: int,
+    *,
+    json: bool,
+) -> None:
+    """Print the ended jobs that Slurm still knows, the newest first, where no daemon knows more."""
+    print_stderr(
+        "gpulease: jobs that Slurm still knows, by MinJobAge; sacct lists older ones, and "
+        "gpulease history on a node those that ran there"
+    )
+    print_list(
+        everything=True, user=user, state=state or "ended", most=most, since=since, name=name,
+        json=json, newest_first=True,
+    )  # fmt: skip
 
 
 def _refuse_unknown(state: str | None) -> None:
@@ -75,8 +105,8 @@ def _found(
         and user in (None, row.get("username"))
         and (name is None or fnmatchcase(row.get("name", ""), name))
     ]
-    shard = shard_size() if rows else 0
-    jobs = [view(row, shard) for row in rows]
+    known = read_published() if rows else Published(0, {})
+    jobs = [view(row, known.shard, used=known.used) for row in rows]
     return sorted(
         (
             job
@@ -109,22 +139,27 @@ def table(jobs: Sequence[JobView], now: datetime) -> Table:
     """Lay out jobs, one on a line."""
     waiting = any(expected(job, now) != UNKNOWN for job in jobs)
     codes = any(code_of(job) for job in jobs)
+    used = any(job.used is not None for job in jobs)
     columns = (
         Column("JOB", right=True),
         Column("USER", wraps=True),
         Column("NAME", leaves=1, shrinks=True, cuts="middle", least=40, below=""),
         Column("STATE"),
         Column("ASKS", right=True, leaves=3, below="asks "),
+        *((Column("USED", right=True, leaves=3, below="used "),) if used else ()),
         Column("NODE", leaves=2, wraps=True, below="on "),
         Column("SUBMITTED", right=True, leaves=5),
         *((Column("STARTS", right=True, leaves=4, below="starts "),) if waiting else ()),
         Column("RAN", right=True, leaves=4, below="ran "),
         *((Column("EXIT", right=True),) if codes else ()),
     )
-    return Table(columns, tuple(_row(job, now, waiting=waiting, codes=codes) for job in jobs))
+    rows = (_row(job, now, waiting=waiting, codes=codes, used=used) for job in jobs)
+    return Table(columns, tuple(rows))
 
 
-def _row(job: JobView, now: datetime, *, waiting: bool, codes: bool) -> tuple[Line, ...]:
+def _row(
+    job: JobView, now: datetime, *, waiting: bool, codes: bool, used: bool
+) -> tuple[Line, ...]:
     failed = job.exit_status not in (None, 0)
     style: Style = "warn" if job.suspended else _STYLES.get(job.state, "warn")
     return (
@@ -133,6 +168,7 @@ def _row(job: JobView, now: datetime, *, waiting: bool, codes: bool) -> tuple[Li
         line(clean(job.name)),
         line(outcome_of(job), "bad" if failed else style),
         line(requested(job)),
+        *((line("" if job.used is None else size(job.used)),) if used else ()),
         line(nodes_of(job)),
         line(clock(job.submitted_at, now)),
         *((line(expected(job, now) if job.state == "queued" else ""),) if waiting else ()),

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from gpulease.cli.cluster.job_lines import reason_of
 from gpulease.cli.cluster.jobs import state_of, view
-from gpulease.cli.cluster.output import Output, foreground_log, open_output, output_of, unreadable
+from gpulease.cli.cluster.output import Output, open_output, output_directory, output_of, unreadable
 from gpulease.cli.cluster.selection import Row, is_array, is_number, labels, select
 from gpulease.cli.cluster.wait import Watch
 from gpulease.cli.format import clean
@@ -47,15 +47,13 @@ def print_logs(
 
 
 def _print_forgotten(wanted: Selection, tail: int | None) -> bool:
-    """Print what `gpulease run` kept of a job that Slurm has forgotten, if there is anything."""
+    """Print what `gpulease run -d` kept of a job that Slurm has forgotten, if there is anything."""
     if len(wanted.words) != 1 or not is_number(wanted.words[0]):
         return False
     word = wanted.words[0]
-    log = foreground_log(word)
-    kinds = {".log": FrameKind.STDOUT, ".out": FrameKind.STDOUT, ".err": FrameKind.STDERR}
+    folder, kinds = output_directory(), {".out": FrameKind.STDOUT, ".err": FrameKind.STDERR}
     streams = [
-        _Stream(kind, log.with_name(f"{word}{ending}"), word, tail)
-        for ending, kind in kinds.items()
+        _Stream(kind, folder / f"{word}{ending}", word, tail) for ending, kind in kinds.items()
     ]
     printed = [stream.copy() for stream in streams]
     return any(printed)

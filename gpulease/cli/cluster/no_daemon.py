@@ -1,14 +1,14 @@
-"""Verbs that ask the daemon of a machine, on a machine of a cluster that has none."""
+"""Verbs that ask the daemon of a machine, on a cluster: what cannot be done, and what does it."""
 
-from gpulease.errors import BadValue, NoDaemon
+from gpulease.errors import BadValue, NoDaemon, WrongState
 
 _ON_A_NODE = "gpulease {verb} works on the nodes of the cluster, which gpulease status lists"
 _INSTEAD = {
     "adopt": "a lease comes with the job: gpulease run COMMAND",
     "drain": "scontrol update nodename=NODE state=drain reason=WHY, or gpulease drain on the node",
     "edit": "scontrol update jobid=JOB changes a job of Slurm",
-    "history": "sacct lists past jobs, and gpulease list --all those that Slurm still knows",
     "hold": "gpulease run --shell starts a shell with a lease",
+    "keep": "leases of jobs of Slurm are not released while idle",
     "move": "scontrol update jobid=JOB nice=N moves a job of Slurm in the queue",
     "plot": "gpulease plot on the node of the job: its daemon recorded the memory",
     "requeue": "scontrol requeue JOB",
@@ -16,15 +16,46 @@ _INSTEAD = {
     "resume": "scontrol update nodename=NODE state=resume, or gpulease resume on the node",
 }
 """What does the same for a job of Slurm."""
+_WHAT = {
+    "adopt": "lease the memory of a process",
+    "drain": "drain a GPU",
+    "hold": "hold a lease",
+    "notify": "read notifications",
+    "pause": "pause the queue",
+    "plot": "draw memory over time",
+    "report": "compare what jobs asked for and used",
+    "reserve": "reserve GPUs",
+    "resume": "resume a GPU",
+    "top": "show GPUs live",
+    "unpause": "start jobs again",
+}
+"""What verbs do, as it reads after "cannot"; of others, their name."""
+_OF_QUEUE = {
+    "edit": "edit a job of Slurm",
+    "keep": "keep the lease of a job of Slurm",
+    "move": "move a job of Slurm",
+    "requeue": "requeue a job of Slurm",
+}
 
 
 def no_daemon_here(verb: str | None) -> NoDaemon:
     """Return the error for a verb; no personal daemon is started for it."""
     hint = _INSTEAD.get(verb or "") or (verb and _ON_A_NODE.format(verb=verb))
     return NoDaemon(
-        f"cannot {verb or 'reach a daemon'}: no gpuleased runs on this machine, which uses "
-        "the GPUs of a Slurm cluster",
+        f"cannot {_WHAT.get(verb or '', verb) or 'reach a daemon'}: no gpuleased runs on this "
+        "machine, which uses the GPUs of a Slurm cluster",
         "; ".join(filter(None, (hint, "for GPUs of this machine, set GPULEASE_CLUSTER=none"))),
+    )
+
+
+def not_for_slurm(verb: str) -> WrongState:
+    """Return the error for a verb on the jobs of a machine's own queue, where Slurm has the jobs.
+
+    The daemon counts its jobs by itself: a number of Slurm would mean another job there.
+    """
+    return WrongState(
+        f"cannot {_OF_QUEUE[verb]}: gpulease {verb} is for the queue of one machine",
+        f"{_INSTEAD[verb]}; for a job of the local queue: GPULEASE_CLUSTER=none gpulease {verb}",
     )
 
 
@@ -32,6 +63,5 @@ def no_plot(job: str) -> BadValue:
     """Return the error for a plot of a job of Slurm: the daemon of its node knows its memory."""
     return BadValue(
         f"cannot plot job {job[:80]!r} of Slurm: the daemon of its node recorded its memory",
-        "on that node, gpulease history has the number of its lease, and "
-        "gpulease plot --socket /run/gpulease/gpuleased.sock NUMBER plots it",
+        f"on that node: GPULEASE_CLUSTER=none gpulease plot {job[:80]}",
     )

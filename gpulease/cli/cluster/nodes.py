@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from gpulease.cli.cluster.views import GpuView, MemoryView, NodeView
 from gpulease.config import SYSTEM_CONFIG, Settings, read_settings
 from gpulease.errors import BadConfiguration
+from gpulease.record import record
 from gpulease.slurm.commands import run_slurm
 from gpulease.slurm.node_summary import GpuSummary, NodeSummary, decode
 from gpulease.slurm.records import parse_record
@@ -25,13 +26,11 @@ def read_nodes(now: datetime) -> list[NodeView]:
 
 def nodes_of(shown: str, now: datetime) -> list[NodeView]:
     """Return the nodes with GPUs in the output of `scontrol --oneliner show node`."""
-    records = [
-        {**parse_record(line), **_reason(line)} for line in shown.split("\n") if line.strip()
-    ]
+    found = [{**parse_record(line), **_reason(line)} for line in shown.split("\n") if line.strip()]
     return [
-        _node(record, now)
-        for record in records
-        if "NodeName" in record and (requested(record.get("Gres")) or decode(record.get("Extra")))
+        _node(each, now)
+        for each in found
+        if "NodeName" in each and (requested(each.get("Gres")) or decode(each.get("Extra")))
     ]
 
 
@@ -54,14 +53,35 @@ def shard_size(nodes: Sequence[NodeView] | None = None) -> int:
     return int(settings.slurm.get("shard", DEFAULT_SHARD))
 
 
-def _node(record: Mapping[str, str], now: datetime) -> NodeView:
-    summary = decode(record.get("Extra"))
+@record(frozen=True)
+class Published:
+    """What the nodes publish of jobs."""
+
+    shard: int
+    """Bytes of one shard."""
+    used: Mapping[str, int]
+    """Bytes that jobs used at most on a GPU so far, by number."""
+
+
+def read_published() -> Published:
+    """Return what the nodes publish of jobs."""
+    shown = run_slurm(["scontrol", "show", "node", "--oneliner"])
+    used: dict[str, int] = {}
+    for line in filter(str.strip, shown.split("\n")):
+        summary = decode(parse_record(line).get("Extra"))
+        for job, most in () if summary is None else summary.used.items():
+            used[job] = max(most, used.get(job, 0))
+    return Published(shard_size(nodes_of(shown, datetime.now(UTC))), used)
+
+
+def _node(fields: Mapping[str, str], now: datetime) -> NodeView:
+    summary = decode(fields.get("Extra"))
     is_old = summary is not None and _is_old(summary, now)
     at = None if summary is None else datetime.fromtimestamp(summary.at, UTC)
     return NodeView(
-        name=record["NodeName"],
-        state=_state(record.get("State", "")),
-        reason=record.get("Reason"),
+        name=fields["NodeName"],
+        state=_state(fields.get("State", "")),
+        reason=fields.get("Reason"),
         at=None if at is None else f"{at:%Y-%m-%dT%H:%M:%SZ}",
         is_old=is_old,
         version=None if summary is None else summary.version,

@@ -1,12 +1,11 @@
 """Where the output of jobs of Slurm is.
 
 slurmd writes that of a batch job to files that its owner named. That of a job in the foreground
-goes to `gpulease run`, which keeps a copy.
+goes to the srun that started it, and is kept nowhere.
 """
 
 import os
 import stat
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,7 +14,7 @@ from gpulease.cli.format import clean
 from gpulease.errors import GpuleaseError, SlurmFailed, WrongState
 from gpulease.locations import environment
 from gpulease.slurm.commands import run_slurm
-from gpulease.slurm.records import stream_files
+from gpulease.slurm.records import is_batch, stream_files
 
 
 @dataclass(frozen=True)
@@ -26,11 +25,10 @@ class Output:
     stderr: Path | None = None
 
 
-def foreground_log(job: str, variables: Mapping[str, str] | None = None) -> Path:
-    """Return the file with the output of a job that `gpulease run` of this user started."""
-    known = environment() if variables is None else variables
-    home = known.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
-    return Path(home) / "gpulease" / "slurm" / f"{job}.log"
+def output_directory() -> Path:
+    """Return where `gpulease run -d` has Slurm write output: in the home, which nodes may share."""
+    home = environment().get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
+    return Path(home) / "gpulease" / "slurm"
 
 
 def output_of(job: str, row: Row) -> Output:
@@ -40,23 +38,16 @@ def output_of(job: str, row: Row) -> Output:
         SlurmFailed: Slurm does not answer.
         WrongState: the output is kept nowhere.
     """
-    if row.get("batchflag") != "1":
-        return Output(_of_foreground(row))
+    if not is_batch(row.get("batchflag", "")):
+        raise WrongState(
+            f"cannot print the output of job {row['jobid']}: it goes to the command that started "
+            "it, and is not kept",
+            f"gpulease attach {job} shows what follows while it runs; gpulease run -d writes files",
+        )
     stdout, stderr = stream_files(run_slurm(["scontrol", "show", "job", job]))
     if stdout is None:
         raise WrongState(f"cannot print the output of job {job}: Slurm names no file for it")
     return Output(Path(stdout), Path(stderr) if stderr not in (None, stdout) else None)
-
-
-def _of_foreground(row: Row) -> Path:
-    log = foreground_log(row["jobid"])
-    if log.exists():
-        return log
-    raise WrongState(
-        f"cannot print the output of job {row['jobid']}: it went to the command that started it",
-        "`gpulease run` keeps a copy on the machine where it runs, srun does not; "
-        "gpulease run -d writes a file",
-    )
 
 
 def described(job: str, row: Row) -> str | None:

@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterator, Mapping
 
 from gpulease.slurm.notes import note_in, stop_in
+from gpulease.slurm.records import is_batch
 
 _REFUSED = re.compile(r"refused \d+ times? \(([^();]*)[^()]*\): ")
 """How a note about refusals begins; in parentheses are the nodes."""
@@ -50,7 +51,7 @@ def reason_of(job: Mapping[str, str], state: str) -> str | None:
         # A batch job that was refused has run elsewhere since.
         if (stop := stop_in(note)) is not None:
             return stop.text
-        was_refused = note and _REFUSED.match(note) and job.get("batchflag") == "1"
+        was_refused = note and _REFUSED.match(note) and is_batch(job.get("batchflag", ""))
         return _joined(_ENDED.get(job.get("state", "")), None if was_refused else note)
     return _joined(_waits(job), *_without_nodes(job, note), note) if state == "queued" else None
 

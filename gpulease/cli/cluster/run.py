@@ -1,4 +1,4 @@
-"""`gpulease run` on a cluster: what is asked of Slurm, and how it is submitted."""
+"""`gpulease run` on a cluster: what is asked of Slurm; `submission` hands it over."""
 
 from __future__ import annotations
 
@@ -6,9 +6,7 @@ import os
 import shlex
 from collections.abc import Sequence
 
-from gpulease.cli.cluster.batch import batch_line, batch_script, submit_batch
 from gpulease.cli.cluster.capacity import read_capacity
-from gpulease.cli.cluster.foreground import run_in_foreground
 from gpulease.cli.cluster.size import Size, size_of
 from gpulease.cli.cluster.slurm_options import (
     dependency,
@@ -16,6 +14,15 @@ from gpulease.cli.cluster.slurm_options import (
     passed_options,
     slurm_options,
     split_condition,
+)
+from gpulease.cli.cluster.submission import (
+    batch_line,
+    batch_script,
+    become_srun,
+    immediate,
+    in_background,
+    srun_line,
+    submit_batch,
 )
 from gpulease.cli.job_selection import LAST
 from gpulease.cli.render import print_stderr, print_stdout
@@ -33,15 +40,13 @@ _COMMAND = "GPULEASE_SLURM"
 """What the daemon of the node reads: the command, and options for the frameworks."""
 _LARGEST_COMMAND = 64 * 1024
 """Bytes: of a longer command, only the options are passed."""
-_ENV = "/usr/bin/env"
-"""By its path: with --slurm=--export=NONE, the job has no PATH."""
 DEFAULT_MEMORY: int | Share = 4 * GIB
 _OUTER_JOB = "SLURM_JOB_ID"
 _KEPT = frozenset({"SLURM_CONF"})
 
 
 def run_on_cluster(request: SubmitRequest, options: RunOptions) -> int:
-    """Run a command as a job of Slurm, and return its exit code.
+    """Run a command as a job of Slurm: become srun, or submit it with -d and return.
 
     Raises:
         GpuleaseError: an option has no counterpart, or Slurm does not accept the job.
@@ -51,20 +56,32 @@ def run_on_cluster(request: SubmitRequest, options: RunOptions) -> int:
     size = size_of(options, request, capacity, default)
     words = slurm_options(options, request, size.gres)
     words += _dependencies(options)
-    if options.no_wait:
-        words.append("--immediate")
+    if request.wait is not None:
+        words.append(immediate(request.wait))
     words += passed_options(options.slurm)
     argv = [from_wire(word) for word in request.argv]
-    variables = _variables(request)
     if options.dry:
-        _show(request, options, words, argv, size)
+        _show(_line(request, options, words, argv), size, json=options.json)
         return 0
     _say_size(size, argv)
+    line, variables = _line(request, options, words, argv), _variables(request)
+    if not options.detach:
+        become_srun(line, variables)
+    print_stdout(submit_batch(line, batch_script(argv, from_wire(request.cwd)), variables))
+    return 0
+
+
+def _line(
+    request: SubmitRequest, options: RunOptions, words: Sequence[str], argv: Sequence[str]
+) -> list[str]:
+    """Return the command line of srun or sbatch."""
     if options.detach:
         line = batch_line(words, is_array=options.array is not None)
-        print_stdout(submit_batch(line, batch_script(argv, from_wire(request.cwd)), variables))
-        return 0
-    return run_in_foreground(request, words, _there(argv, request), variables)
+        return [*line, "--wrap", shlex.join(argv)] if options.dry else line
+    away = in_background()
+    pty = request.terminal is not None and not away
+    no_input = ["--input=none"] if away else []
+    return srun_line([*no_input, *words], argv, from_wire(request.cwd), pty=pty)
 
 
 def read_sizes(system: str) -> tuple[int | None, int | Share]:
@@ -93,16 +110,6 @@ def read_sizes(system: str) -> tuple[int | None, int | Share]:
     return shard, default
 
 
-def _there(argv: Sequence[str], request: SubmitRequest) -> list[str]:
-    """Return the end of srun's options, and a command that fails where the directory is missing.
-
-    Slurm would run it in /tmp.
-    """
-    if "=" in argv[0]:
-        return ["--", *argv]  # env(1) would take it for a variable
-    return ["--", _ENV, f"--chdir={from_wire(request.cwd)}", "--", *argv]
-
-
 def _variables(request: SubmitRequest) -> dict[str, str]:
     """Return the environment of the job; one of Slurm around this command is left."""
     variables = {from_wire(key): from_wire(value) for key, value in request.environment.items()}
@@ -125,7 +132,7 @@ def _dependencies(options: RunOptions) -> list[str]:
     jobs = [split_condition(word)[0] for word in asked]
     numbers = {} if all(map(is_number, jobs)) else _own_jobs()
     words = ["--dependency=" + ",".join(dependency(word, numbers) for word in asked)]
-    # srun has no such option: the wait finds out.
+    # srun has no such option: DependencyParameters in slurm.conf does this for all jobs.
     return [*words, "--kill-on-invalid-dep=yes"] if options.detach else words
 
 
@@ -140,19 +147,8 @@ def _own_jobs() -> dict[str, str]:
     return found
 
 
-def _show(
-    request: SubmitRequest,
-    options: RunOptions,
-    words: Sequence[str],
-    argv: Sequence[str],
-    size: Size,
-) -> None:
-    if options.detach:
-        line = [*batch_line(words, is_array=options.array is not None), "--wrap", shlex.join(argv)]
-    else:
-        terminal = ["--pty"] if request.terminal else []
-        line = ["srun", *terminal, *words, *_there(argv, request)]
-    if options.json:
+def _show(line: Sequence[str], size: Size, *, json: bool) -> None:
+    if json:
         shown = {"command": line, "size": size.text, "sized": size.reason}
         print_stdout(indent(encode(shown)))
         return

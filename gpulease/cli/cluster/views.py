@@ -57,6 +57,8 @@ class JobView:
     nodes: str | None
     """The nodes on which it runs or ran, as Slurm writes them."""
     leases: list[LeaseView]
+    used: int | None
+    """Bytes that it used at most on a GPU so far, as its node publishes it."""
     submitted_at: str | None
     started_at: str | None
     ended_at: str | None
