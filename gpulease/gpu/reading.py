@@ -19,7 +19,8 @@ from gpulease.gpu import nvml_binding, nvml_errors
 from gpulease.gpu.devices import Device, complete
 from gpulease.gpu.nvml_binding import Handle
 from gpulease.gpu.nvml_errors import DriverGone, GpuLost, NvmlFailure
-from gpulease.units import GIB, MIB
+from gpulease.units import GIB
+from gpulease.wire.unmanaged import most_of_driver
 
 _ALL_SAMPLES = 0
 """The start of all samples that the driver keeps, which is seconds to a minute."""
@@ -188,14 +189,14 @@ def _size(size: int, at_most: int | None) -> int | None:
 
 
 def _is_held(memory: _Memory) -> bool:
-    """Tell whether processes hold memory: the driver alone holds at most 256 MiB or 1 %.
+    """Tell whether processes hold memory: more than the driver alone does.
 
     WSL lists no process. A list without processes then says nothing about them.
     """
     if memory.used is None or memory.total is None:
         return False
     # Version 1 counts what the driver reserves as used, some hundred MiB.
-    of_driver = max(256 * MIB, memory.total // 100) if memory.reserved is not None else GIB
+    of_driver = GIB if memory.reserved is None else most_of_driver(memory.total)
     return memory.used > of_driver
 
 

@@ -26,10 +26,14 @@ def used_without_lease(gpu: GpuView, view: StatusView) -> int:
     return beyond_driver(unmanaged, gpu.memory.total)
 
 
+def most_of_driver(total: int | None) -> int:
+    """Return the most bytes of a GPU that the driver alone holds: 256 MiB, or 1 % if more."""
+    return max(_OF_DRIVER, (total or 0) // _OF_DRIVER_SHARE)
+
+
 def beyond_driver(unmanaged: int | None, total: int | None) -> int:
-    """Return memory that no process explains; 0 if it is the driver's: 256 MiB, or 1% if more."""
-    most = max(_OF_DRIVER, (total or 0) // _OF_DRIVER_SHARE)
-    return 0 if unmanaged is None or unmanaged <= most else unmanaged
+    """Return memory that no process explains; 0 if it is the driver's."""
+    return 0 if unmanaged is None or unmanaged <= most_of_driver(total) else unmanaged
 
 
 def unmanaged_processes(
