@@ -11,7 +11,7 @@ import pytest
 from daemon_stand_in import views
 from daemon_stand_in.daemon import StandIn
 from gpulease.cli.app import call
-from gpulease.errors import EXIT_OWN_FAILURE
+from gpulease.errors import EXIT_USAGE
 
 List = Callable[..., dict[str, Any]]
 
@@ -77,5 +77,5 @@ def test_a_name_that_is_no_utf_8_is_refused(
     daemon: StandIn, capsys: pytest.CaptureFixture[str]
 ) -> None:
     line = ["--socket", str(daemon.path), "cancel", "--name", "\udcff"]
-    assert call(line) == EXIT_OWN_FAILURE
+    assert call(line) == EXIT_USAGE
     assert "'\\udcff'" in capsys.readouterr().err
