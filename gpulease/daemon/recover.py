@@ -77,9 +77,8 @@ def _surviving_job(number: JobId, directory: Path, record: Record, alive: bool) 
     if shim is None and alive and record.started is not None:
         shim = record.started.shim_pid
     if shim is None:
-        return SurvivingJob(
-            number, record, alive, None if alive else _ended(number, directory, record)
-        )
+        found = None if alive else _ended(number, directory, record)
+        return SurvivingJob(number, record, alive, found)
     for pid in (each.pid for each in process_tree.descendants(shim)):
         environment = _environment(pid)
         installation, _, job = environment.get(MARKER, "").partition("/")
@@ -190,7 +189,7 @@ def recover(settings: Settings) -> list[str]:
     state = StateDirectory(settings.state)
     path, report = state.path / DATABASE_NAME, list[str]()
     try:
-        if path.exists() and is_sound(path):
+        if path.exists() and is_sound(path) and _can_be_opened(path):
             report.append(f"{path} is intact")
             with _opened(path) as store:
                 _add_launched(store, state, report, above=None)
@@ -224,6 +223,15 @@ def _restore(path: Path, state: StateDirectory, report: list[str]) -> None:
     report.append(f"{path} is restored; start gpuleased again")
 
 
+def _can_be_opened(path: Path) -> bool:
+    """Tell whether what a start reads has the right type, which only we know."""
+    try:
+        with _opened(path):
+            return True
+    except (ArithmeticError, LookupError, TypeError, ValueError):
+        return False
+
+
 @contextmanager
 def _scratch(directory: Path) -> Iterator[Path]:
     """Return an empty working directory; remove what an earlier attempt left there."""
@@ -250,7 +258,7 @@ def _newest_copy(path: Path, target: Path, report: list[str]) -> Path | None:
     for copy in all_copies(path):
         shutil.copyfile(copy, target)
         # Checked here, since SQLite creates files next to the one that it reads.
-        if is_sound(target, known):
+        if is_sound(target, known) and _can_be_opened(target):
             return copy
         report.append(f"{copy.name} is not used: it is damaged, or of a newer gpulease")
         target.unlink()
@@ -315,7 +323,7 @@ def _summary(store: SqlStore) -> str:
 def _add_launched(
     store: SqlStore, state: StateDirectory, report: list[str], *, above: JobId | None
 ) -> list[SurvivingJob]:
-    """Add what the directories and processes of jobs show; return what was found.
+    """Add what the directories and processes of jobs show; return what is news.
 
     Jobs that have ended are added if their ids are above `above`: the database has forgotten the
     others on purpose.
@@ -323,38 +331,37 @@ def _add_launched(
     seen = list(surviving_jobs(state.jobs))
     store.skip_ids_up_to(max(state.numbers(), default=0))
     store.installation(next((it.installation for it in seen if it.installation), None))
+    over = {job for job, *_ in store.ended(each.job for each in seen)}
+    news = [each for each in seen if each.job not in over]
     with store.batch():
-        for job in seen:
-            if (
-                job.alive
-                or store.job(job.job) is not None
-                or (above is not None and job.job > above)
-            ):
-                _add(store, job, state.job(job.job), report)
-    return seen
+        for each in news:
+            if (known := store.job(each.job)) is not None:
+                _add_launch(store, known, each, report)
+            elif each.alive or (above is not None and each.job > above):
+                _add_job(store, each, state.job(each.job), report)
+    return news
 
 
-def _add(store: SqlStore, survivor: SurvivingJob, directory: Path, report: list[str]) -> None:
-    """Add a surviving job to the database, or what is missing there about it."""
-    known, found = store.job(survivor.job), survivor.found
+def _add_job(store: SqlStore, survivor: SurvivingJob, directory: Path, report: list[str]) -> None:
+    found, at = survivor.found, datetime.now(UTC)
+    if found is not None:
+        with store.write() as tx:
+            tx.add_gpus(survivor.gpus, at)
+            why = "from its directory; it was not in the database"
+            tx.restore(found, Event(at, _EVENT, why))
+        if survivor.alive:
+            report.append(f"added job {found.id} of {found.owner.user}, which is running")
+    elif survivor.alive:
+        # So that the daemon starts.
+        (directory / UNMANAGED).touch(mode=0o600)
+        report.append(
+            f"job {survivor.job} is running, but its lease is unknown: its memory counts as "
+            "unmanaged"
+        )
+
+
+def _add_launch(store: SqlStore, known: Job, survivor: SurvivingJob, report: list[str]) -> None:
     at = datetime.now(UTC)
-    if known is None:
-        if found is not None:
-            with store.write() as tx:
-                tx.add_gpus(survivor.gpus, at)
-                tx.restore(
-                    found, Event(at, _EVENT, "from its directory; it was not in the database")
-                )
-            if survivor.alive:
-                report.append(f"added job {found.id} of {found.owner.user}, which is running")
-        elif survivor.alive:
-            # So that the daemon starts.
-            (directory / UNMANAGED).touch(mode=0o600)
-            report.append(
-                f"job {survivor.job} is running, but its lease is unknown: its memory counts as "
-                "unmanaged"
-            )
-        return
     changed = _as_launched(known, survivor, at)
     if changed is not None:
         with store.write() as tx:

@@ -15,6 +15,7 @@ import os
 import re
 import shutil
 import sqlite3
+from collections import deque
 from collections.abc import Collection
 from contextlib import closing, suppress
 from pathlib import Path
@@ -265,6 +266,10 @@ def all_copies(path: Path) -> list[Path]:
     return own + sorted(others, key=lambda each: each.stat().st_mtime, reverse=True)
 
 
+_UNREADABLE = (sqlite3.DatabaseError, UnicodeDecodeError)
+"""Errors of a damaged file; the second if SQLite's message quotes a damaged name."""
+
+
 def is_sound(path: Path, revisions: Collection[str] | None = None) -> bool:
     """Tell whether the file is a database of gpulease without damage; None: of any revision.
 
@@ -278,9 +283,16 @@ def is_sound(path: Path, revisions: Collection[str] | None = None) -> bool:
             if connection.execute("PRAGMA foreign_key_check").fetchone() is not None:
                 return False
             found = connection.execute("SELECT version_num FROM alembic_version").fetchone()
-            return found is not None and (revisions is None or found[0] in revisions)
+            if found is None or (revisions is not None and found[0] not in revisions):
+                return False
+            # SQLite does not check that text is text.
+            for (name,) in connection.execute(
+                "SELECT name FROM sqlite_master WHERE type = 'table'"
+            ):
+                deque(connection.execute(f'SELECT * FROM "{name}"'), maxlen=0)  # noqa: S608
+            return True
     except UnicodeDecodeError:
-        return False  # SQLite's message quotes a damaged name
+        return False
     except sqlite3.DatabaseError as error:
         if may_be_damage(error):
             return False
@@ -294,8 +306,7 @@ def refuse_other_database(path: Path) -> None:
         StateUnusable: it is one.
     """
     if path.exists():
-        unreadable = suppress(sqlite3.DatabaseError, UnicodeDecodeError)
-        with unreadable, closing(sqlite3.connect(path)) as connection:
+        with suppress(*_UNREADABLE), closing(sqlite3.connect(path)) as connection:
             read_revision(path, connection)
 
 
@@ -308,9 +319,11 @@ def last_possible_id(path: Path, taken: int) -> int:
     """
     last = taken
     for copy in all_copies(path):
-        with suppress(sqlite3.DatabaseError), closing(sqlite3.connect(copy)) as connection:
-            query = "SELECT seq FROM sqlite_sequence WHERE name = 'jobs'"
-            last = max([last, *(int(seq) for (seq,) in connection.execute(query))])
+        with suppress(*_UNREADABLE), closing(sqlite3.connect(copy)) as connection:
+            query = (
+                "SELECT seq FROM sqlite_sequence WHERE name = 'jobs' AND typeof(seq) = 'integer'"
+            )
+            last = max([last, *(seq for (seq,) in connection.execute(query))])
     return last + _SKIPPED_IDS if last else 0
 
 
