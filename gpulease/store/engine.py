@@ -160,7 +160,7 @@ def damaged(path: Path, why: str) -> StateUnusable:
     """Return the error for a damaged file, with a hint how to recover it."""
     return StateUnusable(
         f"cannot use the database {path}: {why}",
-        f"recover it with: gpuleased recover --state {path.parent}; this deletes nothing, "
+        f"recover it with: gpuleased recover --state {path.parent}; this keeps a damaged file, "
         "and running jobs are not affected",
     )
 
