@@ -30,7 +30,7 @@ from gpulease.host.process_finder import claims
 from gpulease.host.state_dir import StateDirectory
 from gpulease.service.ports import Clock
 from gpulease.shim.linux import die_with_parent
-from gpulease.store.database_file import SKIPPED_IDS, last_job
+from gpulease.store.database_file import last_possible_id
 from gpulease.store.engine import damaged
 from gpulease.store.schema import is_current
 from gpulease.store.store import SqlStore
@@ -175,7 +175,7 @@ def open_record(settings: Settings) -> tuple[StateDirectory, SqlStore, tuple[str
             raise damaged(path, f"it is {what}, and {_jobs(running)}")
         taken = max(numbers, default=0)
         if is_new:
-            taken = _above(max(taken, last_job(path)))
+            taken = last_possible_id(path, taken)
         _migrate(path)
         store = SqlStore(path)
         stack.callback(store.close)
@@ -206,11 +206,6 @@ def _migrate(path: Path) -> None:
         SqlStore(path).close()
     finally:
         os._exit(0)
-
-
-def _above(last: int) -> int:
-    """Return an id above all that may have been used before the database was removed."""
-    return last + SKIPPED_IDS if last else 0
 
 
 def _refuse_to_forget(running: Sequence[int], path: Path) -> None:

@@ -1,4 +1,4 @@
-"""`gpuleased recover`: rebuilds a damaged database from itself, its backups and the running jobs.
+"""`gpuleased recover`: replaces a damaged database by its newest sound copy and the jobs' records.
 
 Deletes nothing: the damaged file is kept next to the new one. Safe to repeat: with an intact
 database it only adds running jobs that are missing in it.
@@ -12,9 +12,9 @@ import os
 import pwd
 import shlex
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -23,19 +23,26 @@ import psutil
 
 from gpulease.config import DATABASE_NAME, Settings
 from gpulease.domain.gpu import GpuReading, GpuUuid, JobId
-from gpulease.domain.job import Job, Outcome, Owner, asked_to_end
+from gpulease.domain.job import Job, Owner, worker_gone, worker_started
 from gpulease.domain.lease import Claim, Lease, State, Trigger
-from gpulease.errors import NoSuchJob, StateUnusable, state_fault
+from gpulease.errors import RecordUnwritable, StateUnusable, StateUnwritable, state_fault
 from gpulease.host import shim_control
+from gpulease.host.job_runner import worker_exited
 from gpulease.host.proc_reader import command_of
 from gpulease.host.processes import MARKER, environment_of
+from gpulease.host.shim_control import session_of
 from gpulease.host.state_dir import UNMANAGED, StateDirectory
 from gpulease.service.ports import Event
 from gpulease.shim import process_tree
+from gpulease.shim.main import SOCKET
 from gpulease.shim.record import Record, is_alive, read_record
-from gpulease.store.database_file import all_copies
-from gpulease.store.recovery import SalvageCounts, is_sound, rebuild
-from gpulease.store.salvage import Salvage, salvage
+from gpulease.store.database_file import (
+    all_copies,
+    is_sound,
+    last_possible_id,
+    refuse_other_database,
+)
+from gpulease.store.schema import known_revisions
 from gpulease.store.store import SqlStore
 from gpulease.worker.environment import HOOK_VARIABLE
 
@@ -48,7 +55,8 @@ class SurvivingJob:
     record: Record
     alive: bool
     found: Job | None
-    """The job, from its processes; None if they do not show enough."""
+    """The job, from its processes, or from its directory if it has none; None if these do not
+    show enough."""
     gpus: tuple[GpuReading, ...] = ()
     installation: str | None = None
 
@@ -69,7 +77,8 @@ def _surviving_job(number: JobId, directory: Path, record: Record, alive: bool) 
     if shim is None and alive and record.started is not None:
         shim = record.started.shim_pid
     if shim is None:
-        return SurvivingJob(number, record, alive, None)
+        found = None if alive else _ended(number, directory, record)
+        return SurvivingJob(number, record, alive, found)
     for pid in (each.pid for each in process_tree.descendants(shim)):
         environment = _environment(pid)
         installation, _, job = environment.get(MARKER, "").partition("/")
@@ -131,6 +140,29 @@ def _job(
     )
 
 
+def _ended(number: JobId, directory: Path, record: Record) -> Job | None:
+    """Return a job that has ended, as far as its directory shows it."""
+    known = record.exited.ended_at if record.exited is not None else None
+    at = record.started.started_at if record.started is not None else known
+    try:
+        owner = (directory / SOCKET).lstat()
+    except OSError:
+        return None
+    if at is None:
+        return None
+    return Job(
+        id=number,
+        owner=Owner(owner.st_uid, owner.st_gid, _name(owner.st_uid)),
+        name="unknown",
+        command="unknown",
+        # Unknown too, but a job asks for something.
+        claim=Claim(1),
+        submitted_at=at,
+        state=State.GRANTED,
+        granted_at=at,
+    )
+
+
 def _name(uid: int) -> str:
     try:
         return pwd.getpwuid(uid).pw_name
@@ -139,27 +171,7 @@ def _name(uid: int) -> str:
 
 
 _SCRATCH = "recovering"
-_OVER = {Trigger.CANCEL, Trigger.EXPIRE, Trigger.WORKER_EXITED, Trigger.LAUNCH_FAILED}
-"""The last events of jobs that have ended."""
-_NAMES = {
-    "gpu_memory": "samples of GPU memory",
-    "job_memory": "samples of the memory of jobs",
-    "gpu_events": "health events",
-    "invocations": "commands of queued jobs",
-    "submissions": "keys of submissions",
-}
 _EVENT = "recovered"
-
-
-@dataclass(slots=True)
-class RecoveryReport:
-    """The result, in lines for the admin."""
-
-    lines: list[str] = field(default_factory=list)
-
-    def say(self, line: str) -> None:
-        """Add a line."""
-        self.lines.append(line)
 
 
 def recover(settings: Settings) -> list[str]:
@@ -175,35 +187,49 @@ def recover(settings: Settings) -> list[str]:
             "name the state directory of the daemon with --state",
         )
     state = StateDirectory(settings.state)
-    path, report = state.path / DATABASE_NAME, RecoveryReport()
+    path, report = state.path / DATABASE_NAME, list[str]()
     try:
-        if path.exists() and is_sound(path):
-            report.say(f"{path} is intact")
-            _add_running(path, state, report, restored=False)
+        if path.exists() and is_sound(path) and _can_be_opened(path):
+            report.append(f"{path} is intact")
+            with _opened(path) as store:
+                _add_launched(store, state, report, above=None)
+                report.append(_summary(store))
         else:
             _restore(path, state, report)
     except OSError as error:
         raise state_fault(f"cannot recover {path}", error) from error
+    except RecordUnwritable as error:
+        raise StateUnwritable(error.message, error.hint) from error
     finally:
         state.close()
-    return report.lines
+    return report
 
 
-def _restore(path: Path, state: StateDirectory, report: RecoveryReport) -> None:
+def _restore(path: Path, state: StateDirectory, report: list[str]) -> None:
     with _scratch(state.path / _SCRATCH) as scratch:
-        model = next((it for it in all_copies(path) if is_sound_copy(it, scratch)), None)
-        damaged = _read(path, scratch / "damaged", model)
-        read = [] if model is None else [_read(model, scratch / "copy", None)]
-        _refuse_other_databases(path, damaged, read)
-        aside = _keep_aside(path)
         target = scratch / DATABASE_NAME
-        counts = rebuild(target, damaged, read, max(state.numbers(), default=0))
-        _describe(report, path, aside, model, counts)
-        _add_running(target, state, report, restored=True)
+        copy = _newest_copy(path, target, report)
+        _describe(copy, report)
+        with _opened(target) as store:
+            store.skip_ids_up_to(last_possible_id(path, max(state.numbers(), default=0)))
+            last = max((job.id for job in store.jobs(None, None, 1)), default=JobId(0))
+            survivors = _add_launched(store, state, report, above=last)
+            _add_ends(store, survivors, state, report)
+            report.append(_summary(store))
         if not is_sound(target):
             raise AssertionError("the new database is not sound")
+        _keep_aside(path, report)
         _put_in_place(target, path)
-    report.say(f"{path} is restored; start gpuleased again")
+    report.append(f"{path} is restored; start gpuleased again")
+
+
+def _can_be_opened(path: Path) -> bool:
+    """Tell whether what a start reads has the right type, which only we know."""
+    try:
+        with _opened(path):
+            return True
+    except (ArithmeticError, LookupError, TypeError, ValueError):
+        return False
 
 
 @contextmanager
@@ -217,47 +243,57 @@ def _scratch(directory: Path) -> Iterator[Path]:
         shutil.rmtree(directory, ignore_errors=True)
 
 
-def is_sound_copy(copy: Path, scratch: Path) -> bool:
-    """Return whether a backup is intact; checks a copy, since SQLite creates files next to it."""
-    looked_at = scratch / "look.db"
-    shutil.copyfile(copy, looked_at)
+@contextmanager
+def _opened(path: Path) -> Iterator[SqlStore]:
+    store = SqlStore(path)
     try:
-        return is_sound(looked_at)
+        yield store
     finally:
-        looked_at.unlink()
+        store.close()
 
 
-def _read(path: Path, scratch: Path, model: Path | None) -> Salvage:
-    scratch.mkdir()
-    return salvage(path, scratch, model) if path.exists() else Salvage()
+def _newest_copy(path: Path, target: Path, report: list[str]) -> Path | None:
+    """Copy the newest sound backup to `target`, and return which it is; None if there is none."""
+    known = known_revisions()
+    for copy in all_copies(path):
+        shutil.copyfile(copy, target)
+        # Checked here, since SQLite creates files next to the one that it reads.
+        if is_sound(target, known) and _can_be_opened(target):
+            return copy
+        report.append(f"{copy.name} is not used: it is damaged, or of a newer gpulease")
+        target.unlink()
+    refuse_other_database(path)
+    return None
 
 
-def _refuse_other_databases(path: Path, damaged: Salvage, copies: Sequence[Salvage]) -> None:
-    if damaged.tables and "jobs" not in damaged.tables and not any(it.tables for it in copies):
-        raise StateUnusable(
-            f"cannot recover {path}: it is not a gpulease database",
-            "use a separate state directory for gpuleased, with --state",
+def _describe(copy: Path | None, report: list[str]) -> None:
+    if copy is None:
+        report.append("there is no sound copy: only jobs that have a directory are known")
+        report.append(
+            "lost: jobs that waited, holds, the history, reservations of GPUs, drained GPUs and "
+            "a pause of the queue"
         )
+        return
+    of = datetime.fromtimestamp(copy.stat().st_mtime, UTC).isoformat(" ", "seconds")
+    report.append(f"restored from {copy.name}, which was made at {of}, and from the jobs' records")
+    report.append(
+        "lost: jobs that were submitted after that and had not started, holds, and other changes "
+        "after that; a job that was cancelled while it waited waits again: see gpulease list"
+    )
 
 
-def _keep_aside(path: Path) -> Path | None:
-    """Copy the damaged file and its write-ahead log next to it; None if neither exists."""
-    log = path.with_name(f"{path.name}-wal")
-    if not path.exists() and not log.exists():
-        return None
+def _keep_aside(path: Path, report: list[str]) -> None:
+    """Give the damaged file and its write-ahead log a second name, which takes no space."""
     number = 1
     while any(path.parent.glob(f"{path.name}.damaged-{number}*")):
         number += 1
-    aside = path.with_name(f"{path.name}.damaged-{number}")
-    # The log first: the name of the main file marks a complete copy.
-    for end in ("-wal", ""):
+    for end, what in (("-wal", "its write-ahead log"), ("", "the damaged file")):
         source = path.with_name(path.name + end)
         if source.exists():
-            to = aside.with_name(aside.name + end)
-            shutil.copyfile(source, to)
-            to.chmod(0o600)
-            _sync(to)
-    return aside
+            aside = path.with_name(f"{path.name}.damaged-{number}{end}")
+            os.link(source, aside)
+            aside.chmod(0o600)
+            report.append(f"{what} is kept as {aside}")
 
 
 def _put_in_place(target: Path, path: Path) -> None:
@@ -278,80 +314,61 @@ def _sync(path: Path) -> None:
         os.close(descriptor)
 
 
-def _describe(
-    report: RecoveryReport, path: Path, aside: Path | None, copy: Path | None, counts: SalvageCounts
-) -> None:
-    if aside is not None and aside.exists():
-        report.say(f"the damaged file is kept as {aside}")
-        report.say(f"restored from it: {_counted(counts.saved)}")
-    else:
-        report.say(f"{path} does not exist")
-        if aside is not None:
-            report.say(f"its write-ahead log, which is useless without it, is kept as {aside}-wal")
-    if counts.copied and copy is not None:
-        of = datetime.fromtimestamp(copy.stat().st_mtime, UTC).isoformat(" ", "seconds")
-        report.say(f"restored from the backup {copy.name} of {of}: {_counted(counts.copied)}")
-        report.say("later changes to what came from the backup are lost")
-    if counts.dropped:
-        report.say(f"unusable: {_counted(counts.dropped)}")
-    if counts.broken:
-        names = ", ".join(_NAMES.get(name, name) for name in counts.broken)
-        report.say(f"may be incomplete: {names}")
+def _summary(store: SqlStore) -> str:
+    states = [job.state for job in store.live()]
+    waiting = states.count(State.QUEUED)
+    return f"{len(states) - waiting} jobs hold memory, {waiting} are queued"
 
 
-def _counted(numbers: dict[str, int]) -> str:
-    parts = [f"{number} {_NAMES.get(name, name)}" for name, number in numbers.items()]
-    return ", ".join(parts) or "nothing"
+def _add_launched(
+    store: SqlStore, state: StateDirectory, report: list[str], *, above: JobId | None
+) -> list[SurvivingJob]:
+    """Add what the directories and processes of jobs show; return what is news.
 
-
-def _add_running(
-    path: Path, state: StateDirectory, report: RecoveryReport, *, restored: bool
-) -> None:
-    """Add what the directories and processes of jobs show."""
+    Jobs that have ended are added if their ids are above `above`: the database has forgotten the
+    others on purpose.
+    """
     seen = list(surviving_jobs(state.jobs))
-    store = SqlStore(path)
-    try:
-        store.skip_ids_up_to(max(state.numbers(), default=0))
-        store.installation(next((it.installation for it in seen if it.installation), None))
-        for job in seen:
-            _add(store, job, state.job(job.job), report)
-        if restored:
-            launched = {job.job for job in seen}
-            for each in store.live():
-                _end_if_lost(store, each, each.id in launched, report)
-        states = [job.state for job in store.live()]
-        waiting = states.count(State.QUEUED)
-        report.say(f"{len(states) - waiting} jobs hold memory, {waiting} are queued")
-    finally:
-        store.close()
+    store.skip_ids_up_to(max(state.numbers(), default=0))
+    store.installation(next((it.installation for it in seen if it.installation), None))
+    over = {job for job, *_ in store.ended(each.job for each in seen)}
+    news = [each for each in seen if each.job not in over]
+    with store.batch():
+        for each in news:
+            if (known := store.job(each.job)) is not None:
+                _add_launch(store, known, each, report)
+            elif each.alive or (above is not None and each.job > above):
+                _add_job(store, each, state.job(each.job), report)
+    return news
 
 
-def _add(store: SqlStore, survivor: SurvivingJob, directory: Path, report: RecoveryReport) -> None:
-    """Add a surviving job to the database, or what is missing there about it."""
-    known, found = store.job(survivor.job), survivor.found
+def _add_job(store: SqlStore, survivor: SurvivingJob, directory: Path, report: list[str]) -> None:
+    found, at = survivor.found, datetime.now(UTC)
+    if found is not None:
+        with store.write() as tx:
+            tx.add_gpus(survivor.gpus, at)
+            why = "from its directory; it was not in the database"
+            tx.restore(found, Event(at, _EVENT, why))
+        if survivor.alive:
+            report.append(f"added job {found.id} of {found.owner.user}, which is running")
+    elif survivor.alive:
+        # So that the daemon starts.
+        (directory / UNMANAGED).touch(mode=0o600)
+        report.append(
+            f"job {survivor.job} is running, but its lease is unknown: its memory counts as "
+            "unmanaged"
+        )
+
+
+def _add_launch(store: SqlStore, known: Job, survivor: SurvivingJob, report: list[str]) -> None:
     at = datetime.now(UTC)
-    if known is None:
-        if found is not None:
-            with store.write() as tx:
-                tx.add_gpus(survivor.gpus, at)
-                tx.restore(
-                    found, Event(at, _EVENT, "from its processes; it was not in the database")
-                )
-            report.say(f"added job {found.id} of {found.owner.user}, which is running")
-        elif survivor.alive:
-            # So that the daemon starts.
-            (directory / UNMANAGED).touch(mode=0o600)
-            report.say(
-                f"job {survivor.job} is running, but its lease is unknown: its memory counts as "
-                "unmanaged"
-            )
-        return
     changed = _as_launched(known, survivor, at)
     if changed is not None:
         with store.write() as tx:
             tx.add_gpus(survivor.gpus, at)
             tx.save(changed, Event(at, _EVENT, "launched, according to its directory"))
-        report.say(f"job {known.id} was launched, according to its directory")
+        if survivor.alive:
+            report.append(f"job {known.id} was launched, according to its directory")
 
 
 def _as_launched(known: Job, survivor: SurvivingJob, at: datetime) -> Job | None:
@@ -367,29 +384,42 @@ def _as_launched(known: Job, survivor: SurvivingJob, at: datetime) -> Job | None
     return None
 
 
-def _end_if_lost(store: SqlStore, job: Job, launched: bool, report: RecoveryReport) -> None:
-    """End a queued or granted job that was never launched and cannot be launched any more."""
-    if launched or job.state not in (State.QUEUED, State.GRANTED) or not job.has_shim:
-        return
-    if any(event.kind in _OVER for event in store.events(job.id)):
-        why = "it ended before the database was damaged, and its result is lost"
-    elif _has_no_command(store, job):
-        why = "its command was lost with the damaged database; submit it again"
-    else:
-        return
-    at = datetime.now(UTC)
-    ended = asked_to_end(
-        replace(job, state=State.QUEUED, leases=()), Trigger.CANCEL, Outcome.LOST, why, at
-    )
-    assert ended is not None, "a queued job can always be ended"
-    with store.write() as tx:
-        tx.save(ended, Event(at, _EVENT, why))
-    report.say(f"job {job.id} of {job.owner.user} is lost: {why}")
+def _add_ends(
+    store: SqlStore, survivors: list[SurvivingJob], state: StateDirectory, report: list[str]
+) -> None:
+    """Add what became of jobs since the copy was made."""
+    ended = 0
+    with store.batch():
+        for each in survivors:
+            job = store.job(each.job)
+            if job is None or not job.holds_memory:
+                continue
+            changed = _as_recorded(job, each, state.job(each.job))
+            if changed != job:
+                with store.write() as tx:
+                    tx.save(changed, Event(datetime.now(UTC), _EVENT, "from its directory"))
+                ended += changed.state is State.ENDED
+    if ended:
+        report.append(f"jobs that have ended since, according to their directories: {ended}")
 
 
-def _has_no_command(store: SqlStore, job: Job) -> bool:
-    try:
-        store.invocation(job.id)
-    except NoSuchJob:
-        return True
-    return False
+def _as_recorded(job: Job, survivor: SurvivingJob, directory: Path) -> Job:
+    """Return a job of the copy as its record has it.
+
+    The end is not left to the daemon, which may queue a job again that has ended. The former daemon
+    may have done so, and that work would be done twice.
+    """
+    started, ended = survivor.record.started, survivor.record.exited
+    if ended is not None:
+        running = worker_started(job, *started) if started is not None else None
+        job, news = running or job, worker_exited(job, ended)
+        end = worker_gone(job, Trigger.WORKER_EXITED, news.outcome, news.detail, news.exit, news.at)
+        return end or job
+    limit = job.claim.time_limit
+    if not survivor.alive and session_of(directory) is not None:
+        # It was killed while the machine ran, and the former daemon may have seen that.
+        return replace(job, queue=replace(job.queue, requeue=False))
+    if started is not None and limit and started.started_at + limit < datetime.now(UTC):
+        # It has been extended. Its shim has the new limit, and would be sent this one.
+        return replace(job, claim=replace(job.claim, time_limit=None))
+    return job

@@ -196,7 +196,9 @@ class JobRunner:
         if record is not None and record.exited is not None and record.stopping is None:
             # Most short jobs: start and end are stored at once, and the shim is not asked.
             start = record.started and WorkerStarted(*record.started)
-            yield replace(_exited(job, record.exited), started=start and self._with_levels(start))
+            yield replace(
+                worker_exited(job, record.exited), started=start and self._with_levels(start)
+            )
             return
         async for event in shim_control.follow(self._state.job(job.id)):
             if isinstance(event, shim_control.Missing):
@@ -349,12 +351,13 @@ def _worker_news(job: Job, event: shim_control.ShimEvent) -> WorkerNews | None:
         case shim_control.MainExited():
             return MainExited(Exit(event.exit_code, event.signal), event.at)
         case shim_control.Exited():
-            return _exited(job, event)
+            return worker_exited(job, event)
         case shim_control.Lost() | shim_control.Missing():
             return None
 
 
-def _exited(job: Job, event: shim_control.Exited) -> WorkerExited:
+def worker_exited(job: Job, event: shim_control.Exited) -> WorkerExited:
+    """Return the end of a worker, as its record has it."""
     outcome = _OUTCOMES.get(event.reason, Outcome.CANCELLED)
     exit_ = Exit(event.exit_code, event.signal)
     if event.failed is not None:

@@ -15,21 +15,29 @@ import os
 import re
 import shutil
 import sqlite3
+from collections import deque
+from collections.abc import Collection
 from contextlib import closing, suppress
 from pathlib import Path
 
 from sqlalchemy import Connection, Engine, event
 
 from gpulease.errors import RecordDamaged, RecordUnwritable
-from gpulease.store.engine import BEGINS_ITSELF, driver_of, unusable_error
-from gpulease.store.schema import copy_database, copy_open_database
+from gpulease.store.engine import (
+    BEGINS_ITSELF,
+    driver_of,
+    may_be_damage,
+    startup_error,
+    unusable_error,
+)
+from gpulease.store.schema import copy_database, copy_open_database, read_revision
 from gpulease.units import MIB
 
 _log = logging.getLogger(__name__)
 
 REMOVED_COPY = "removed.backup"
 """The suffix of the copy of a database that is no longer at its path."""
-SKIPPED_IDS = 1000
+_SKIPPED_IDS = 1000
 """Ids to skip if the last id given is unknown."""
 
 
@@ -258,14 +266,65 @@ def all_copies(path: Path) -> list[Path]:
     return own + sorted(others, key=lambda each: each.stat().st_mtime, reverse=True)
 
 
-def last_job(path: Path) -> int:
-    """Return the highest job id in the backups of the database at `path`; 0 for none."""
-    last = 0
+_UNREADABLE = (sqlite3.DatabaseError, UnicodeDecodeError)
+"""Errors of a damaged file; the second if SQLite's message quotes a damaged name."""
+
+
+def is_sound(path: Path, revisions: Collection[str] | None = None) -> bool:
+    """Tell whether the file is a database of gpulease without damage; None: of any revision.
+
+    Raises:
+        StateUnusable, StateUnwritable: it cannot be read now, for example if it is locked.
+    """
+    try:
+        with closing(sqlite3.connect(path)) as connection:
+            if connection.execute("PRAGMA integrity_check(1)").fetchone() != ("ok",):
+                return False
+            if connection.execute("PRAGMA foreign_key_check").fetchone() is not None:
+                return False
+            found = connection.execute("SELECT version_num FROM alembic_version").fetchone()
+            if found is None or (revisions is not None and found[0] not in revisions):
+                return False
+            # SQLite does not check that text is text.
+            for (name,) in connection.execute(
+                "SELECT name FROM sqlite_master WHERE type = 'table'"
+            ):
+                deque(connection.execute(f'SELECT * FROM "{name}"'), maxlen=0)  # noqa: S608
+            return True
+    except UnicodeDecodeError:
+        return False
+    except sqlite3.DatabaseError as error:
+        if may_be_damage(error):
+            return False
+        raise startup_error(path, error) from error
+
+
+def refuse_other_database(path: Path) -> None:
+    """Refuse a database of another program at `path`, if it can be read.
+
+    Raises:
+        StateUnusable: it is one.
+    """
+    if path.exists():
+        with suppress(*_UNREADABLE), closing(sqlite3.connect(path)) as connection:
+            read_revision(path, connection)
+
+
+def last_possible_id(path: Path, taken: int) -> int:
+    """Return an id that no job is above, if the database at `path` is lost; 0 if there is none.
+
+    Args:
+        path: the database; its backups are beside it.
+        taken: the highest id that is known to have been given.
+    """
+    last = taken
     for copy in all_copies(path):
-        with suppress(sqlite3.DatabaseError), closing(sqlite3.connect(copy)) as connection:
-            query = "SELECT seq FROM sqlite_sequence WHERE name = 'jobs'"
-            last = max(last, *(int(seq) for (seq,) in connection.execute(query)))
-    return last
+        with suppress(*_UNREADABLE), closing(sqlite3.connect(copy)) as connection:
+            query = (
+                "SELECT seq FROM sqlite_sequence WHERE name = 'jobs' AND typeof(seq) = 'integer'"
+            )
+            last = max([last, *(seq for (seq,) in connection.execute(query))])
+    return last + _SKIPPED_IDS if last else 0
 
 
 def _numbered(path: Path) -> list[tuple[int, Path]]:

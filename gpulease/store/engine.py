@@ -128,6 +128,18 @@ def may_lack_space(error: DatabaseError | sqlite3.DatabaseError) -> bool:
     return _code(_original(error)) in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR)
 
 
+_ABOUT_THE_FILE = _TEMPORARY | {
+    sqlite3.SQLITE_CANTOPEN,
+    sqlite3.SQLITE_PERM,
+    sqlite3.SQLITE_READONLY,
+}
+
+
+def may_be_damage(error: sqlite3.DatabaseError) -> bool:
+    """Tell whether the content of the file may be the cause, and not what happens around it."""
+    return _code(error) not in _ABOUT_THE_FILE
+
+
 def startup_error(path: Path, error: BaseException | None) -> GpuleaseError:
     """Return the error for a daemon that cannot start; StateUnwritable if it may be temporary."""
     code = _code(error)
@@ -148,7 +160,7 @@ def damaged(path: Path, why: str) -> StateUnusable:
     """Return the error for a damaged file, with a hint how to recover it."""
     return StateUnusable(
         f"cannot use the database {path}: {why}",
-        f"recover it with: gpuleased recover --state {path.parent}; this deletes nothing, "
+        f"recover it with: gpuleased recover --state {path.parent}; this keeps a damaged file, "
         "and running jobs are not affected",
     )
 

@@ -27,7 +27,7 @@ def is_current(path: Path) -> bool:
         return False
     try:
         with closing(sqlite3.connect(path)) as connection:
-            return _read_revision(path, connection) == HEAD
+            return read_revision(path, connection) == HEAD
     except (sqlite3.DatabaseError, StateUnusable):
         return False
 
@@ -59,7 +59,7 @@ def _revision(path: Path) -> str | None:
     try:
         with closing(sqlite3.connect(path)) as connection:
             _check(path, connection)
-            return _read_revision(path, connection)
+            return read_revision(path, connection)
     except sqlite3.DatabaseError as error:
         raise startup_error(path, error) from error
 
@@ -106,7 +106,12 @@ def _refuse_truncated(path: Path) -> None:
         raise damaged(path, "it is empty, but has backups")
 
 
-def _read_revision(path: Path, connection: sqlite3.Connection) -> str | None:
+def read_revision(path: Path, connection: sqlite3.Connection) -> str | None:
+    """Return the revision of the schema, or None for an empty file.
+
+    Raises:
+        StateUnusable: it is a database of another program.
+    """
     tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master")}
     if not tables:
         return None

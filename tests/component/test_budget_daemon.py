@@ -3,10 +3,7 @@
 import subprocess
 import sys
 
-RARE = {
-    "alembic", "mako", "gpulease.daemon.recover", "gpulease.store.recovery",
-    "gpulease.store.salvage", "gpulease.setup",
-}  # fmt: skip
+RARE = {"alembic", "mako", "gpulease.daemon.recover", "gpulease.setup"}
 FOREIGN = {"anyio", "fastapi", "pydantic", "rich", "starlette", "typer"}
 
 

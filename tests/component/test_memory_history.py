@@ -27,9 +27,7 @@ from gpulease.service.ports import Event, Policy
 from gpulease.service.scheduler import Scheduler
 from gpulease.store.memory_history import JOB_RESOLUTIONS, MemoryHistory, Sample
 from gpulease.store.memory_series import MemorySeries
-from gpulease.store.recovery import is_sound, rebuild
 from gpulease.store.retention import Retention
-from gpulease.store.salvage import salvage
 from gpulease.store.store import SqlStore
 from gpulease.web.pages import gpu_charts
 
@@ -447,31 +445,6 @@ def test_after_the_clock_was_set_back_newer_rows_replace_older_ones(store: SqlSt
         history.record([sample(NOON, used)], {}, spans_of(job, "alice", NOON, 1, used))
     series, grid = MemorySeries(store), grid_over(NOON, NOON, 2, 10)
     assert (series.gpu(GPU, grid).used, series.job(job, GPU, grid).used) == ([3], [3])
-
-
-def test_a_recovered_database_has_the_memory_of_its_jobs_and_of_no_other(
-    store: SqlStore, tmp_path: Path
-) -> None:
-    job = start(store)
-    MemoryHistory(store).record([sample(NOON, G)], {}, spans_of(job, "alice", NOON, 5, G))
-    store.close()
-    with closing(sqlite3.connect(store.path)) as connection:
-        connection.execute(
-            "INSERT INTO job_memory (gpu, resolution, at, job) VALUES (1, 10, 0, 99)"
-        )
-        connection.execute(
-            "INSERT INTO job_memory (gpu, resolution, at, job) VALUES (7, 10, 0, ?)", (job,)
-        )
-        connection.commit()
-    (tmp_path / "scratch").mkdir()
-    found = salvage(store.path, tmp_path / "scratch", None)
-    counts = rebuild(tmp_path / "new.db", found, [])
-    assert is_sound(tmp_path / "new.db")
-    assert (counts.saved["job_memory"], counts.dropped["job_memory"]) == (7, 2)
-    again = SqlStore(tmp_path / "new.db")
-    grid = grid_over(NOON, NOON + timedelta(seconds=50), 10, 10)
-    assert MemorySeries(again).job(job, GPU, grid).used == [G] * 5
-    again.close()
 
 
 def test_the_history_of_an_older_release_continues(tmp_path: Path) -> None:

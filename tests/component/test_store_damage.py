@@ -1,10 +1,12 @@
-"""What can be read of a damaged database is read, and becomes a sound one."""
+"""A damaged database is found, and replaced by its newest sound copy and the jobs' records."""
 
 import os
-import shutil
+import socket
 import sqlite3
-from collections.abc import Callable
-from contextlib import closing
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, contextmanager
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -12,15 +14,17 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fakes import NOON, G, order, reading
+from gpulease.config import Settings
+from gpulease.daemon.recover import recover
 from gpulease.domain.gpu import GpuUuid
 from gpulease.domain.job import Exit, Outcome, grant, worker_gone
 from gpulease.domain.lease import State, Trigger
 from gpulease.domain.placement import Placement
-from gpulease.errors import RecordDamaged, RecordUnwritable, StateUnusable
+from gpulease.domain.queue_options import QueueOptions
+from gpulease.errors import RecordDamaged, RecordUnwritable, StateUnusable, StateUnwritable
 from gpulease.service.ports import Event
-from gpulease.store.database_file import KEPT, all_copies, back_up
-from gpulease.store.recovery import SalvageCounts, is_sound, rebuild
-from gpulease.store.salvage import Salvage, salvage
+from gpulease.shim.record import claim
+from gpulease.store.database_file import KEPT, all_copies, back_up, is_sound
 from gpulease.store.store import SqlStore
 from gpulease.store.tables import Row
 
@@ -49,32 +53,6 @@ def filled(path: Path) -> Path:
     return path
 
 
-def recovered(path: Path, *copies: Path) -> tuple[SqlStore, SalvageCounts]:
-    scratch = path.parent / "scratch"
-    scratch.mkdir()
-    model = copies[0] if copies else None
-    found = salvage(path, scratch, model)
-    others = []
-    for number, copy in enumerate(copies):
-        (scratch / str(number)).mkdir()
-        others.append(salvage(copy, scratch / str(number), None))
-    target = path.parent / "target.db"
-    user_count = rebuild(target, found, others)
-    assert is_sound(target)
-    return SqlStore(target), user_count
-
-
-def test_a_sound_file_comes_through_whole(tmp_path: Path) -> None:
-    store, user_count = recovered(filled(tmp_path / "gpulease.db"))
-    assert (user_count.broken, user_count.dropped, user_count.copied) == ([], {}, {})
-    assert len(store.jobs(None, None, 1000)) == ENDED + 2
-    assert [job.state for job in store.live()] == [State.GRANTED, State.QUEUED]
-    assert store.invocation(store.live()[1].id).argv == ("true",)
-    with store.write() as tx:
-        assert tx.add(order(), NOON).id == ENDED + 3
-    store.close()
-
-
 def cut_in_half(path: Path) -> None:
     os.truncate(path, path.stat().st_size // 2)
 
@@ -86,24 +64,6 @@ def spoil_header(path: Path) -> None:
 
 def spoil_all(path: Path) -> None:
     path.write_bytes(os.urandom(path.stat().st_size))
-
-
-@pytest.mark.parametrize("damage", [cut_in_half, spoil_header, spoil_all])
-def test_with_a_copy_nothing_that_is_in_it_is_lost(
-    damage: Callable[[Path], None], tmp_path: Path
-) -> None:
-    path = filled(tmp_path / "gpulease.db")
-    copy = back_up(path)
-    damage(path)
-    with pytest.raises(StateUnusable):
-        SqlStore(path)
-    store, user_count = recovered(path, copy)
-    assert len(store.jobs(None, None, 1000)) == ENDED + 2
-    assert len(store.live()) == 2
-    assert all(job.leases for job in store.jobs(None, None, 1000)[:-1])
-    if damage is spoil_header:
-        assert not user_count.copied, "only the header was missing"
-    store.close()
 
 
 def test_a_job_that_an_index_lacks_stops_the_start(tmp_path: Path) -> None:
@@ -136,50 +96,9 @@ def test_a_damaged_history_does_not_stop_the_start_and_is_not_copied(tmp_path: P
         back_up(path)
 
 
-def test_a_row_that_was_deleted_does_not_come_back_from_a_copy(tmp_path: Path) -> None:
-    path = filled(tmp_path / "gpulease.db")
-    copy = back_up(path)
-    store = SqlStore(path)
-    (_, waiting) = store.live()
-    with store.write() as tx:
-        gone = worker_gone(
-            grant(waiting, Placement(((GpuUuid("GPU-a"), G),)), NOON),
-            Trigger.WORKER_EXITED, Outcome.EXITED, None, Exit(3), NOON,
-        )  # fmt: skip
-        assert gone is not None
-        tx.save(gone, EVENT)
-    store.close()
-    spoil_header(path)
-    store, _ = recovered(path, copy)
-    found = store.job(waiting.id)
-    assert found is not None
-    assert (found.state, found.exit) == (State.ENDED, Exit(3))
-    store.close()
-
-
 @pytest.fixture(scope="module")
-def sound(tmp_path_factory: pytest.TempPathFactory) -> bytes:
-    return filled(tmp_path_factory.mktemp("sound") / "gpulease.db").read_bytes()
-
-
-@settings(
-    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
-@given(spots=st.lists(st.tuples(st.floats(0, 1), st.binary(min_size=1, max_size=5000)), max_size=4))
-def test_whatever_is_broken_what_comes_out_is_sound(
-    spots: list[tuple[float, bytes]], sound: bytes, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    folder = tmp_path_factory.mktemp("broken")
-    content = bytearray(sound)
-    for where, garbage in spots:
-        at = int(where * (len(content) - 1))
-        content[at : at + len(garbage)] = garbage
-    path = folder / "gpulease.db"
-    path.write_bytes(content[: len(sound)])
-    store, _ = recovered(path)
-    for job in store.jobs(None, None, 1000):
-        store.events(job.id)
-    store.close()
+def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return filled(tmp_path_factory.mktemp("sound") / "gpulease.db")
 
 
 def test_the_last_copies_are_kept_and_a_damaged_file_replaces_none(tmp_path: Path) -> None:
@@ -194,18 +113,6 @@ def test_the_last_copies_are_kept_and_a_damaged_file_replaces_none(tmp_path: Pat
         back_up(path)
     assert [copy.name for copy in all_copies(path)] == names
     assert sorted(each.name for each in tmp_path.iterdir()) == sorted(["gpulease.db", *names])
-
-
-def test_what_came_before_the_newest_schema_is_read(tmp_path: Path) -> None:
-    path = tmp_path / "gpulease.db"
-    released = Path(__file__).parents[1] / "data" / "0001.sql"
-    with closing(sqlite3.connect(path)) as connection:
-        connection.executescript(released.read_text())
-    assert isinstance(salvage(path, _new(tmp_path / "look"), None), Salvage)
-    store, user_count = recovered(path)
-    assert sorted({job.state for job in store.jobs(None, None, 100)}) == sorted(State)
-    assert not user_count.dropped
-    store.close()
 
 
 def newest_release(path: Path) -> Path:
@@ -227,43 +134,196 @@ def content(path: Path) -> dict[str, list[tuple[object, ...]]]:
         }
 
 
-@pytest.mark.parametrize("damage", [None, spoil_header, spoil_all])
-def test_every_table_is_restored(damage: Callable[[Path], None] | None, tmp_path: Path) -> None:
+def recovered(directory: Path) -> str:
+    """Recover the database in a state directory, and return what is said."""
+    return "\n".join(recover(Settings(state=directory)))
+
+
+@pytest.mark.parametrize("damage", [cut_in_half, spoil_header, spoil_all, Path.unlink])
+def test_everything_is_as_in_the_copy(damage: Callable[[Path], object], tmp_path: Path) -> None:
     path = newest_release(tmp_path / "gpulease.db")
-    recovered(path)[0].close()
-    # The first recovery leaves out the invocations of ended jobs.
-    shutil.move(tmp_path / "target.db", path)
-    shutil.rmtree(tmp_path / "scratch")
+    back_up(path)
     before = content(path)
     assert [name for name, rows in before.items() if not rows] == []
-    copy = back_up(path)
-    if damage is not None:
-        damage(path)
-    store, counts = recovered(path, copy)
-    store.close()
-    after = content(tmp_path / "target.db")
-    if damage is spoil_all:
-        del before[SEQUENCE], after[SEQUENCE]
-    assert after == before
-    assert counts.dropped == {}
-
-
-def test_rows_that_cannot_be_read_are_left_out_with_what_refers_to_them(tmp_path: Path) -> None:
-    path = newest_release(tmp_path / "gpulease.db")
     with closing(sqlite3.connect(path)) as connection, connection:
-        # Before the year 1, which is the first that Python reads.
-        connection.execute(f"UPDATE jobs SET submitted_at = {-(2**62)}")
-        connection.execute(f"UPDATE windows SET begins_at = {-(2**62)}")
-        connection.execute(f"UPDATE gpu_events SET at = {-(2**62)}")
-        connection.execute("UPDATE notifications SET event = 'x', job = NULL")
-    store, counts = recovered(path)
-    assert not (*store.jobs(None, None, 100), *store.windows())
-    left = {name for name, rows in content(tmp_path / "target.db").items() if rows}
-    assert left == {"properties", "gpus", "gpu_memory", SEQUENCE}
-    assert counts.dropped.keys() == {"jobs", "windows", "gpu_events", "notifications", "job_memory"}
+        connection.execute("UPDATE jobs SET name = 'later'")
+    damage(path)
+    recovered(tmp_path)
+    after = content(path)
+    # No number is given again that a job after the copy may have got.
+    assert dict(after.pop(SEQUENCE))["jobs"] > dict(before.pop(SEQUENCE))["jobs"]
+    assert after == before
+    assert path.stat().st_mode & 0o777 == 0o600
+    SqlStore(path).close()
+
+
+def test_an_older_copy_is_used_where_newer_ones_are_damaged_or_not_known(tmp_path: Path) -> None:
+    path = filled(tmp_path / "gpulease.db")
+    used, unknown, broken = back_up(path), back_up(path), back_up(path)
+    with closing(sqlite3.connect(unknown)) as connection, connection:
+        connection.execute("UPDATE alembic_version SET version_num = 'of a later release'")
+    spoil_header(broken)
+    spoil_all(path)
+    said = recovered(tmp_path)
+    assert f"restored from {used.name}" in said
+    for copy in (unknown, broken):
+        assert f"{copy.name} is not used" in said
+    store = SqlStore(path)
+    assert [job.state for job in store.live()] == [State.GRANTED, State.QUEUED]
+    assert store.invocation(store.live()[1].id).argv == ("true",)
     store.close()
 
 
-def _new(directory: Path) -> Path:
-    directory.mkdir()
-    return directory
+def test_a_copy_of_an_older_schema_is_migrated(tmp_path: Path) -> None:
+    copy = tmp_path / "gpulease.db.auto-1.backup"
+    released = Path(__file__).parents[1] / "data" / "0001.sql"
+    with closing(sqlite3.connect(copy)) as connection:
+        connection.executescript(released.read_text())
+    recovered(tmp_path)
+    store = SqlStore(tmp_path / "gpulease.db")
+    assert sorted({job.state for job in store.jobs(None, None, 100)}) == sorted(State)
+    store.close()
+
+
+def test_the_database_of_another_program_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "gpulease.db"
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("CREATE TABLE of_another_program (a)")
+    before = path.read_bytes()
+    with pytest.raises(StateUnusable, match="not a database of gpulease"):
+        recovered(tmp_path)
+    assert path.read_bytes() == before
+
+
+@pytest.mark.slow
+def test_a_locked_database_is_not_replaced_by_its_copy(tmp_path: Path) -> None:
+    path = filled(tmp_path / "gpulease.db")
+    back_up(path)
+    with closing(sqlite3.connect(path, isolation_level=None)) as other:
+        other.execute("PRAGMA locking_mode=EXCLUSIVE")
+        other.execute("BEGIN EXCLUSIVE")
+        with pytest.raises(StateUnwritable, match="locked"):
+            recovered(tmp_path)
+    assert not list(tmp_path.glob("*.damaged-*"))
+
+
+@settings(
+    max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(spots=st.lists(st.tuples(st.floats(0, 1), st.binary(min_size=1, max_size=5000)), max_size=4))
+def test_whatever_is_broken_what_comes_out_is_sound(
+    spots: list[tuple[float, bytes]], sound: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = tmp_path_factory.mktemp("broken")
+    whole = sound.read_bytes()
+    broken = bytearray(whole)
+    for where, garbage in spots:
+        at = int(where * (len(broken) - 1))
+        broken[at : at + len(garbage)] = garbage
+    path = folder / "gpulease.db"
+    for name, written in (("", broken), (".auto-1.backup", whole), (".auto-2.backup", broken)):
+        path.with_name(path.name + name).write_bytes(written[: len(whole)])
+    said = recovered(folder)
+    assert is_sound(path)
+    store = SqlStore(path)
+    if "is intact" not in said:
+        assert [job.state for job in store.live()] == [State.GRANTED, State.QUEUED]
+        assert len(store.jobs(None, None, 1000)) == ENDED + 2
+    store.close()
+
+
+@pytest.mark.parametrize(("column", "garbage"), [("user", b"\xff\xfe"), ("submitted_at", -(2**62))])
+def test_a_value_that_is_none_is_damage_where_a_start_reads_it(
+    column: str, garbage: object, tmp_path: Path
+) -> None:
+    path = filled(tmp_path / "gpulease.db")
+    back_up(path)
+    with closing(sqlite3.connect(path)) as connection, connection:
+        value = "CAST(? AS TEXT)" if isinstance(garbage, bytes) else "?"
+        connection.execute(f'UPDATE jobs SET "{column}" = {value}', (garbage,))
+    recovered(tmp_path)
+    store = SqlStore(path)
+    assert [job.owner.user for job in store.live()] == ["alice", "alice"]
+    store.close()
+
+
+@contextmanager
+def launched(state: Path, job: int, *events: Mapping[str, object]) -> Iterator[None]:
+    """Make the directory and the record of a launched job, whose shim lives within."""
+    directory = state / "jobs" / str(job)
+    directory.mkdir(parents=True)
+    with closing(socket.socket(socket.AF_UNIX)) as listener:
+        listener.bind(os.fspath(directory / "socket"))
+    descriptor = os.open(directory, os.O_RDONLY)
+    record = claim(descriptor, os.getpid())
+    os.close(descriptor)
+    assert record is not None
+    record.append(*events)
+    yield
+    record.close()
+
+
+def started(at: datetime) -> Mapping[str, object]:
+    """Return the line of a record that says so; the pids are of processes without children."""
+    return {"event": "started", "pid": 2, "shim_pid": 2, "started_at": at.isoformat()}
+
+
+def exited(reason: str, at: datetime, code: int | None = None) -> Mapping[str, object]:
+    return {"event": "exited", "reason": reason, "exit_code": code, "ended_at": at.isoformat()}
+
+
+def test_a_job_that_ended_after_the_copy_is_not_queued_again(tmp_path: Path) -> None:
+    """The former daemon has queued it again: what continues it may run, or may have ended."""
+    path = tmp_path / "gpulease.db"
+    store = SqlStore(path)
+    with store.write() as tx:
+        tx.add_gpus([reading()], NOON)
+        again = replace(order(), queue=QueueOptions(requeue=True, preemptible=True))
+        jobs = [tx.add(again, NOON) for _ in range(3)]
+        for job in jobs[:2]:
+            tx.save(grant(job, Placement(((GpuUuid("GPU-a"), G),)), NOON), EVENT)
+    store.close()
+    back_up(path)
+    spoil_all(path)
+    later = datetime.now(UTC)
+    with launched(tmp_path, 1, started(NOON), exited("preempted", later)):
+        pass
+    with launched(tmp_path, 3, started(later), exited("exited", later, 9)):
+        pass
+    # Killed while the machine ran: its record says nothing of its end.
+    with launched(tmp_path, 2, started(later)):
+        pass
+    with launched(tmp_path, 7, started(later), exited("exited", later, 8)):
+        pass
+    recovered(tmp_path)
+    store = SqlStore(path)
+    found = {job.id: job for job in store.jobs(None, None, 100)}
+    assert found.keys() == {1, 2, 3, 7}, "nothing was queued again"
+    assert (found[1].outcome, found[1].state) == (Outcome.PREEMPTED, State.ENDED)
+    assert (found[3].outcome, found[3].exit) == (Outcome.EXITED, Exit(9))
+    assert (found[7].outcome, found[7].exit) == (Outcome.EXITED, Exit(8))
+    assert found[7].owner.uid == os.geteuid()
+    assert found[2].holds_memory
+    assert not found[2].queue.requeue
+    store.close()
+
+
+def test_a_job_that_was_extended_after_the_copy_is_not_ended(tmp_path: Path) -> None:
+    path, now = tmp_path / "gpulease.db", datetime.now(UTC)
+    store = SqlStore(path)
+    with store.write() as tx:
+        tx.add_gpus([reading()], NOON)
+        for _ in range(2):
+            job = tx.add(order(time_limit=timedelta(hours=1)), NOON)
+            tx.save(grant(job, Placement(((GpuUuid("GPU-a"), G),)), NOON), EVENT)
+    store.close()
+    back_up(path)
+    path.unlink()
+    with (
+        launched(tmp_path, 1, started(now - timedelta(hours=2))),
+        launched(tmp_path, 2, started(now)),
+    ):
+        recovered(tmp_path)
+    store = SqlStore(path)
+    assert [job.claim.time_limit for job in store.live()] == [None, timedelta(hours=1)]
+    store.close()

@@ -3,8 +3,7 @@
 import os
 import sqlite3
 from collections.abc import Callable
-from contextlib import closing, suppress
-from pathlib import Path
+from contextlib import closing
 
 import pytest
 
@@ -13,24 +12,12 @@ from gpulease.errors import RecordDamaged, RecordUnwritable
 from gpulease.store.database_file import back_up
 
 from .asking import G, client, hold, leased, submit, when_in
-from .test_faults_database import recover, refused
+from .test_faults_database import copied, recover, refused
 
 
 def remove(daemon: Daemon) -> None:
     for file in daemon.state.glob("gpulease.db*"):
         file.unlink()
-
-
-def copied(daemon: Daemon) -> Path:
-    """Return a copy of the database."""
-
-    def try_it() -> Path | None:
-        # SQLite may refuse for a moment while the daemon that has just started checks the file.
-        with suppress(RecordUnwritable):
-            return back_up(daemon.state / "gpulease.db")
-        return None
-
-    return wait_for("it is copied", try_it)
 
 
 def running(daemon: Daemon, memory: int = 3 * G) -> tuple[int, int]:
@@ -89,7 +76,7 @@ def test_no_daemon_starts_with_an_older_copy_that_does_not_know_what_runs(
     short_grace: Daemon,
 ) -> None:
     daemon = short_grace
-    copy = copied(daemon)
+    copy = wait_for("it is copied", lambda: copied(daemon))
     job, _ = running(daemon)
     daemon.kill()
     for end in ("-wal", "-shm"):
@@ -177,7 +164,7 @@ def test_another_file_in_its_place_is_left_alone_and_nothing_is_acknowledged(
 ) -> None:
     daemon = short_grace
     database = daemon.state / "gpulease.db"
-    copy = copied(daemon)
+    copy = wait_for("it is copied", lambda: copied(daemon))
     job, pid = running(daemon)
     former = database.rename(daemon.folder / "former")
     other = copy.read_bytes()

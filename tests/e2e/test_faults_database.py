@@ -7,13 +7,13 @@ import signal
 import sqlite3
 import subprocess
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 
 import pytest
 
 from daemon_rig import PATIENCE_S, Daemon, alive, wait_for
-from gpulease.errors import RecordDamaged, RecordUnwritable
+from gpulease.errors import NoSuchJob, RecordDamaged, RecordUnwritable
 from gpulease.store.database_file import back_up
 
 from .asking import G, client, leased, submit, when_in
@@ -62,36 +62,40 @@ def broken_header(database: Path) -> None:
         file.write(os.urandom(100))
 
 
-def broken_first_page(database: Path) -> None:
-    with database.open("r+b") as file:
-        file.write(os.urandom(4096))
-
-
 def nothing_left(database: Path) -> None:
     os.truncate(database, 0)
 
 
-@pytest.mark.parametrize("damage", [garbage_in_the_middle, broken_first_page, nothing_left])
-def test_a_damaged_database_stops_the_start_and_recover_saves_what_runs_and_waits(
+@pytest.mark.parametrize("damage", [garbage_in_the_middle, nothing_left])
+def test_a_damaged_database_is_replaced_by_its_copy_and_what_the_jobs_records_say(
     damage: Break, make_daemon: Callable[..., Daemon], tmp_path: Path
 ) -> None:
     daemon = make_daemon(settings={"grace": "1s"}).start()
-    gate = tmp_path / "gate"
-    until = f"while ! test -e {gate}; do sleep 0.05; done"
-    early = submit(daemon, "sh", "-c", f"{until}; exit 5", memory=6 * G)
-    when_in(daemon, early, "active")
-    for _ in range(30):
-        done = submit(daemon, "true", name="x" * 60)
-    when_in(daemon, done, "ended")
-    wait_for("a copy is made", lambda: list(daemon.state.glob("*.auto-1.backup")))
-    copy = daemon.state / "gpulease.db.auto-1.backup"
+    gate, end, starts = tmp_path / "gate", tmp_path / "end", tmp_path / "starts"
+
+    def until(file: Path, code: int) -> tuple[str, ...]:
+        wait = f"while ! test -e {file}; do sleep 0.05; done"
+        return "sh", "-c", f"echo {code} >> {starts}; {wait}; exit {code}"
+
+    early = submit(daemon, *until(gate, 3), memory=6 * G)
+    ends = submit(daemon, *until(end, 4), memory=8 * G)
+    for job in (early, ends):
+        when_in(daemon, job, "active")
+    waits = submit(daemon, *until(gate, 5), memory=8 * G, name="waits")
+    still = submit(daemon, *until(gate, 6), memory=8 * G)
+    copy = wait_for("it is copied", lambda: copied(daemon))
     assert copy.stat().st_mode & 0o777 == 0o600
-    # A copy from later on, as a daemon makes one every day.
-    back_up(daemon.state / "gpulease.db")
-    late = submit(daemon, "sh", "-c", f"{until}; exit 7")
+    # From here on, the copy knows nothing.
+    end.touch()
+    when_in(daemon, ends, "ended")
+    when_in(daemon, waits, "active")
+    late = submit(daemon, *until(gate, 7))
+    quick = submit(daemon, *until(end, 8))
     when_in(daemon, late, "active")
-    waiting = submit(daemon, "sh", "-c", "exit 6", memory=8 * G)
-    pids = [pid_of(daemon, early), pid_of(daemon, late)]
+    when_in(daemon, quick, "ended")
+    lost = submit(daemon, "true", memory=8 * G)
+    running = {early: 6 * G, waits: 8 * G, late: G}
+    pids = {job: pid_of(daemon, job) for job in running}
     daemon.kill()
     database = daemon.state / "gpulease.db"
     into_one_file(database)
@@ -102,6 +106,7 @@ def test_a_damaged_database_stops_the_start_and_recover_saves_what_runs_and_wait
     assert f"gpuleased recover --state {daemon.state}" in said
     broken = database.read_bytes()
     said = recover(daemon)
+    assert copy.name in said
     assert (daemon.state / "gpulease.db.damaged-1").read_bytes() == broken, said
     with closing(sqlite3.connect(database)) as connection:
         assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
@@ -111,18 +116,71 @@ def test_a_damaged_database_stops_the_start_and_recover_saves_what_runs_and_wait
     assert not (daemon.state / "recovering").exists()
 
     daemon.start()
-    assert alive(pids) == pids
-    for job, memory in ((early, 6 * G), (late, G)):
-        shown = client(daemon).job(job)
-        assert shown.state == "active", said
+    asked = client(daemon)
+    for job, memory in running.items():
+        shown = asked.job(job)
+        assert (shown.state, shown.pid) == ("active", pids[job]), said
         assert [lease.memory for lease in shown.leases] == [memory]
-        assert shown.pid in pids
-    wait_for("what waited has run", lambda: leased(daemon) == 7 * G)
-    assert submit(daemon, "true") > waiting
+    assert asked.job(waits).name == "waits"
+    assert (asked.job(ends).state, asked.job(ends).exit_status) == ("ended", 4)
+    assert (asked.job(quick).state, asked.job(quick).exit_status) == ("ended", 8)
+    assert asked.job(quick).user == asked.job(early).user
+    assert asked.job(still).state == "queued"
+    with pytest.raises(NoSuchJob):
+        asked.job(lost)
+    assert submit(daemon, "true") > lost
     gate.touch()
-    assert when_in(daemon, early, "ended").exit_status == 5
-    assert when_in(daemon, late, "ended").exit_status == 7
+    for job, code in ((early, 3), (waits, 5), (still, 6), (late, 7)):
+        assert when_in(daemon, job, "ended").exit_status == code
+    assert sorted(starts.read_text().split()) == ["3", "4", "5", "6", "7", "8"]
     assert "Traceback" not in daemon.log
+
+
+def copied(daemon: Daemon) -> Path | None:
+    """Return a new copy of the database, as a daemon makes one every day."""
+    # SQLite may refuse for a moment while the daemon that has just started checks the file.
+    with suppress(RecordUnwritable):
+        return back_up(daemon.state / "gpulease.db")
+    return None
+
+
+def test_a_recovery_that_is_killed_or_finds_no_space_changes_nothing(
+    small_disk: Path, make_daemon: Callable[..., Daemon]
+) -> None:
+    daemon = make_daemon(settings={"grace": "1s"})
+    (small_disk / "state").mkdir()
+    daemon.state.symlink_to(small_disk / "state")
+    daemon.start()
+    running = submit(daemon, "sleep", "600", memory=3 * G)
+    pid = when_in(daemon, running, "active").pid
+    wait_for("it is copied", lambda: copied(daemon))
+    daemon.kill()
+    database = daemon.state / "gpulease.db"
+    into_one_file(database)
+    broken_header(database)
+    before = database.read_bytes()
+
+    filling = small_disk / "filling"
+    with suppress(OSError), filling.open("wb", buffering=0) as file:
+        while True:
+            file.write(bytes(4096))
+    said = recover(daemon, code=75)
+    assert "No space left" in said or "full" in said
+    assert database.read_bytes() == before
+    assert not list(daemon.state.glob("*.damaged-*"))
+    filling.unlink()
+
+    command = [*daemon.command()[:3], "recover", "--state", str(daemon.state)]
+    killed = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    begun = daemon.state / "recovering/gpulease.db"
+    wait_for("it works", lambda: begun.exists() or killed.poll() is not None)
+    killed.kill()
+    killed.wait()
+    recover(daemon)
+    daemon.start()
+    shown = client(daemon).job(running)
+    assert (shown.state, shown.pid) == ("active", pid)
+    assert leased(daemon) == 3 * G
 
 
 def test_recover_refuses_while_a_daemon_runs_and_where_there_is_none(
@@ -151,30 +209,6 @@ def test_a_lost_database_is_made_anew_from_what_runs(make_daemon: Callable[..., 
     client(daemon).cancel(running)
     assert when_in(daemon, running, "ended").outcome == "cancelled"
     assert alive([pid]) == []
-
-
-def test_what_waited_is_saved_where_its_page_is_whole(make_daemon: Callable[..., Daemon]) -> None:
-    daemon = make_daemon(settings={"grace": "1s"}).start()
-    holder = submit(daemon, "sleep", "600", memory=8 * G)
-    other = submit(daemon, "sleep", "600", memory=8 * G)
-    when_in(daemon, other, "active")
-    waiting = submit(daemon, "sh", "-c", "exit 6", memory=8 * G)
-    daemon.kill()
-    database = daemon.state / "gpulease.db"
-    into_one_file(database)
-    broken_header(database)
-    for copy in daemon.state.glob("*.backup"):
-        # As old as can be: made before anybody had asked for anything.
-        with closing(sqlite3.connect(copy)) as connection:
-            connection.executescript(
-                "DELETE FROM leases; DELETE FROM events; DELETE FROM invocations; DELETE FROM jobs;"
-            )
-    refused(daemon)
-    recover(daemon)
-    daemon.start()
-    assert client(daemon).job(waiting).state == "queued"
-    client(daemon).cancel(holder)
-    assert when_in(daemon, waiting, "ended").exit_status == 6
 
 
 def test_a_record_damaged_while_the_daemon_runs_is_told_and_running_jobs_go_on(
