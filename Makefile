@@ -10,7 +10,7 @@ PIP    := $(BIN)/pip --disable-pip-version-check --quiet
 TENSORFLOW := $(shell test -e /proc/driver/nvidia/version && echo tensorflow || echo cpu-tensorflow)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow test-system test-slurm test-gpu test-sqlite fuzz unit lint types contracts fmt docs docs-picture docs-check torture torture-slurm chaos bench bench-scheduling check wheel clean
+.PHONY: help demo test test-slow test-system test-slurm test-gpu test-sqlite fuzz unit lint types contracts fmt docs docs-picture docs-check torture torture-slurm chaos bench bench-scheduling size check wheel clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -79,6 +79,9 @@ chaos: $(VENV)/.dev  ## run jobs among strangers, failing NVML calls and lost GP
 
 bench: $(VENV)/.dev  ## measure what the project makes claims about
 	$(BIN)/python -m benchmarks
+
+size:  ## measure how large the code is, and compare it with its goals
+	@$(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON)) -m benchmarks.size
 
 bench-scheduling: $(VENV)/.dev  ## compare the queue with its goals (GPULEASE_TRACES=DIRECTORY)
 	$(BIN)/python -m benchmarks.inflation

@@ -7,6 +7,9 @@ alternation; only counts and bytes have goals of their own.
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+_MANY = 10_000
+"""Larger numbers are written whole, with commas."""
+
 
 @dataclass(frozen=True)
 class Figure:
@@ -35,10 +38,12 @@ class Figure:
         return self.measured <= self.goal
 
     def __str__(self) -> str:
-        text = f"{self.what}: {self.ours:.4g} {self.unit}"
-        limit = f"{'at least' if self.higher_is_better else 'at most'} {self.goal:g}"
+        text = f"{self.what}: {_number(self.ours)} {self.unit}"
+        limit = f"{'at least' if self.higher_is_better else 'at most'} {_number(self.goal)}"
         if self.floor is not None:
-            text += f", {self.floor_is} {self.floor:.4g} {self.unit}, ratio {self.measured:.3g}"
+            text += (
+                f", {self.floor_is} {_number(self.floor)} {self.unit}, ratio {self.measured:.3g}"
+            )
         return f"{text}; goal {limit}: {'reached' if self.is_reached else 'MISSED'}"
 
 
@@ -47,11 +52,16 @@ def table(figures: Sequence[Figure]) -> Iterator[str]:
     width = max((len(each.what) for each in figures), default=0)
     yield f"{'':{width}}  {'here':>14} {'floor':>14} {'ratio':>8} {'goal':>10}  verdict"
     for each in figures:
-        floor = "" if each.floor is None else f"{each.floor:.4g} {each.unit}"
+        ours = f"{_number(each.ours)} {each.unit}"
+        floor = "" if each.floor is None else f"{_number(each.floor)} {each.unit}"
         ratio = "" if each.floor is None else f"{each.measured:.3g}"
-        goal = f"{'>=' if each.higher_is_better else '<='} {each.goal:g}"
+        goal = f"{'>=' if each.higher_is_better else '<='} {_number(each.goal)}"
         yield (
-            f"{each.what:{width}}  {f'{each.ours:.4g} {each.unit}':>14} {floor:>14} {ratio:>8} "
+            f"{each.what:{width}}  {ours:>14} {floor:>14} {ratio:>8} "
             f"{goal:>10}  {'reached' if each.is_reached else 'MISSED'}"
         )
     yield f"{sum(each.is_reached for each in figures)} of {len(figures)} goals reached"
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= _MANY else f"{value:.4g}"

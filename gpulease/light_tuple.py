@@ -1,6 +1,7 @@
 """Named tuples without `typing` and `collections`, which a shim would carry all its life.
 
-Type checkers read `typing.NamedTuple`.
+Type checkers read `typing.NamedTuple`. `collections.namedtuple` alone adds 0.05 MiB to each of 200
+shims (PSS, `python -m benchmarks shims`), whose goal of 2.5 MiB it misses by 0.01.
 """
 
 from __future__ import annotations

@@ -78,9 +78,10 @@ def _is_array(client: LightClient, number: int, words: Sequence[str]) -> bool:
 
 def _cancel_all(client: LightClient, **chosen: Any) -> CancelledView:
     """Cancel jobs in one transaction."""
+    from gpulease.client import checked
     from gpulease.wire.requests import CancelJobsRequest
 
-    return client.checked().cancel_all(CancelJobsRequest(**chosen))
+    return checked(client.transport).cancel_all(CancelJobsRequest(**chosen))
 
 
 def _with_elements(client: LightClient, array: int, grace: float | None) -> str:

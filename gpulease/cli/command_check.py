@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import os
 
-from gpulease.cli.program import find, on_path
 from gpulease.cli.render import print_stderr
+from gpulease.cli.search_path import find, is_program, on_path
 from gpulease.errors import CommandNotExecutable, CommandNotFound
 
 TYPE_CHECKING = False
@@ -210,7 +210,7 @@ def _not_on_path(command: Sequence[str], cwd: StrPath) -> CommandNotFound:
             f"cannot run {name}: it is not on your PATH, and here it is a directory",
             f"name a file in it: gpulease run {name}/FILE",
         )
-    if os.path.isfile(here) and os.access(here, os.X_OK):
+    if is_program(here):
         return CommandNotFound(
             f"cannot run {name}: it is not on your PATH", f"for the file here, write ./{name}"
         )

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from datetime import datetime, timedelta
 
-    from gpulease.cli.cluster.views import JobView as ClusterJobView
+    from gpulease.slurm.views import JobView as ClusterJobView
     from gpulease.wire.jobs import ExplainView, JobView, LeaseView, RefusalView
     from gpulease.wire.machine import EnforcementLevelView, GpuView
     from gpulease.wire.usage import PastJobView

@@ -11,8 +11,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from gpulease.cli.cluster.views import MemoryView as ClusterMemoryView
     from gpulease.cli.tables import Block
+    from gpulease.slurm.views import MemoryView as ClusterMemoryView
     from gpulease.wire.machine import MemoryView
 
     Memory = MemoryView | ClusterMemoryView

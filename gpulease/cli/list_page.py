@@ -18,7 +18,8 @@ from gpulease.cli.format import (
     requested,
 )
 from gpulease.cli.light_connection import light_client
-from gpulease.cli.render import local_time, print_stdout, screen_of, show_paged
+from gpulease.cli.pager import print_paged
+from gpulease.cli.render import drawn, local_time, print_stdout, screen_of
 from gpulease.cli.tables import Column, Line, Page, Style, Table, line
 from gpulease.client.light_client import read
 from gpulease.errors import BadUsage
@@ -107,8 +108,8 @@ def print_list(
 
         hint = "gpulease list --all shows the jobs of all users"
         refuse_unknown_user(user, "list jobs of", hint)
-    drawn = page(listed, local_time(), newest=ended, is_last=last is not None)
-    show_paged(drawn, screen_of(sys.stdout, environment()))
+    shown = page(listed, local_time(), newest=ended, is_last=last is not None)
+    print_paged([drawn(shown, screen_of(sys.stdout, environment()))])
 
 
 def most_listed(limit: str | None, last: str | None = None, *, json: bool) -> int | None:

@@ -8,9 +8,9 @@ from typing import NoReturn
 
 from gpulease.cli.caller import environment, working_directory
 from gpulease.cli.format import clean, id_of, size
-from gpulease.cli.program import find
 from gpulease.cli.render import print_stderr
 from gpulease.cli.request import RunOptions
+from gpulease.cli.search_path import find
 from gpulease.client import Client
 from gpulease.errors import AlreadyLeased, CommandNotExecutable
 from gpulease.wire.jobs import NestedView

@@ -10,17 +10,16 @@ import sys
 
 import gpulease
 from gpulease.cli.render import print_stderr
+from gpulease.cli.search_path import find, is_program
 from gpulease.errors import BadUsage, CommandNotExecutable, CommandNotFound
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
     from os import PathLike
 
     StrPath = PathLike[str] | str
 
-_DEFAULT_PATH = "/bin:/usr/bin"
-"""Where execvp(3) looks without a PATH."""
 _SHELLS = ("/bin/bash", "/bin/sh")
 """The shells that are tried if SHELL names none."""
 _INTERPRETERS = frozenset({"python", "pypy", "bash", "sh", "dash", "zsh"})
@@ -61,7 +60,7 @@ def resolve(
     name, *rest = command
     if name.endswith(".py") and _exists(script := os.path.join(cwd, name)):
         _refuse_unreadable(name, script)
-        if not ("/" in name and _runs(script) and _names_its_interpreter(script)):
+        if not ("/" in name and is_program(script) and _names_its_interpreter(script)):
             return (python_of(cwd, environment), name, *rest)
     if name.endswith(".ipynb") and _exists(notebook := os.path.join(cwd, name)):
         _refuse_unreadable(name, notebook)
@@ -103,7 +102,7 @@ def python_of(cwd: StrPath, environment: Mapping[str, str]) -> str:
         CommandNotExecutable: the caller is root, and another user can change that program.
     """
     active = environment.get("VIRTUAL_ENV")
-    if active and _runs(python := os.path.join(cwd, active, "bin", "python")):
+    if active and is_program(python := os.path.join(cwd, active, "bin", "python")):
         return _chosen(python)
     for name in ("python3", "python"):
         if found := find(name, cwd, environment):
@@ -170,7 +169,7 @@ def shell_of(environment: Mapping[str, str]) -> str:
         CommandNotExecutable: the caller is root, and another user can change that program.
     """
     for path in (environment.get("SHELL", ""), *_SHELLS):
-        if path.startswith("/") and _runs(path):
+        if path.startswith("/") and is_program(path):
             return _chosen(path)
     raise CommandNotFound(
         "cannot start a shell: SHELL names none, and there is no /bin/sh",
@@ -202,23 +201,8 @@ def _chosen(program: str) -> str:
     return program
 
 
-def find(name: str, cwd: StrPath, environment: Mapping[str, str]) -> str | None:
-    """Return the program that execvp(3) runs for a name without a slash."""
-    return next((path for path in on_path(name, cwd, environment) if _runs(path)), None)
-
-
-def on_path(name: str, cwd: StrPath, environment: Mapping[str, str]) -> Iterator[str]:
-    """Yield where execvp(3) looks for a name without a slash."""
-    for folder in environment.get("PATH", _DEFAULT_PATH).split(os.pathsep):
-        yield os.path.join(cwd, folder, name)
-
-
 def _exists(path: str) -> bool:
     return os.access(path, os.F_OK)
-
-
-def _runs(path: str) -> bool:
-    return os.access(path, os.X_OK) and os.path.isfile(path)
 
 
 def _names_its_interpreter(script: str) -> bool:
@@ -242,7 +226,7 @@ def _program(command: Sequence[str], cwd: StrPath, environment: Mapping[str, str
     """Return the file that execvp(3) executes for a command."""
     name = command[0]
     path = os.path.join(cwd, name) if "/" in name else find(name, cwd, environment)
-    if path is not None and _runs(path):
+    if path is not None and is_program(path):
         return path
     from gpulease.cli import command_check
 

@@ -207,17 +207,6 @@ def show_page(page: Page, screen: Screen) -> None:
     write_stdout(drawn(page, screen))
 
 
-def show_paged(page: Page, screen: Screen) -> None:
-    """Print a page; one that is longer than the terminal in a pager."""
-    text = drawn(page, screen)
-    if screen.height is None or text.count("\n") < screen.height:
-        write_stdout(text)
-        return
-    from gpulease.cli.pager import print_paged
-
-    print_paged([text])
-
-
 @record(frozen=True)
 class StderrStatus:
     """What the command prints about a job on standard error, and the time there."""

@@ -111,8 +111,9 @@ def _dry_run(
     daemon: Transport, request: SubmitRequest, outer: NestedView | None, options: RunOptions
 ) -> int:
     from gpulease.cli.dry_run import dry_run
+    from gpulease.client import checked
 
-    return dry_run(LightClient(daemon).checked(), request, outer, json=options.json)
+    return dry_run(checked(daemon), request, outer, json=options.json)
 
 
 def _reach(socket: Path | str | None) -> Transport:
@@ -157,8 +158,9 @@ def _complete(daemon: Transport, request: SubmitRequest, options: RunOptions) ->
     """Add what concerns a job of its own only, and not a command within a lease."""
     if options.after:
         from gpulease.cli.queue_options import dependencies
+        from gpulease.client import checked
 
-        request.queue.after = dependencies(LightClient(daemon).checked(), options.after)
+        request.queue.after = dependencies(checked(daemon), options.after)
     if request.notify:
         from gpulease.cli.notify_options import completed
 
@@ -326,8 +328,9 @@ def _outer_lease(
     daemon: Transport, request: SubmitRequest, options: RunOptions
 ) -> NestedView | None:
     from gpulease.cli.nested import outer_lease
+    from gpulease.client import checked
 
-    return outer_lease(LightClient(daemon).checked(), request, options)
+    return outer_lease(checked(daemon), request, options)
 
 
 def _become(outer: NestedView, request: SubmitRequest, options: RunOptions) -> None:

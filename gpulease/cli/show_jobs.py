@@ -73,8 +73,9 @@ def print_jobs(
             show_page([*above, *job_page.page(view, now, _indexes(client, view))], screen)
             if plot:
                 from gpulease.cli.plot_page import show_charts
+                from gpulease.client import checked
 
-                show_charts(client.checked(), number)
+                show_charts(checked(client.transport), number)
 
 
 def _as_json(

@@ -1,7 +1,7 @@
 """The client of the daemon's API. Other packages import from here.
 
 Each name is loaded when it is first used: a command that runs often takes only the light ones,
-which are all but `Client`, `decode`, `encode` and what finds the daemon.
+which are all but `Client`, `checked`, `decode`, `encode` and what finds the daemon.
 """
 
 TYPE_CHECKING = False
@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from gpulease.client.client import Client as Client
+    from gpulease.client.client import checked as checked
     from gpulease.client.codec import decode as decode
     from gpulease.client.codec import encode as encode
     from gpulease.client.discovery import find as find
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from gpulease.client.unix_socket import trusted_users as trusted_users
 
 _HOMES = {
-    "client": ("Client",),
+    "client": ("Client", "checked"),
     "codec": ("decode", "encode"),
     "discovery": ("find", "has_daemon", "machine_daemon", "no_daemon_on"),
     "transport": ("Transport",),

@@ -423,6 +423,11 @@ class Client(LightClient):
                     yield decode(JobView, line)
 
 
+def checked(daemon: Transport) -> Client:
+    """Return a client that has all requests and checks replies, for a light one's daemon."""
+    return Client(Path(daemon.path), trusted=daemon.trusted)
+
+
 def _with_key(request: SubmitRequest | HoldRequest | AdoptRequest) -> bytes:
     """Return a submission as JSON, under a key by which the daemon knows a repetition."""
     return encode(request if request.key is not None else replace(request, key=new_key()))

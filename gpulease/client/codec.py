@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from gpulease.client.light_client import unreadable
+from gpulease.client.errors import unreadable
 from gpulease.errors import BadValue
 from gpulease.wire import jobs, machine
 

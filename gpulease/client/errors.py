@@ -100,6 +100,14 @@ def lost(path: StrPath) -> AnswerLost:
     )
 
 
+def unreadable(why: str) -> GpuleaseError:
+    """Return the error for a reply that is not what this version expects."""
+    return GpuleaseError(
+        f"cannot read the daemon's answer: {why}",
+        "after an upgrade, restart the daemon; running jobs continue",
+    )
+
+
 def _see_log(path: StrPath) -> str:
     """Return where the log of the daemon on `path` is, which only the path can tell."""
     path = Path(path)

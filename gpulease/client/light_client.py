@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from gpulease import light_json
 from gpulease.client.transport import ANSWER_WITHIN, Transport
-from gpulease.errors import GpuleaseError
 from gpulease.light_json import Namespace, encode
 from gpulease.record import replace
 
@@ -18,7 +17,6 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import Any, Self
 
-    from gpulease.client.client import Client
     from gpulease.client.transport import Reply
     from gpulease.errors import RecordLocked
     from gpulease.wire.frames import FrameKind
@@ -49,15 +47,9 @@ def read(body: bytes) -> Any:
     try:
         return light_json.decode(body, View)
     except ValueError as error:
+        from gpulease.client.errors import unreadable
+
         raise unreadable(str(error)) from error
-
-
-def unreadable(why: str) -> GpuleaseError:
-    """Return the error for a reply that is not what this version expects."""
-    return GpuleaseError(
-        f"cannot read the daemon's answer: {why}",
-        "after an upgrade, restart the daemon; running jobs continue",
-    )
 
 
 class LightClient:
@@ -75,14 +67,6 @@ class LightClient:
     def transport(self) -> Transport:
         """The connection to the daemon."""
         return self._daemon
-
-    def checked(self) -> Client:
-        """Return a client of the same daemon that has all requests, and checks replies."""
-        from pathlib import Path
-
-        from gpulease.client.client import Client
-
-        return Client(Path(self.path), trusted=self._daemon.trusted)
 
     def _view(self, kind: str, body: bytes) -> Any:
         """Return the view in a reply; `kind` is the name of its class."""

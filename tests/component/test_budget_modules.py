@@ -22,7 +22,7 @@ JOBS = {"cli.job_gpus", "cli.job_page", "cli.job_report", "cli.job_selection", "
 OURS = {
     "status": ALWAYS
     | {"cli.gpu_rows", "cli.status_page", "cli.status_tables", "pwd", "wire.unmanaged"},
-    "list": ALWAYS | {"cli.list_page"},
+    "list": ALWAYS | {"cli.list_page", "cli.pager"},
     "show": ALWAYS | JOBS | {"cli.show_jobs"},
     "cancel": ALWAYS | {"cli.cancel_jobs", "cli.job_selection"},
     "history": ALWAYS | {"cli.history_page", "cli.pager"},

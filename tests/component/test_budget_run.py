@@ -19,7 +19,7 @@ _LIBRARY = {
 _BEFORE_THE_REQUEST = {
     "build", "cli", "cli.app", "cli.caller", "cli.cluster", "cli.everyday", "cli.program",
     "cli.quick_defaults", "cli.quick_options", "cli.quick_parser", "cli.render", "cli.request",
-    "cli.run_job", "cli.signals", "cli.waiting_line", "client", "client.http",
+    "cli.run_job", "cli.search_path", "cli.signals", "cli.waiting_line", "client", "client.http",
     "client.known_sockets", "client.light_client", "client.submission", "client.submitter",
     "client.transport", "client.unix_socket", "cluster_choice", "errors", "light_json", "locations",
     "peer_credentials", "record", "units", "wire", "wire.frames", "wire.text",

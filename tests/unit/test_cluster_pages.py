@@ -16,11 +16,11 @@ from gpulease.cli.cluster.jobs import view
 from gpulease.cli.cluster.nodes import nodes_of
 from gpulease.cli.cluster.reasons import reason_of
 from gpulease.cli.cluster.refusals import refusal
-from gpulease.cli.cluster.views import JobList, JobView, StatusView
 from gpulease.cli.format import display_width
 from gpulease.cli.tables import Page
 from gpulease.errors import SlurmFailed
 from gpulease.slurm.node_summary import GpuSummary, NodeSummary, encode
+from gpulease.slurm.views import JobList, JobView, StatusView
 from gpulease.units import GIB, MIB
 from unit.test_cluster_jobs import job
 

@@ -2,8 +2,8 @@
 
 from datetime import datetime, timedelta
 
-from gpulease.cli.cluster.views import JobView
 from gpulease.cli.format import SUSPENDED, UNKNOWN, clean, clock, instant, sentence, size
+from gpulease.slurm.views import JobView
 from gpulease.wire.text import spoken
 
 _FAR = timedelta(days=300)

@@ -7,7 +7,6 @@ from datetime import UTC, datetime
 from types import MappingProxyType
 
 from gpulease.cli.cluster import reasons
-from gpulease.cli.cluster.views import ArrayWaitingView, ClaimView, JobView, LeaseView
 from gpulease.cli.exit_codes import SIGNALED
 from gpulease.errors import EXIT_TIME_LIMIT
 from gpulease.slurm.allocations import gres_in
@@ -16,6 +15,7 @@ from gpulease.slurm.hostlist import includes
 from gpulease.slurm.notes import stop_in
 from gpulease.slurm.records import fixed_format, is_batch, parse_fixed, placements
 from gpulease.slurm.shards import Requested, requested
+from gpulease.slurm.views import ArrayWaitingView, ClaimView, JobView, LeaseView
 
 WIDTHS: Mapping[str, int] = {
     "jobid": 12, "arrayjobid": 12, "arraytaskid": 72, "name": 128, "username": 33, "state": 16,

@@ -10,7 +10,6 @@ from gpulease.cli.caller import refuse_unknown_user
 from gpulease.cli.cluster.job_lines import code_of, expected, nodes_of, outcome_of, requested
 from gpulease.cli.cluster.jobs import order_of, read_queue, uses_gpus, view
 from gpulease.cli.cluster.nodes import Published, read_published
-from gpulease.cli.cluster.views import JobList, JobView
 from gpulease.cli.format import (
     SUSPENDED,
     UNKNOWN,
@@ -21,11 +20,13 @@ from gpulease.cli.format import (
     instant,
     size,
 )
-from gpulease.cli.render import local_time, print_stderr, print_stdout, screen_of, show_paged
+from gpulease.cli.pager import print_paged
+from gpulease.cli.render import drawn, local_time, print_stderr, print_stdout, screen_of
 from gpulease.cli.tables import Column, Line, Page, Style, Table, line
 from gpulease.errors import BadUsage
 from gpulease.light_json import encode, indent
 from gpulease.locations import environment
+from gpulease.slurm.views import JobList, JobView
 from gpulease.wire.jobs import JobState
 from gpulease.wire.text import spoken
 
@@ -63,7 +64,7 @@ def print_list(
     if json:
         print_stdout(indent(encode(listed)))
         return
-    show_paged(page(listed, now, newest=ended), screen_of(sys.stdout, environment()))
+    print_paged([drawn(page(listed, now, newest=ended), screen_of(sys.stdout, environment()))])
 
 
 def print_ended(

@@ -4,7 +4,6 @@ import re
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 
-from gpulease.cli.cluster.views import GpuView, MemoryView, NodeView
 from gpulease.config import SYSTEM_CONFIG, Settings, read_settings
 from gpulease.errors import BadConfiguration
 from gpulease.record import record
@@ -12,6 +11,7 @@ from gpulease.slurm.commands import run_slurm
 from gpulease.slurm.node_summary import GpuSummary, NodeSummary, decode
 from gpulease.slurm.records import parse_record
 from gpulease.slurm.shards import DEFAULT_SHARD, requested
+from gpulease.slurm.views import GpuView, MemoryView, NodeView
 
 _PERIODS = 6
 """A summary is old after so many periods: it is due after 4 at the latest."""

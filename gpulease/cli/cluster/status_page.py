@@ -15,7 +15,6 @@ from gpulease.cli.cluster.job_lines import (
 )
 from gpulease.cli.cluster.jobs import elements, read_queue, state_of, uses_gpus, with_gpus
 from gpulease.cli.cluster.nodes import read_nodes, shard_size
-from gpulease.cli.cluster.views import GpuView, JobView, MemoryView, NodeView, StatusView
 from gpulease.cli.format import UNKNOWN, clean, clock, instant, since, size, until
 from gpulease.cli.gpu_rows import GpuRow, Note, gpu_table
 from gpulease.cli.render import (
@@ -44,6 +43,7 @@ from gpulease.cli.status_tables import (
 from gpulease.cli.tables import Block, Hanging, Page, line
 from gpulease.light_json import encode, indent
 from gpulease.locations import environment
+from gpulease.slurm.views import GpuView, JobView, MemoryView, NodeView, StatusView
 from gpulease.wire.text import model
 from gpulease.wire.unmanaged import beyond_driver
 
