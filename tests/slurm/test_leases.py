@@ -259,19 +259,20 @@ def test_a_job_that_all_nodes_refuse_waits_and_is_not_held(idle: Cluster) -> Non
     idle.wait_until(job, "RUNNING")
 
 
-def test_a_job_that_lost_its_node_is_queued_again_after_a_refusal(idle: Cluster) -> None:
-    node = idle.nodes["n1"]
-    job = idle.sbatch("sleep 300", "--gres=shard:96", "--exclude=n2,n3")
-    wait_for("it has a lease", lambda: where(idle, job) == ["n1"])
-    idle.wait_until_saved(job)
-    node.crash()
-    node.start()
-    strangers = [node.stranger(GIB, gpu) for gpu in (0, 1)]
-    wait_for("Slurm counts on", lambda: idle.job(job)["BatchFlag"] == "2")
-    wait_for("n1 refuses it", lambda: "refused 1" in idle.scontrol("show", "job", str(job)))
-    assert idle.wait_until(job, "PENDING", "FAILED")["JobState"] == "PENDING"
-    for each in strangers:
-        each.communicate()
+def test_a_job_that_lost_its_node_is_queued_again_after_a_refusal() -> None:
+    with leasing(["n1", "n2"], slurm_lines="\nSlurmdTimeout=3") as made:
+        node = made.nodes["n1"]
+        job = made.sbatch("sleep 300", "--gres=shard:96", "--exclude=n2")
+        wait_for("it has a lease", lambda: where(made, job) == ["n1"])
+        made.wait_until_saved(job)
+        node.crash()
+        node.start()
+        strangers = [node.stranger(GIB, gpu) for gpu in (0, 1)]
+        wait_for("Slurm counts on", lambda: made.job(job)["BatchFlag"] == "2")
+        wait_for("n1 refuses it", lambda: "refused 1" in made.scontrol("show", "job", str(job)))
+        assert made.wait_until(job, "PENDING", "FAILED")["JobState"] == "PENDING"
+        for each in strangers:
+            each.communicate()
 
 
 def test_without_a_daemon_jobs_go_elsewhere() -> None:
