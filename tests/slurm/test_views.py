@@ -244,7 +244,13 @@ def test_what_a_job_used_is_known_where_no_daemon_runs(idle: Cluster) -> None:
     assert read(idle, "list", "--all")["jobs"][-1]["used"] == used()
     assert read(idle, "history", "--name", "used")["jobs"][0]["used"] == used()
     assert "USED" in ask(idle, "history")
-    assert "gpulease history --csv on a node" in ask(idle, "history", "--csv", status=125)
+    assert "gpulease history --csv on a node" in ask(idle, "history", "--csv", status=2)
+    before, node = used(), idle.nodes["n1"]
+    node.kill_daemon()
+    at = nodes_of(idle)[0]["at"]
+    node.start_daemon()
+    wait_for("the next daemon publishes", lambda: nodes_of(idle)[0]["at"] != at)
+    assert used() == before
 
 
 def test_jobs_of_others_are_refused(idle: Cluster) -> None:
