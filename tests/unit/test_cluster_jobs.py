@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from gpulease.cli.cluster.job_lines import nodes_of as nodes_of_job
 from gpulease.cli.cluster.jobs import elements, label_of, span_seconds, uses_gpus, view
 from gpulease.cli.cluster.nodes import nodes_of
 from gpulease.slurm.node_summary import GpuSummary, NodeSummary, encode
@@ -79,7 +80,7 @@ def test_a_job_that_was_cancelled_while_it_waited_never_started() -> None:
     waited = job(state="CANCELLED")
     del waited["nodelist"]
     shown = view(waited, SHARD)
-    assert (shown.started_at, shown.exit_status) == (None, None)
+    assert (shown.started_at, shown.exit_status, nodes_of_job(shown)) == (None, None, "")
 
 
 def test_a_job_that_did_not_start_at_once_was_not_ended_by_a_signal() -> None:
