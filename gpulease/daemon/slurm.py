@@ -130,9 +130,7 @@ class SlurmNode:
             scheduler, processes, base.clock, base.writer, self._commands, launchers.jobs.ended,
             launchers.enforcement.limit, self._running,
         )  # fmt: skip
-        self._learnt = LearntSizes(
-            base.store, JobHistory(base.store).page, base.writer, base.clock
-        )
+        self._learnt = LearntSizes(base.store, JobHistory(base.store).page, base.writer, base.clock)
         self._publication = SlurmPublication(self._summary, self._name)
         self._pace = PublicationPace()
         self._reconciliation = SlurmReconciliation(

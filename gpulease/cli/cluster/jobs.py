@@ -14,7 +14,7 @@ from gpulease.slurm.allocations import gres_in
 from gpulease.slurm.commands import DEADLINE_S, run_slurm
 from gpulease.slurm.hostlist import includes
 from gpulease.slurm.notes import stop_in
-from gpulease.slurm.records import fixed_format, is_batch, parse_fixed, placements
+from gpulease.slurm.records import ending, fixed_format, is_batch, parse_fixed, placements
 from gpulease.slurm.shards import Requested, requested
 
 WIDTHS: Mapping[str, int] = {
@@ -222,7 +222,7 @@ def _outcome(job: Mapping[str, str]) -> str:
         return outcome
     if state == "FAILED" and "nodelist" not in job:
         return "gave_up"  # srun --immediate; Slurm shows an exit code all the same
-    _, signal = _ending(job) or (0, 0)
+    _, signal = ending(job.get("exit_code", "")) or (0, 0)
     return "signaled" if signal else "exited"
 
 
@@ -232,21 +232,10 @@ def exit_status(job: Mapping[str, str]) -> int | None:
         return EXIT_TIME_LIMIT
     if job.get("state") == "NODE_FAIL":
         return None  # Slurm shows 0
-    if (ending := _ending(job)) is None:
+    if (ended := ending(job.get("exit_code", ""))) is None:
         return None
-    code, signal = ending
+    code, signal = ended
     return SIGNALED + signal if signal else code
-
-
-def _ending(job: Mapping[str, str]) -> tuple[int, int] | None:
-    """Return the exit code and the signal of an ended job."""
-    code, colon, signal = job.get("exit_code", "").partition(":")
-    if not code.isdecimal() or (colon and not signal.isdecimal()):
-        return None
-    if colon:
-        return int(code), int(signal)
-    status = os.waitstatus_to_exitcode(int(code))  # squeue of 22.05 prints the status of wait(2)
-    return (0, -status) if status < 0 else (status, 0)
 
 
 def span_seconds(text: str | None) -> float | None:
