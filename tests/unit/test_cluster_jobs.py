@@ -43,6 +43,13 @@ def test_the_gpu_of_another_node_is_not_that_of_the_job() -> None:
     assert [(it.node, it.gpu) for it in shown.leases] == [("n10", None)]
 
 
+@pytest.mark.parametrize("per_task", ["gres:gpu:1", "gres/gpu=1"])
+def test_gpus_of_tasks_are_those_of_the_job_unless_it_has_a_number(per_task: str) -> None:
+    asked = {"numtasks": "4", "numnodes": "2", "tres-per-task": per_task}
+    assert view(job(tres_per_node="gres:gpu:3", **asked), SHARD).claim.gpus == 3
+    assert view(job(tres_per_node="", **asked), SHARD).claim.gpus == 2
+
+
 def test_whole_gpus_are_a_claim_without_a_size() -> None:
     claim = view(job(tres_per_node="gres:gpu:2"), SHARD).claim
     assert (claim.memory, claim.gpus, claim.exclusive) == (None, 2, True)

@@ -20,12 +20,12 @@ from gpulease.slurm.shards import Requested, requested
 WIDTHS: Mapping[str, int] = {
     "jobid": 12, "arrayjobid": 12, "arraytaskid": 72, "name": 128, "username": 33, "state": 16,
     "reason": 200, "tres-per-node": 100, "tres-per-job": 60, "tres-per-socket": 60,
-    "tres-per-task": 60, "nodelist": 100, "submittime": 20, "starttime": 20, "endtime": 20,
-    "eligibletime": 20, "timelimit": 20, "dependency": 120, "exit_code": 12, "restartcnt": 8,
-    "batchflag": 4, "partition": 40, "admin_comment": 400,
+    "tres-per-task": 60, "numtasks": 12, "numnodes": 12, "nodelist": 100, "submittime": 20,
+    "starttime": 20, "endtime": 20, "eligibletime": 20, "timelimit": 20, "dependency": 120,
+    "exit_code": 12, "restartcnt": 8, "batchflag": 4, "partition": 40, "admin_comment": 400,
 }  # fmt: skip
 """The fields of squeue, and their widths in bytes."""
-_RESOURCES = ("tres-per-node", "tres-per-job", "tres-per-socket", "tres-per-task")
+_RESOURCES = ("tres-per-node", "tres-per-job", "tres-per-socket")
 _STATES = {
     "PENDING": "queued", "REQUEUED": "queued", "REQUEUE_HOLD": "queued", "REQUEUE_FED": "queued",
     "SPECIAL_EXIT": "queued", "CONFIGURING": "granted", "RUNNING": "active", "SUSPENDED": "active",
@@ -181,7 +181,13 @@ def _places() -> Mapping[str, Mapping[str, str]]:
 
 
 def _requested(job: Mapping[str, str]) -> Requested:
-    return requested(*(job.get(name) for name in _RESOURCES))
+    if together := requested(*(job.get(name) for name in _RESOURCES)):
+        return together  # which the tasks divide
+    each = requested(job.get("tres-per-task"))
+    counts = (job.get(name, "") for name in ("numtasks", "numnodes"))
+    tasks, nodes = (int(text) if text.isdecimal() and int(text) else 1 for text in counts)
+    on_node = -(-tasks // nodes)
+    return Requested(each.gpus * on_node, each.shards * on_node)
 
 
 def _claim(job: Mapping[str, str], wanted: Requested, shard: int) -> ClaimView:
