@@ -58,7 +58,8 @@ class LearntSizes:
             ended = [*filter(None, map(self._store.job, sorted(before - held)))]
             for job in ended:
                 used = [lease.used for lease in job.leases if lease.used]
-                self._note_used(job.slurm and job.slurm.id, max(used, default=None))
+                number = None if job.slurm is None else job.slurm.id
+                self._note_used(number, max(used, default=None))
             self._add((job.owner.uid, job.usage.fingerprint) for job in ended)
         latest = list(self._latest)
         self.sizes = await self._in_writer(lambda: self._compute(latest))
