@@ -30,7 +30,10 @@ def ending(text: str) -> tuple[int, int] | None:
         return None
     if colon:
         return int(code), int(signal)
-    status = os.waitstatus_to_exitcode(int(code))
+    try:
+        status = os.waitstatus_to_exitcode(int(code))
+    except (ValueError, OverflowError):  # such as Slurm's NO_VAL
+        return None
     return (0, -status) if status < 0 else (status, 0)
 
 

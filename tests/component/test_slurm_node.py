@@ -86,7 +86,7 @@ def test_a_job_that_slurm_does_not_describe_is_refused(shown: str) -> None:
 @pytest.mark.parametrize(
     ("exit_code", "expected"),
     [("0", Exit(0)), ("15", Exit(signal=15)), ("768", Exit(3)), ("3:0", Exit(3)),
-     ("0:15", Exit(signal=15)), ("?", Exit())],
+     ("0:15", Exit(signal=15)), ("?", Exit()), ("127", Exit()), ("4294967294", Exit())],
 )  # fmt: skip
 def test_slurm_says_how_a_job_ended(exit_code: str, expected: Exit) -> None:
     slurm = FakeSlurm()
