@@ -18,6 +18,7 @@ class FakeJob:
     restarts: int = 0
     is_batch: bool = True
     start: str = ""
+    exit_code: str = "0"
     actions: list[str] = field(default_factory=list)
     """What was done with it: requeue, scancel, ..."""
 
@@ -64,6 +65,7 @@ class FakeSlurm:
             "JobID": str(number), "State": job.state, "UserID": "47201", "GroupID": "47201",
             "RestartCnt": str(job.restarts), "NodeList": job.nodes, "ReqNodes": job.wanted,
             "Partition": "main", "BatchFlag": str(int(job.is_batch)), "admin_comment": job.comment,
+            "exit_code": job.exit_code,
         }  # fmt: skip
         if "Format" in given:
             names = [each.partition(":")[0] for each in given["Format"].split(",")]

@@ -477,6 +477,7 @@ class FakeSlurm:
         self.refused: list[tuple[SlurmJob, str]] = []
         self.asked = 0
         self.is_away = False
+        self.exits: dict[int, Exit] = {}
 
     def give(self, job: int, shards: int, *gpus: int) -> None:
         self.allocations[job] = SlurmAllocation("train.py", True, gpus or (0,), shards)
@@ -486,6 +487,9 @@ class FakeSlurm:
         if self.is_away:
             raise SlurmFailed("slurmctld does not answer")
         return self.allocations[job.id]
+
+    async def exit_of(self, job: SlurmJob) -> Exit | None:
+        return self.exits.get(job.id)
 
     async def refuse(self, job: SlurmJob, why: str, *, counts: bool = True) -> None:
         if self.is_away:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 
 from gpulease.cli.caller import environment
-from gpulease.cli.format import behind_of, clean, clock, in_the_way, sentence
+from gpulease.cli.format import behind_of, clean, clock, id_of, in_the_way, sentence
 from gpulease.cli.job_page import labelled, predicted, refusal_table, suggestion_text
 from gpulease.cli.render import print_stdout, screen_of, show_page
 from gpulease.cli.tables import Page, Span
@@ -24,7 +24,7 @@ def dry_run(client: Client, request: SubmitRequest, outer: NestedView | None, *,
     `outer` is the lease that the command would run within.
     """
     if outer is not None and outer.job is not None:
-        print_stdout(f"would run at once, within the lease of job {outer.job.id}")
+        print_stdout(f"would run at once, within the lease of job {id_of(outer.job)}")
         return 0
     reply = client.explain_json(request)
     view = decode(ExplainView, reply)

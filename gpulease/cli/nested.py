@@ -34,11 +34,11 @@ def outer_lease(client: Client, request: SubmitRequest, options: RunOptions) -> 
     except AlreadyLeased as error:
         raise AlreadyLeased(error.message, f"{error.hint}; {_NEW_LEASE}") from None
     if outer is not None and outer.job is not None:
-        _refuse_options_of_a_job(outer.job.id, options)
+        _refuse_options_of_a_job(id_of(outer.job), options)
     return outer
 
 
-def _refuse_options_of_a_job(job: int, options: RunOptions) -> None:
+def _refuse_options_of_a_job(job: str, options: RunOptions) -> None:
     refused = (
         (
             options.detach,

@@ -32,6 +32,7 @@ from gpulease.service.scheduler import Scheduler
 from gpulease.service.slurm_gpus import gpus_of_slurm, missing_local_gpus
 from gpulease.service.slurm_leases import SlurmLeases, SlurmRequest
 from gpulease.slurm.node_summary import GpuSummary, NodeSummary
+from gpulease.store.job_history import JobHistory
 from gpulease.timers import Timer, Timers
 from gpulease.wire.machine import CheckView, GpuView
 
@@ -129,7 +130,7 @@ class SlurmNode:
             scheduler, processes, base.clock, base.writer, self._commands, launchers.jobs.ended,
             launchers.enforcement.limit, self._running,
         )  # fmt: skip
-        self._learnt = LearntSizes(base.store, base.writer, base.clock)
+        self._learnt = LearntSizes(base.store, JobHistory(base.store).page, base.writer, base.clock)
         self._publication = SlurmPublication(self._summary, self._name)
         self._pace = PublicationPace()
         self._reconciliation = SlurmReconciliation(

@@ -1,11 +1,18 @@
 """Asks Slurm about a job; the port `SlurmController`."""
 
-from gpulease.domain.job import SlurmJob
+import asyncio
+
+from gpulease.domain.job import Exit, SlurmJob
 from gpulease.errors import SlurmFailed
-from gpulease.host.slurm_commands import RunSlurm, is_unknown_job, run_slurm
+from gpulease.host.slurm_commands import RunSlurm, is_unknown_job, list_job, run_slurm
 from gpulease.host.slurm_refusals import SlurmRefusals
 from gpulease.service.ports import SlurmAllocation, SlurmRefusal
 from gpulease.slurm.allocations import JobIsOver, Unclear, allocation_on, element_of
+from gpulease.slurm.records import ending
+
+_EXIT = "--Format=JobID:|,RestartCnt:|,exit_code:"
+_EXIT_WITHIN_S = 2.0
+"""The lease ends afterwards, and the epilog waits for 5 s."""
 
 
 class SlurmCommands:
@@ -40,6 +47,22 @@ class SlurmCommands:
 
     async def _show(self, job: str) -> str:
         return await self._run("scontrol", "show", "job", "-d", job)
+
+    async def exit_of(self, job: SlurmJob) -> Exit | None:
+        """Return how a job that is ending ended, which is unknown if it is queued again.
+
+        None if Slurm does not answer soon.
+        """
+        try:
+            async with asyncio.timeout(_EXIT_WITHIN_S):
+                restarts, _, status = (await list_job(self._run, job.id, _EXIT)).partition("|")
+        except (SlurmFailed, TimeoutError):
+            return None
+        found = ending(status.strip())
+        if restarts != str(job.restarts) or found is None:
+            return Exit()
+        code, signal = found
+        return Exit(signal=signal) if signal else Exit(code)
 
     async def refuse(self, job: SlurmJob, why: str, *, counts: bool = True) -> None:
         """Have Slurm queue a batch job again, for another node; it is held after three rounds.

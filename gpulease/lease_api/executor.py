@@ -378,15 +378,16 @@ def _refuse_inside_a_lease(client: Client) -> None:
     known = config.environment().get("GPULEASE_JOB", "")
     around = client.nested(NestedRequest({"GPULEASE_JOB": to_wire(known)})) if known else None
     if around is not None and around.job is not None:
+        label = around.job.label or around.job.id
         main = sys.modules["__main__"]
         if sys.modules.get("__mp_main__", main) is not main:  # multiprocessing imports the script
             raise AlreadyLeased(
-                f"cannot use an Executor here: the call of job {around.job.id} imports the script "
-                "to find its function, and the script submits calls as it is imported",
+                f"cannot use an Executor here: the call of job {label} imports the script to "
+                "find its function, and the script submits calls as it is imported",
                 'put them below if __name__ == "__main__": or install cloudpickle',
             )
         raise AlreadyLeased(
-            f"cannot use an Executor within the lease of job {around.job.id}: that lease would "
+            f"cannot use an Executor within the lease of job {label}: that lease would "
             "wait for the calls, and the calls might wait for its memory",
             "start the script that submits the calls without gpulease run: it needs no GPU; "
             "if there is memory for both, Executor(..., new_lease=True)",

@@ -100,7 +100,10 @@ class HoldHandlers:
             return json_response(NestedView(None))
         stored = context.scheduler.store.invocation(job.id)
         if job.slurm is not None:
-            stored = invocation_of_task(command_in(environment, job.slurm.id), environment)
+            bound, of = len(_visible(job, environment, False)), len(job.leases)
+            stored = invocation_of_task(
+                command_in(environment, job.slurm.id), environment, bound, of
+            )
         invocation = invocation_of(stored, body, environment)
         part = part_of(
             job,

@@ -599,6 +599,12 @@ class SlurmController(Protocol):
             SlurmFailed: Slurm does not answer; the prolog asks again.
         """
 
+    async def exit_of(self, job: SlurmJob) -> Exit | None:
+        """Return how a job that is ending ended, which is unknown if it is queued again.
+
+        None if Slurm does not answer soon.
+        """
+
     async def refuse(self, job: SlurmJob, why: str, *, counts: bool = True) -> None:
         """Have Slurm queue a batch job again, for another node; it is held after three rounds.
 

@@ -217,10 +217,14 @@ class SlurmLeases:
         """End the leases of a job of Slurm; return when its memory is free, or after a while.
 
         While processes of it are left, its memory counts, and Slurm need not wait for that.
+        `exit_` is what the epilog has of it: 0 also for a job that Slurm has cancelled or queued
+        again, or whose time was up.
         """
         self._refused.pop(number, None)
         jobs = self._scheduler.store.holding()
-        mine = (each for each in jobs if each.slurm and each.slurm.id == number)
+        mine = [each for each in jobs if each.slurm and each.slurm.id == number]
+        if exit_ == Exit(0) and mine and mine[-1].slurm is not None:
+            exit_ = await self._slurm.exit_of(mine[-1].slurm) or exit_
         await self._end_all(mine, exit_)
 
     async def _end_all(self, jobs: Iterable[Job], exit_: Exit | None = None) -> None:

@@ -17,7 +17,7 @@ from gpulease.path_ownership import closed_to_others, shaky
 from gpulease.setup.slurm_hook import MARK, NAME, hook_text
 from gpulease.setup.slurm_node import SlurmNode, daemon_status, device_files, read_node
 from gpulease.slurm.commands import run_slurm, slurm_environment
-from gpulease.slurm.records import parse_record
+from gpulease.slurm.records import parse_record, parse_records
 from gpulease.units import format_size
 from gpulease.wire.machine import CheckView
 
@@ -305,10 +305,31 @@ def _try_hook(file: Path) -> str:
     return done.stderr.strip()
 
 
+def polite_partition(shown: str, names: Sequence[str]) -> str | None:
+    """Return the partition of `names` whose jobs preempt no others; None if none takes jobs.
+
+    `shown` is what `scontrol --oneliner show partition` prints.
+    """
+    open_ = [
+        it
+        for it in parse_records(shown)
+        if it.get("PartitionName") in names and it.get("State") == "UP"
+    ]
+    tiers = {
+        it["PartitionName"]: (it.get("DisableRootJobs") == "YES", int(it.get("PriorityTier", "1")))
+        for it in open_
+    }
+    return min(tiers, key=lambda name: tiers[name], default=None)
+
+
 def try_job(found: Found) -> CheckView:
     """Run a job with one shard on this node, as root, and look at its lease."""
     name = found.node.name
-    partition = found.record.get("Partitions", "").partition(",")[0]
+    try:
+        partitions = run_slurm(("scontrol", "--oneliner", "show", "partition"))
+    except GpuleaseError:
+        partitions = ""
+    partition = polite_partition(partitions, found.record.get("Partitions", "").split(","))
     line = [
         "srun", f"--immediate={_STARTS_WITHIN_S}", "--time=1", "--job-name=gpulease-check",
         "--chdir=/", f"--nodelist={name}", *([f"--partition={partition}"] if partition else []),

@@ -47,7 +47,9 @@ sub epilog {
 sub task_prolog {
     my ($number, $step) = step();
     my $is_batch = defined $step ? $step eq 'batch' : !defined $ENV{SLURM_STEP_ID};
-    my $gpus = $ENV{$is_batch ? 'SLURM_JOB_GPUS' : 'SLURM_STEP_GPUS'} // '';
+    # With --gpu-bind=none, Slurm 22.05 only counts the GPUs of several tasks.
+    my $gpus = $is_batch ? $ENV{SLURM_JOB_GPUS} : $ENV{SLURM_STEP_GPUS} // $ENV{SLURM_GPUS_ON_NODE};
+    $gpus //= '';
     return 0 if $gpus eq '';
     # A batch job that was submitted inside a step has its number of tasks, which share a lease.
     my $unset = $is_batch && defined delete $ENV{SLURM_STEP_TASKS_PER_NODE}

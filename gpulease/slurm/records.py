@@ -6,6 +6,7 @@ length, and no text can leave its field. `scontrol --oneliner show` prints `Key=
 spaces: where it matters, callers ask for records that no user can write, such as nodes.
 """
 
+import os
 import re
 from collections.abc import Iterator, Mapping
 from typing import Final
@@ -17,6 +18,23 @@ _ABSENT: Final = frozenset({"(null)", "N/A", "n/a", "NONE", ""})
 _STREAM = re.compile(r"^   (StdErr|StdOut)=(.*)$", re.MULTILINE)
 _PARTS = re.compile(r"\((\d+/\d+(?:,\d+/\d+)*)\)")
 _PLACEMENT = re.compile(r"^     Nodes=(\S+) CPU_IDs=\S* Mem=\d* GRES=(\S*)$", re.MULTILINE)
+
+
+def ending(text: str) -> tuple[int, int] | None:
+    """Return the exit code and the signal in the field exit_code of squeue; None if there is none.
+
+    22.05 prints the status of wait(2), later releases code:signal.
+    """
+    code, colon, signal = text.partition(":")
+    if not code.isdecimal() or (colon and not signal.isdecimal()):
+        return None
+    if colon:
+        return int(code), int(signal)
+    try:
+        status = os.waitstatus_to_exitcode(int(code))
+    except (ValueError, OverflowError):  # such as Slurm's NO_VAL
+        return None
+    return (0, -status) if status < 0 else (status, 0)
 
 
 def fixed_format(widths: Mapping[str, int]) -> str:

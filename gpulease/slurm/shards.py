@@ -33,12 +33,11 @@ class Requested:
 
 
 def requested(*resources: str | None) -> Requested:
-    """Read generic resources, such as "gres:shard:16", "gres/gpu:a100:2" or "gpu"."""
+    """Read generic resources, such as "gres:shard:16", "gres/gpu:a100:2", "gres/gpu=1" or "gpu"."""
     counts = {"gpu": 0, "shard": 0}
     for each in ",".join(filter(None, resources)).split(","):
-        name, *rest = (
-            each.partition("(")[0].replace("gres/", "gres:").removeprefix("gres:").split(":")
-        )
+        plain = each.partition("(")[0].replace("/", ":").replace("=", ":")
+        name, *rest = plain.removeprefix("gres:").split(":")
         if name in counts:
             counts[name] += _count(rest[-1] if rest else "")
     return Requested(counts["gpu"], counts["shard"])

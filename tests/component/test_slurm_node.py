@@ -83,6 +83,21 @@ def test_a_job_that_slurm_does_not_describe_is_refused(shown: str) -> None:
         run(SlurmCommands(slurm).allocation(JOB))
 
 
+@pytest.mark.parametrize(
+    ("exit_code", "expected"),
+    [("0", Exit(0)), ("15", Exit(signal=15)), ("768", Exit(3)), ("3:0", Exit(3)),
+     ("0:15", Exit(signal=15)), ("?", Exit()), ("127", Exit()), ("4294967294", Exit())],
+)  # fmt: skip
+def test_slurm_says_how_a_job_ended(exit_code: str, expected: Exit) -> None:
+    slurm = FakeSlurm()
+    slurm.jobs[17] = FakeJob("17", "COMPLETING", exit_code=exit_code)
+    assert run(SlurmCommands(slurm).exit_of(JOB)) == expected
+    slurm.jobs[17].restarts = 1
+    assert run(SlurmCommands(slurm).exit_of(JOB)) == Exit()
+    slurm.is_away = True
+    assert run(SlurmCommands(slurm).exit_of(JOB)) is None
+
+
 # Refusals.
 
 

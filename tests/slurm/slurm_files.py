@@ -133,10 +133,11 @@ def _common(ports: Ports) -> dict[str, str]:
         "KillWait": "2",
         "InactiveLimit": "0",
         "MinJobAge": "120",
-        # A crashed node is down after ten seconds.
         "MessageTimeout": "5",
         "SlurmctldTimeout": "3",
-        "SlurmdTimeout": "3",
+        # A busy machine answers late, and a node that is down loses its jobs. A test that waits for
+        # a crashed node to be down sets 3.
+        "SlurmdTimeout": "30",
     }
 
 

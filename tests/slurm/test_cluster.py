@@ -92,15 +92,16 @@ def test_strangers_use_the_memory_of_one_node(idle: Cluster) -> None:
         stranger.communicate()
 
 
-def test_a_crashed_node_returns(idle: Cluster) -> None:
-    node = idle.nodes["n3"]
-    boot = node.path("/proc/sys/kernel/random/boot_id").read_text()
-    node.crash()
-    wait_for("Slurm notices", lambda: idle.states()["n3"].startswith("down"))
-    node.start()
-    assert node.path("/proc/sys/kernel/random/boot_id").read_text() != boot
-    idle.wait_until_idle()
-    assert idle.run("srun", "--nodelist=n3", "hostname").stdout == "n3\n"
+def test_a_crashed_node_returns() -> None:
+    with running([NodeSpec("n1")], Settings(slurm_lines="SlurmdTimeout=3")) as made:
+        node = made.nodes["n1"]
+        boot = node.path("/proc/sys/kernel/random/boot_id").read_text()
+        node.crash()
+        wait_for("Slurm notices", lambda: made.states()["n1"].startswith("down"))
+        node.start()
+        assert node.path("/proc/sys/kernel/random/boot_id").read_text() != boot
+        made.wait_until_idle()
+        assert made.run("srun", "--nodelist=n1", "hostname").stdout == "n1\n"
 
 
 def test_killed_daemons_return(idle: Cluster) -> None:

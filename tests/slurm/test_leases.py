@@ -72,6 +72,20 @@ def test_each_task_has_the_gpu_to_which_slurm_binds_it(idle: Cluster, binding: s
     assert sorted(done.stdout.splitlines()) == [f"{at} {gpu}" for at, gpu in enumerate(gpus)]
 
 
+def test_tasks_that_slurm_binds_to_no_gpu_share_the_lease(idle: Cluster) -> None:
+    words = ("srun", "--nodelist=n1", "--gres=gpu:2", "--ntasks=2", "--gpu-bind=none")
+    done = idle.run(*words, "sh", "-c", "echo $CUDA_VISIBLE_DEVICES")
+    both = ",".join(idle.nodes["n1"].uuid(each) for each in (0, 1))
+    assert done.stdout.splitlines() == [both] * 2
+
+
+def test_a_command_within_a_task_may_use_all_of_its_gpu(idle: Cluster) -> None:
+    words = ("srun", "--nodelist=n1", "--gres=gpu:2", "--ntasks=2", "--gpus-per-task=1")
+    show = ("sh", "-c", "echo $XLA_PYTHON_CLIENT_MEM_FRACTION")
+    done = idle.run(*words, "gpulease", "run", *show)
+    assert done.stdout == idle.run(*words, *show).stdout
+
+
 def test_a_lease_ends_with_its_job(idle: Cluster) -> None:
     job = idle.sbatch("sleep 300", "--gres=shard:16", "--nodelist=n3")
     wait_for("it has a lease", lambda: where(idle, job) == ["n3"])
@@ -259,19 +273,20 @@ def test_a_job_that_all_nodes_refuse_waits_and_is_not_held(idle: Cluster) -> Non
     idle.wait_until(job, "RUNNING")
 
 
-def test_a_job_that_lost_its_node_is_queued_again_after_a_refusal(idle: Cluster) -> None:
-    node = idle.nodes["n1"]
-    job = idle.sbatch("sleep 300", "--gres=shard:96", "--exclude=n2,n3")
-    wait_for("it has a lease", lambda: where(idle, job) == ["n1"])
-    idle.wait_until_saved(job)
-    node.crash()
-    node.start()
-    strangers = [node.stranger(GIB, gpu) for gpu in (0, 1)]
-    wait_for("Slurm counts on", lambda: idle.job(job)["BatchFlag"] == "2")
-    wait_for("n1 refuses it", lambda: "refused 1" in idle.scontrol("show", "job", str(job)))
-    assert idle.wait_until(job, "PENDING", "FAILED")["JobState"] == "PENDING"
-    for each in strangers:
-        each.communicate()
+def test_a_job_that_lost_its_node_is_queued_again_after_a_refusal() -> None:
+    with leasing(["n1", "n2"], slurm_lines="\nSlurmdTimeout=3") as made:
+        node = made.nodes["n1"]
+        job = made.sbatch("sleep 300", "--gres=shard:96", "--exclude=n2")
+        wait_for("it has a lease", lambda: where(made, job) == ["n1"])
+        made.wait_until_saved(job)
+        node.crash()
+        node.start()
+        strangers = [node.stranger(GIB, gpu) for gpu in (0, 1)]
+        wait_for("Slurm counts on", lambda: made.job(job)["BatchFlag"] == "2")
+        wait_for("n1 refuses it", lambda: "refused 1" in made.scontrol("show", "job", str(job)))
+        assert made.wait_until(job, "PENDING", "FAILED")["JobState"] == "PENDING"
+        for each in strangers:
+            each.communicate()
 
 
 def test_without_a_daemon_jobs_go_elsewhere() -> None:

@@ -60,6 +60,12 @@ def test_status_shows_the_gpu_of_a_job(idle: Cluster) -> None:
     assert sorted(job["leases"][0]["gpu"] for job in shown["jobs"]) == ["0", "1"]
 
 
+def test_a_job_with_gpus_for_each_task_is_listed(idle: Cluster) -> None:
+    idle.sbatch("sleep 300", "--ntasks=2", "--gpus-per-task=1")
+    (shown,) = json.loads(idle.run("gpulease", "list", "--json", env=SLURM).stdout)["jobs"]
+    assert shown["claim"]["gpus"] == 2
+
+
 def test_a_refused_job_runs_on_another_node(idle: Cluster) -> None:
     strangers = [idle.nodes["n1"].stranger(GIB, gpu) for gpu in (0, 1)]
     job = idle.sbatch("sleep 300", "--gres=shard:96", "--exclude=n2")

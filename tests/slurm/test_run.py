@@ -244,6 +244,10 @@ def test_within_a_job_the_command_uses_its_lease(idle: Cluster) -> None:
     done = run(idle, "--mem", "1G", *inner)
     assert done.stdout == f"{512 * MIB}\n"
     assert "runs within the lease of job" in done.stderr
+    idle.sbatch("true", "--hold")  # Slurm's numbers are not those of the daemon
+    detached = run(idle, "--mem", "1G", "sh", "-c", 'gpulease run -d true; echo "$SLURM_JOB_ID"')
+    number = detached.stdout.strip()
+    assert f"cannot use -d within the lease of job {number}:" in detached.stderr
 
 
 def test_a_directory_that_the_node_lacks_is_an_error(idle: Cluster) -> None:

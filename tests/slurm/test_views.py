@@ -5,6 +5,7 @@ import re
 import subprocess
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -231,6 +232,24 @@ def test_a_node_calls_jobs_by_the_numbers_of_slurm(idle: Cluster) -> None:
     assert past[0]["label"] == f"{job}"
 
 
+def test_a_node_records_how_jobs_ended_that_slurm_stopped(idle: Cluster) -> None:
+    local = {"GPULEASE_CLUSTER": "none"}
+    words = ("--gres=shard:8", "--nodelist=n1")
+    cancelled, requeued = (started(idle, "sleep 300", *words) for _ in range(2))
+    idle.run("scancel", f"{cancelled}")
+    idle.scontrol("requeue", f"{requeued}")
+
+    def both() -> Any:
+        history = idle.run("gpulease", "history", "--json", node="n1", env=local)
+        jobs = json.loads(history.stdout)["jobs"]
+        found = {each["label"]: (each["outcome"], each["exit_status"]) for each in jobs}
+        with suppress(KeyError):
+            return [found[f"{number}"] for number in (cancelled, requeued)]
+        return None
+
+    assert wait_for("both have ended", both) == [("signaled", 143), ("exited", None)]
+
+
 def test_what_a_job_used_is_known_where_no_daemon_runs(idle: Cluster) -> None:
     program = "import time; held = b'x' * (600 << 20); time.sleep(3)"
     job = idle.sbatch(f'python -c "{program}"', "--gres=shard:4", "--nodelist=n1", "-Jused")
@@ -244,7 +263,13 @@ def test_what_a_job_used_is_known_where_no_daemon_runs(idle: Cluster) -> None:
     assert read(idle, "list", "--all")["jobs"][-1]["used"] == used()
     assert read(idle, "history", "--name", "used")["jobs"][0]["used"] == used()
     assert "USED" in ask(idle, "history")
-    assert "gpulease history --csv on a node" in ask(idle, "history", "--csv", status=125)
+    assert "gpulease history --csv on a node" in ask(idle, "history", "--csv", status=2)
+    before, node = used(), idle.nodes["n1"]
+    node.kill_daemon()
+    at = nodes_of(idle)[0]["at"]
+    node.start_daemon()
+    wait_for("the next daemon publishes", lambda: nodes_of(idle)[0]["at"] != at)
+    assert used() == before
 
 
 def test_jobs_of_others_are_refused(idle: Cluster) -> None:

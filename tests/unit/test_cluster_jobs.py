@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from gpulease.cli.cluster.job_lines import nodes_of as nodes_of_job
 from gpulease.cli.cluster.jobs import elements, label_of, span_seconds, uses_gpus, view
 from gpulease.cli.cluster.nodes import nodes_of
 from gpulease.slurm.node_summary import GpuSummary, NodeSummary, encode
@@ -40,6 +41,13 @@ def test_gpus_of_several_types_are_all_shown() -> None:
 def test_the_gpu_of_another_node_is_not_that_of_the_job() -> None:
     shown = view(job(nodelist="n10"), SHARD, {"n1": "shard:16(IDX:1)"})
     assert [(it.node, it.gpu) for it in shown.leases] == [("n10", None)]
+
+
+@pytest.mark.parametrize("per_task", ["gres:gpu:1", "gres/gpu=1"])
+def test_gpus_of_tasks_are_those_of_the_job_unless_it_has_a_number(per_task: str) -> None:
+    asked = {"numtasks": "4", "numnodes": "2", "tres-per-task": per_task}
+    assert view(job(tres_per_node="gres:gpu:3", **asked), SHARD).claim.gpus == 3
+    assert view(job(tres_per_node="", **asked), SHARD).claim.gpus == 2
 
 
 def test_whole_gpus_are_a_claim_without_a_size() -> None:
@@ -79,7 +87,7 @@ def test_a_job_that_was_cancelled_while_it_waited_never_started() -> None:
     waited = job(state="CANCELLED")
     del waited["nodelist"]
     shown = view(waited, SHARD)
-    assert (shown.started_at, shown.exit_status) == (None, None)
+    assert (shown.started_at, shown.exit_status, nodes_of_job(shown)) == (None, None, "")
 
 
 def test_a_job_that_did_not_start_at_once_was_not_ended_by_a_signal() -> None:

@@ -75,6 +75,7 @@ class Node:
         self.clock, self.finder = FakeClock(), FakeFinder()
         self.policy = Policy(slurm=slurm)
         self.epilogs: list[int] = []
+        self.exits: list[Exit | None] = []
         self.leaves_processes = False
         self.tasks: dict[int, int] = {}
         """Running jobs of Slurm by the pids of their tasks."""
@@ -97,6 +98,7 @@ class Node:
 
     async def ended(self, job: Job, exit_: Exit | None) -> None:
         self.epilogs.append(job.id)
+        self.exits.append(exit_)
         if not self.leaves_processes:
             self.launcher.exits(job.id)
 
@@ -191,6 +193,17 @@ def test_the_lease_is_followed_and_the_epilog_ends_it() -> None:
         assert node.leases.of(17) is None
         await node.leases.end(17)
         assert node.epilogs == [job.id]
+
+    run(scenario)
+
+
+def test_slurm_is_asked_how_a_job_ended_that_has_no_exit_code() -> None:
+    async def scenario(node: Node) -> None:
+        node.slurm.exits[17] = Exit(signal=15)
+        for code in (Exit(0), Exit(3)):
+            await node.grant()
+            await node.leases.end(17, code)
+        assert node.exits == [Exit(signal=15), Exit(3)]
 
     run(scenario)
 

@@ -10,11 +10,25 @@ from gpulease.config import Settings
 from gpulease.domain.gpu import Fault, GpuReading, GpuUuid
 from gpulease.errors import SetupFailed
 from gpulease.setup.slurm import lines
-from gpulease.setup.slurm_check import Found, checks, parse_config, shards_by_gpu, unfit
+from gpulease.setup.slurm_check import (
+    Found,
+    checks,
+    parse_config,
+    polite_partition,
+    shards_by_gpu,
+    unfit,
+)
 from gpulease.setup.slurm_hook import NAME, hook_text, install_hook
 from gpulease.setup.slurm_node import SlurmNode, device_files, node_of
 from gpulease.units import GIB, MIB
 
+_PARTITIONS = """
+PartitionName=high Default=NO DisableRootJobs=NO Nodes=n[1-2] PriorityTier=10 State=UP
+PartitionName=closed Default=NO DisableRootJobs=NO Nodes=n1 PriorityTier=0 State=DOWN
+PartitionName=main Default=YES DisableRootJobs=NO Nodes=n[1-2] PriorityTier=1 State=UP
+PartitionName=users Default=NO DisableRootJobs=YES Nodes=n[1-2] PriorityTier=0 State=UP
+PartitionName=others Default=NO DisableRootJobs=NO Nodes=n3 PriorityTier=0 State=UP
+"""
 SETTINGS = Settings(cluster="slurm", slurm={"node": "n1"})
 
 
@@ -266,3 +280,9 @@ def test_the_hook_is_not_installed_where_users_may_write(tmp_path: Path) -> None
         install_hook([tmp_path], SETTINGS.socket, lambda line: None)
     with pytest.raises(SetupFailed):
         install_hook([tmp_path / "missing"], SETTINGS.socket, lambda line: None)
+
+
+def test_the_job_that_is_tried_preempts_none() -> None:
+    assert polite_partition(_PARTITIONS, ["high", "closed", "main", "users"]) == "main"
+    assert polite_partition(_PARTITIONS, ["closed", "users"]) == "users"
+    assert polite_partition(_PARTITIONS, ["closed", ""]) is None

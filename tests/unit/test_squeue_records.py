@@ -98,6 +98,8 @@ def test_a_comment_does_not_replace_the_files_of_the_output() -> None:
         ("gres/shard:16", Requested(shards=16)),
         ("gres:gpu:2", Requested(gpus=2)),
         ("gres/gpu:a100:2,gres/craynetwork:1", Requested(gpus=2)),
+        ("cpu=2,gres/gpu=1", Requested(gpus=1)),
+        ("gres/gpu:a100=2", Requested(gpus=2)),
         ("gres:gpu", Requested(gpus=1)),
         ("gres:gpu:a100", Requested(gpus=1)),
         ("gpu:2(S:0-1),shard:192", Requested(gpus=2, shards=192)),

@@ -27,7 +27,7 @@ def outcome_of(job: JobView) -> str:
 
 def nodes_of(job: JobView) -> str:
     """Write the nodes of a job."""
-    return clean(job.nodes or ("" if job.state == "queued" else UNKNOWN))
+    return clean(job.nodes or ("" if job.state in ("queued", "ended") else UNKNOWN))
 
 
 def gpus_of(job: JobView) -> str:

@@ -13,19 +13,19 @@ from gpulease.slurm.allocations import gres_in
 from gpulease.slurm.commands import DEADLINE_S, run_slurm
 from gpulease.slurm.hostlist import includes
 from gpulease.slurm.notes import stop_in
-from gpulease.slurm.records import fixed_format, is_batch, parse_fixed, placements
+from gpulease.slurm.records import ending, fixed_format, is_batch, parse_fixed, placements
 from gpulease.slurm.shards import Requested, requested
 from gpulease.slurm.views import ArrayWaitingView, ClaimView, JobView, LeaseView
 
 WIDTHS: Mapping[str, int] = {
     "jobid": 12, "arrayjobid": 12, "arraytaskid": 72, "name": 128, "username": 33, "state": 16,
     "reason": 200, "tres-per-node": 100, "tres-per-job": 60, "tres-per-socket": 60,
-    "tres-per-task": 60, "nodelist": 100, "submittime": 20, "starttime": 20, "endtime": 20,
-    "eligibletime": 20, "timelimit": 20, "dependency": 120, "exit_code": 12, "restartcnt": 8,
-    "batchflag": 4, "partition": 40, "admin_comment": 400,
+    "tres-per-task": 60, "numtasks": 12, "numnodes": 12, "nodelist": 100, "submittime": 20,
+    "starttime": 20, "endtime": 20, "eligibletime": 20, "timelimit": 20, "dependency": 120,
+    "exit_code": 12, "restartcnt": 8, "batchflag": 4, "partition": 40, "admin_comment": 400,
 }  # fmt: skip
 """The fields of squeue, and their widths in bytes."""
-_RESOURCES = ("tres-per-node", "tres-per-job", "tres-per-socket", "tres-per-task")
+_RESOURCES = ("tres-per-node", "tres-per-job", "tres-per-socket")
 _STATES = {
     "PENDING": "queued", "REQUEUED": "queued", "REQUEUE_HOLD": "queued", "REQUEUE_FED": "queued",
     "SPECIAL_EXIT": "queued", "CONFIGURING": "granted", "RUNNING": "active", "SUSPENDED": "active",
@@ -181,7 +181,13 @@ def _places() -> Mapping[str, Mapping[str, str]]:
 
 
 def _requested(job: Mapping[str, str]) -> Requested:
-    return requested(*(job.get(name) for name in _RESOURCES))
+    if together := requested(*(job.get(name) for name in _RESOURCES)):
+        return together  # which the tasks divide
+    each = requested(job.get("tres-per-task"))
+    counts = (job.get(name, "") for name in ("numtasks", "numnodes"))
+    tasks, nodes = (int(text) if text.isdecimal() and int(text) else 1 for text in counts)
+    on_node = -(-tasks // nodes)
+    return Requested(each.gpus * on_node, each.shards * on_node)
 
 
 def _claim(job: Mapping[str, str], wanted: Requested, shard: int) -> ClaimView:
@@ -222,7 +228,7 @@ def _outcome(job: Mapping[str, str]) -> str:
         return outcome
     if state == "FAILED" and "nodelist" not in job:
         return "gave_up"  # srun --immediate; Slurm shows an exit code all the same
-    _, signal = _ending(job) or (0, 0)
+    _, signal = ending(job.get("exit_code", "")) or (0, 0)
     return "signaled" if signal else "exited"
 
 
@@ -232,21 +238,10 @@ def exit_status(job: Mapping[str, str]) -> int | None:
         return EXIT_TIME_LIMIT
     if job.get("state") == "NODE_FAIL":
         return None  # Slurm shows 0
-    if (ending := _ending(job)) is None:
+    if (ended := ending(job.get("exit_code", ""))) is None:
         return None
-    code, signal = ending
+    code, signal = ended
     return SIGNALED + signal if signal else code
-
-
-def _ending(job: Mapping[str, str]) -> tuple[int, int] | None:
-    """Return the exit code and the signal of an ended job."""
-    code, colon, signal = job.get("exit_code", "").partition(":")
-    if not code.isdecimal() or (colon and not signal.isdecimal()):
-        return None
-    if colon:
-        return int(code), int(signal)
-    status = os.waitstatus_to_exitcode(int(code))  # squeue of 22.05 prints the status of wait(2)
-    return (0, -status) if status < 0 else (status, 0)
 
 
 def span_seconds(text: str | None) -> float | None:

@@ -18,6 +18,7 @@ _INSTEAD = {
 """What does the same for a job of Slurm."""
 _WHAT = {
     "adopt": "lease the memory of a process",
+    "doctor": "check the daemon",
     "drain": "drain a GPU",
     "hold": "hold a lease",
     "notify": "read notifications",
