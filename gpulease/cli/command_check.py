@@ -60,7 +60,7 @@ def _script_of_python(words: Sequence[str]) -> str | None:
         if not word.startswith("-"):
             return word
         if word.startswith("--"):
-            if word == "--check-hash-based-pycs":
+            if word in ("--check-hash-based-pycs", "--jit"):  # the latter is PyPy's
                 next(left, None)
             continue
         letter = next((each for each in word[1:] if each in "cmWXhV?"), "")
@@ -80,10 +80,10 @@ def check_first_line(name: str, script: str, cwd: StrPath, environment: Mapping[
     first = _first_line(script)
     if not first.startswith("#!"):
         return
-    program, _, argument = first[2:].strip(" \t").partition(" ")
+    program, _, argument = first[2:].replace("\t", " ").strip(" ").partition(" ")
     missing = program if program and not os.path.exists(os.path.join(cwd, program)) else None
     if os.path.basename(program) == "env" and missing is None:
-        missing = _missing_for_env(argument.strip(" \t"), cwd, environment)
+        missing = _missing_for_env(argument.strip(" "), cwd, environment)
     if missing is None:
         _note_windows_lines(name, first)
     elif missing.endswith("\r"):
@@ -121,7 +121,7 @@ def _missing_for_env(argument: str, cwd: StrPath, environment: Mapping[str, str]
     """Return the program that env(1) does not find; None if it does, or if that is not certain."""
     wanted = argument
     if argument.startswith("-S"):
-        wanted = argument[2:].strip(" \t").partition(" ")[0]
+        wanted = argument[2:].strip(" ").partition(" ")[0]
     if not wanted or wanted.startswith("-") or not _QUOTED_IN_ENV.isdisjoint(wanted):
         return None
     if "/" in wanted:

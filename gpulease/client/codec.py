@@ -8,9 +8,12 @@ import msgspec
 
 from gpulease.client.errors import unreadable
 from gpulease.errors import BadValue
-from gpulease.wire import jobs, machine
+from gpulease.wire import jobs, machine, usage
 
 View = TypeVar("View")
+
+_READ_AS_SENT = jobs, machine, usage
+"""Where the views are that the light client reads without their shapes."""
 
 
 def decode(kind: type[View], body: bytes) -> View:
@@ -47,7 +50,7 @@ def default_of(given: Mapping[str, Any], name: str) -> Any:
     Raises:
         GpuleaseError: no view with these fields has it, or it has no default.
     """
-    for kind in (*vars(jobs).values(), *vars(machine).values()):
+    for kind in (each for module in _READ_AS_SENT for each in vars(module).values()):
         if is_dataclass(kind) and isinstance(kind, type):
             known = {each.name: each for each in fields(kind)}
             required = {each.name for each in known.values() if not _has_default(each)}

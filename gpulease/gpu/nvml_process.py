@@ -139,8 +139,8 @@ def _answer(process: "subprocess.Popen[bytes]", question: str) -> Any:
     """Return a tuple, or as text why no GPU can be read."""
     assert process.stdin is not None
     assert process.stdout is not None
-    process.stdin.write(f"{question}\n".encode())
-    process.stdin.flush()
+    # Not buffered: what a process that has ended did not read would be written again on closing.
+    os.write(process.stdin.fileno(), f"{question}\n".encode())
     if not select.select([process.stdout], [], [], _ANSWERS_WITHIN_S)[0]:
         raise TimeoutError
     return pickle.load(process.stdout)  # noqa: S301 - from this program's own child

@@ -1,16 +1,19 @@
 """Past jobs as the API shows them, and what others do not see of them."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import MISSING, fields
 from datetime import datetime, timedelta
 from threading import Event
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
 from fakes import ALICE, NOON, G
-from gpulease.cli.history_page import COLUMNS, ahead, trace_of
+from gpulease.cli.history_page import COLUMNS, ahead, table, trace_of
+from gpulease.client.light_client import read
 from gpulease.domain.job import Outcome
 from gpulease.replay.trace_file import read_trace
 from gpulease.server.history import history_view
@@ -60,6 +63,17 @@ def test_a_job_stopped_at_a_limit_has_the_status_of_timeout() -> None:
     ]
 
     assert [job.exit_status for job in history_view(jobs, 9, None).jobs] == [124, 137, None]
+
+
+def test_the_jobs_of_an_older_daemon_are_shown_without_what_it_does_not_send() -> None:
+    sent = msgspec.to_builtins(history_view([ended(4)], 9, None))
+    for each in fields(PastJobView):
+        if each.default is not MISSING:
+            del sent["jobs"][0][each.name]
+
+    (row,) = table(read(msgspec.json.encode(sent)).jobs, NOON).rows
+
+    assert "4" in str(row[0])
 
 
 def test_a_view_says_what_kind_of_job_it_was() -> None:
