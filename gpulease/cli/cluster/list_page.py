@@ -17,7 +17,6 @@ from gpulease.cli.format import (
     between,
     clean,
     clock,
-    has_failed,
     instant,
     size,
 )
@@ -27,7 +26,7 @@ from gpulease.errors import BadUsage
 from gpulease.light_json import encode, indent
 from gpulease.locations import environment
 from gpulease.wire.jobs import JobState
-from gpulease.wire.text import spoken
+from gpulease.wire.text import has_failed, spoken
 
 _ENDS = frozenset({"exited", "signaled", "cancelled", "time-limit", "over-lease", "idle", "lost",
                    "preempted", "launch-failed", "gave-up", "failed"})  # fmt: skip
@@ -160,7 +159,7 @@ def table(jobs: Sequence[JobView], now: datetime) -> Table:
 def _row(
     job: JobView, now: datetime, *, waiting: bool, codes: bool, used: bool
 ) -> tuple[Line, ...]:
-    failed = job.exit_status not in (None, 0)
+    failed = has_failed(job)
     style: Style = "warn" if job.suspended else _STYLES.get(job.state, "warn")
     return (
         line(job.label),
