@@ -102,6 +102,13 @@ def test_times_are_read_as_slurm_and_sleep_write_them(text: str, seconds: int) -
     assert parse_span(text) == timedelta(seconds=seconds)
 
 
+@pytest.mark.parametrize(("text", "is_meant"), [("4", True), ("72", True), ("3600", False)])
+def test_a_small_time_without_a_unit_may_be_hours(text: str, is_meant: bool) -> None:
+    with pytest.raises(BadValue) as refused:
+        parse_span(text)
+    assert (f"{text}h," in (refused.value.hint or "")) is is_meant
+
+
 @pytest.mark.parametrize(
     ("text", "first", "second"),
     [
