@@ -274,7 +274,7 @@ def _span(
 
 
 def format_size(size: int) -> str:
-    """Write bytes in the largest unit, with at most one decimal: 4G, 1.5G, 512M.
+    """Write bytes in the largest unit, with at most one decimal: 4G, 1.5G, 512M, 0.
 
     Sizes are rounded down, so that a job can ask for the size that is shown.
     """
@@ -285,7 +285,7 @@ def format_size(size: int) -> str:
             tenths = size * 10 // factor
             whole, tenth = divmod(tenths, 10)
             return f"{whole}.{tenth}{unit}" if tenth else f"{whole}{unit}"
-    return f"{size}B"
+    return f"{size}B" if size else "0"
 
 
 def round_up_size(size: int) -> int:

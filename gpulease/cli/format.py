@@ -89,7 +89,7 @@ def size(amount: int | None) -> str:
 
 def amount(memory: int | None) -> str:
     """Write memory in use, in at most four digits: 0, 9.5G, 307M."""
-    text = "0" if memory == 0 else size(memory)
+    text = size(memory)
     whole, _, tenth = text.partition(".")
     return f"{whole}{tenth[1:]}" if len(whole) >= _MANY_DIGITS else text
 

@@ -79,6 +79,10 @@ def test_a_size_that_is_shown_can_be_asked_for_and_is_no_more_than_there_is(size
     assert 0 < parse_size(shown) <= size
 
 
+def test_no_memory_has_no_unit() -> None:
+    assert [format_size(each) for each in (0, 1)] == ["0", "1B"]
+
+
 @given(st.integers(min_value=1, max_value=1000 * GIB))
 def test_an_advised_size_is_round_and_written_without_loss(size: int) -> None:
     advised = round_up_size(size)
