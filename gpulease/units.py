@@ -36,6 +36,8 @@ MOST_PARTS = 64
 _MOST_DIGITS = 4
 _MOST_SECONDS = 9
 """Digits of a bare number."""
+_MOST_LIKELY_HOURS = 72
+"""A bare number up to here may be hours, the most usual unit of time limits."""
 _MEBIBYTES_FROM = 300
 """A bare number from here on is more than the GiB of any GPU: Slurm's --mem counts in MiB."""
 _SPLIT_HINT = "write a number of equal parts, or the size of each: --split 1G,2G"
@@ -159,9 +161,10 @@ def parse_span(text: str) -> timedelta:
     words = text.strip()
     if words.isascii() and words.isdecimal() and words.strip("0"):
         number = words[:_SHOWN_LENGTH]
+        hours = f"{number}h, " if int(number) <= _MOST_LIKELY_HOURS else ""
         raise BadValue(
             f"cannot read the time {_shown(words)}: it has no unit",
-            f"did you mean {number}m, or {number}s?",
+            f"did you mean {hours}{number}m, or {number}s?",
         )
     first, colon, second = words.partition(":")
     if colon and f"{first}{second}".isdecimal() and _read_span(words) is not None:
@@ -271,7 +274,7 @@ def _span(
 
 
 def format_size(size: int) -> str:
-    """Write bytes in the largest unit, with at most one decimal: 4G, 1.5G, 512M.
+    """Write bytes in the largest unit, with at most one decimal: 4G, 1.5G, 512M, 0.
 
     Sizes are rounded down, so that a job can ask for the size that is shown.
     """
@@ -282,7 +285,7 @@ def format_size(size: int) -> str:
             tenths = size * 10 // factor
             whole, tenth = divmod(tenths, 10)
             return f"{whole}.{tenth}{unit}" if tenth else f"{whole}{unit}"
-    return f"{size}B"
+    return f"{size}B" if size else "0"
 
 
 def round_up_size(size: int) -> int:

@@ -131,14 +131,17 @@ def _invoke(arguments: Sequence[str]) -> int:
     try:
         return commands.invoke(arguments)
     except typer.TyperException as error:
-        return _misused(error)
+        return _misused(error, arguments)
 
 
-def _misused(error: typer.TyperException) -> int:
+def _misused(error: typer.TyperException, arguments: Sequence[str]) -> int:
+    from gpulease.cli.commands import VERBS
     from gpulease.cli.render import print_stderr
 
+    # An option without its value is an error of the parser, which knows no verb.
+    verb = next((word for word in arguments if word in VERBS), "")
     ctx = getattr(error, "ctx", None)
-    path = ctx.command_path if ctx is not None else "gpulease"
+    path = ctx.command_path if ctx is not None else f"gpulease {verb}".rstrip()
     message = error.format_message().rstrip(".")
     sentence = message[:1].lower() + message[1:]
     print_stderr(f"cannot understand the command: {sentence}\n\nhint: {path} --help")

@@ -6,7 +6,6 @@ from gpulease.cli.format import (
     between,
     clean,
     clock,
-    has_failed,
     ids_of,
     label,
     named,
@@ -14,7 +13,7 @@ from gpulease.cli.format import (
     requested,
 )
 from gpulease.cli.tables import Block, Column, Hanging, Line, Page, Span, Table, line
-from gpulease.wire.text import ranges
+from gpulease.wire.text import has_failed, ranges
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -106,7 +105,8 @@ def _groups(elements: Sequence[JobView], now: datetime) -> Iterator[Block]:
 
 
 def _row(group: Sequence[JobView], now: datetime) -> tuple[Line, ...]:
-    job, failed = group[0], group[0].exit_status not in (None, 0)
+    job = group[0]
+    failed = has_failed(job)
     alone = len(group) == 1
     return (
         line(ids_of(group)),

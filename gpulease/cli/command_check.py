@@ -165,7 +165,7 @@ def not_runnable(
     if "/" in name:
         hint = None if name.startswith("/") else f"the path is relative to {os.fspath(cwd)}"
         return CommandNotFound(f"cannot run {name}: no such file", hint)
-    return _not_on_path(command, cwd)
+    return _not_on_path(command, cwd, environment)
 
 
 def _line_of_a_shell(command: Sequence[str]) -> str | None:
@@ -194,7 +194,9 @@ def _line_of_a_shell(command: Sequence[str]) -> str | None:
     return f"it looks like a command with its arguments in quotes: gpulease run -- {line}"
 
 
-def _not_on_path(command: Sequence[str], cwd: StrPath) -> CommandNotFound:
+def _not_on_path(
+    command: Sequence[str], cwd: StrPath, environment: Mapping[str, str]
+) -> CommandNotFound:
     from shlex import join
 
     name = command[0]
@@ -219,11 +221,15 @@ def _not_on_path(command: Sequence[str], cwd: StrPath) -> CommandNotFound:
             f"cannot run {name}: it is not on your PATH, and the file here is not executable",
             _how_to_run(name),
         )
-    return CommandNotFound(
-        f"cannot run {name}: no such command",
-        "check its spelling; options of gpulease run come before the command; for an alias of "
-        f"your shell: gpulease run -- {join(['bash', '-ic', join(command)])}",
-    )
+    # Debian has no python outside of virtual environments.
+    if name == "python" and find("python3", cwd, environment):
+        hint = f"python3 is on your PATH: gpulease run -- {join(['python3', *command[1:]])}"
+    else:
+        hint = (
+            "check its spelling; options of gpulease run come before the command; for an alias of "
+            f"your shell: gpulease run -- {join(['bash', '-ic', join(command)])}"
+        )
+    return CommandNotFound(f"cannot run {name}: no such command", hint)
 
 
 def _how_to_run(path: str) -> str:

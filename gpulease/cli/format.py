@@ -10,7 +10,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from datetime import datetime, timedelta
 
-    from gpulease.slurm.views import JobView as ClusterJobView
     from gpulease.wire.jobs import ExplainView, JobView, LeaseView, RefusalView
     from gpulease.wire.machine import EnforcementLevelView, GpuView
     from gpulease.wire.usage import PastJobView
@@ -73,6 +72,10 @@ def shorten_middle(text: str, width: int) -> str:
     """Return `text` in at most `width` columns, with its beginning and its end."""
     if display_width(text) <= width:
         return text
+    # The name of a row for similar jobs has an ellipsis already.
+    text = text.replace(" ... ", "… ")
+    if display_width(text) <= width:
+        return text
     tail = (width - 1) // 2
     # The end of a text is the beginning of the reversed one.
     end = truncate(text[::-1], tail)[::-1]
@@ -86,7 +89,7 @@ def size(amount: int | None) -> str:
 
 def amount(memory: int | None) -> str:
     """Write memory in use, in at most four digits: 0, 9.5G, 307M."""
-    text = "0" if memory == 0 else size(memory)
+    text = size(memory)
     whole, _, tenth = text.partition(".")
     return f"{whole}{tenth[1:]}" if len(whole) >= _MANY_DIGITS else text
 
@@ -143,16 +146,8 @@ def since(written: str, now: datetime) -> str:
     return _span(now - instant(written))
 
 
-_ASKED_FOR = frozenset({"released", "cancelled", "preempted", "requeued"})
-"""The ends that somebody asked for."""
 SUSPENDED = "suspended"
 """The state shown for an active job with a stopped main process."""
-
-
-def has_failed(job: JobView | ClusterJobView) -> bool:
-    """Return whether a job ended without success, and nobody asked for that."""
-    succeeded = job.outcome == "exited" and job.exit_status == 0
-    return job.state == "ended" and job.outcome not in _ASKED_FOR and not succeeded
 
 
 def requested(job: JobView) -> str:

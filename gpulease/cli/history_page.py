@@ -17,7 +17,7 @@ from gpulease.errors import BadValue, NoDaemon
 from gpulease.light_json import encode, indent
 from gpulease.locations import environment
 from gpulease.units import MIB, format_span, parse_span
-from gpulease.wire.text import ending
+from gpulease.wire.text import ending, has_failed
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -257,7 +257,7 @@ def table(jobs: Sequence[PastJobView], now: datetime) -> Table:
 
 
 def _row(job: PastJobView, now: datetime) -> tuple[Line, ...]:
-    failed = job.exit_status not in (None, 0)
+    failed = has_failed(job)
     asks = size(job.memory)
     ended = instant(job.ended_at)
     granted = None if job.granted_at is None else instant(job.granted_at)
@@ -266,8 +266,8 @@ def _row(job: PastJobView, now: datetime) -> tuple[Line, ...]:
         line(clean(job.user)),
         line(named(job)),
         line(f"{job.gpus} x {asks}" if job.gpus > 1 else asks),
-        line(amount(job.used)),
-        line(percent(job.utilization)),
+        line("" if granted is None else amount(job.used)),
+        line("" if granted is None else percent(job.utilization)),
         line(clock(job.submitted_at, now)),
         line(format_span((granted or ended) - instant(job.submitted_at))),
         line("" if granted is None else format_span(ended - granted)),

@@ -382,6 +382,9 @@ def no_match(wanted: Selection, owner: str = "yours") -> NoSuchJob:
         return NoSuchJob(f"cannot {_doing(verb)} {wanted.pattern!r}: no {yours} matches it", hint)
     if range_of(words[0]) is not None:
         return NoSuchJob(f"cannot {_doing(verb)} {words[0]}: no {yours} is in this range", hint)
+    if any(char in words[0] for char in "*?["):
+        hint = f"for the jobs whose names match a pattern: --name {words[0]!r}"
+        return NoSuchJob(f"cannot {_doing(verb)} {words[0]!r}: no {yours} has this name", hint)
     return NoSuchJob(
         f"cannot {_doing(verb)} {words[0]!r}: no {yours} has this name",
         f"{hint}; a job of another user is named by its number",

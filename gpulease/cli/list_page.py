@@ -11,7 +11,6 @@ from gpulease.cli.format import (
     between,
     clean,
     clock,
-    has_failed,
     ids_of,
     label,
     named,
@@ -26,7 +25,7 @@ from gpulease.errors import BadUsage
 from gpulease.light_json import encode, indent
 from gpulease.locations import environment
 from gpulease.units import parse_span
-from gpulease.wire.text import shown_command, spoken
+from gpulease.wire.text import has_failed, shown_command, spoken
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -248,7 +247,7 @@ def _row(
     group: Sequence[JobView], ids: str, now: datetime, columns: Sequence[Column]
 ) -> tuple[Line, ...]:
     job, titles = group[0], [column.title for column in columns]
-    failed = job.exit_status not in (None, 0)
+    failed = has_failed(job)
     return (
         line(ids),
         line(clean(job.user)),

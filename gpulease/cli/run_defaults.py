@@ -28,7 +28,13 @@ from gpulease.cli.quick_defaults import (
     Default,
 )
 from gpulease.cli.typer_extensions import CommandWithDefaults
-from gpulease.errors import BadConfiguration, BadUsage, GpuleaseError
+from gpulease.errors import (
+    BadConfiguration,
+    BadUsage,
+    CommandNotExecutable,
+    CommandNotFound,
+    GpuleaseError,
+)
 from gpulease.setting_parsers import read_toml
 
 _WITHOUT = "gpulease run --no-defaults ignores it"
@@ -77,8 +83,11 @@ def name_sources(error: GpuleaseError, found: Sequence[Default]) -> None:
     """Add to the hint of an error where the defaults come from that it may be about."""
     culprits = [each for each in found if _is_named(each, error)]
     sources = [f"{each} comes from {each.source}" for each in culprits]
-    if found and not sources:
-        listed = ", ".join(f"{each} ({each.source})" for each in found)
+    # Which events notify the user, and any default where the command is missing, explain nothing.
+    others = [each for each in found if each.option != "--notify"]
+    is_of_command = isinstance(error, CommandNotFound | CommandNotExecutable)
+    if others and not sources and not is_of_command:
+        listed = ", ".join(f"{each} ({each.source})" for each in others)
         sources = [f"defaults in effect: {listed}"]
     if sources:
         parts = [error.hint, *sources, "gpulease run --no-defaults ignores defaults"]

@@ -242,12 +242,26 @@ def means_of_owners(
         user: [_owner_mean(grid, *each) for each in enumerate(cells_of(grid, spans))]
         for user, spans in owners.items()
     }
+    parts = by_owner(used.values, means, names)
+    if grid.end_s > grid.last_s:
+        _fill_present_step([values for _, values in parts], used.values[-1])
     sums = [total(grid, owners[user], 1)[0].sum for user in names]
     sums = [*sums[:MOST_OWNERS], sum(sums[MOST_OWNERS:])]
     return [
         Mean(values, of / known_s if known_s else None)
-        for (_, values), of in zip(by_owner(used.values, means, names), sums, strict=False)
+        for (_, values), of in zip(parts, sums, strict=False)
     ]
+
+
+def _fill_present_step(parts: Sequence[Means], used: float | None) -> None:
+    """Make the parts of the present step add up to the use of the GPU.
+
+    Its latest sample holds until now, and those of its jobs do not: they would seem to fall.
+    """
+    whole = sum(values[-1] or 0 for values in parts)
+    for values in parts:
+        if used is not None and values[-1] is not None and whole:
+            values[-1] *= used / whole
 
 
 def _owner_mean(grid: Grid, place: int, cell: Span | None) -> float | None:

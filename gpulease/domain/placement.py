@@ -178,7 +178,8 @@ def _why_leased(claim: Claim, memory: int, gpu: GpuMemory) -> _Found:
         )
     headroom = gpu.headroom or 0
     if memory > headroom:
-        return ObstacleKind.LEASED, f"{format_size(headroom)} is free", holders
+        free = format_size(headroom) if headroom else "nothing"
+        return ObstacleKind.LEASED, f"{free} is free", holders
     return None
 
 

@@ -10,7 +10,15 @@ from markupsafe import Markup
 from gpulease import __version__
 from gpulease.web import text
 from gpulease.web.bars import bar_of, exclusive_job
-from gpulease.wire.text import claimed, ending, ordinal, printable, shown_command, spoken
+from gpulease.wire.text import (
+    claimed,
+    ending,
+    has_failed,
+    ordinal,
+    printable,
+    shown_command,
+    spoken,
+)
 from gpulease.wire.unmanaged import used_without_lease
 
 _FILTERS: tuple[Callable[..., Any], ...] = (
@@ -23,6 +31,7 @@ _FILTERS: tuple[Callable[..., Any], ...] = (
     text.figure,
     text.gib_hours,
     text.gpu_label,
+    has_failed,
     text.id_of,
     text.kind_of,
     ordinal,

@@ -17,9 +17,7 @@ _SHORT_HISTORY = timedelta(hours=1)
 
 def size(amount: float | None) -> str:
     """Write a number of bytes; None is unknown."""
-    if amount is None:
-        return UNKNOWN
-    return format_size(int(amount)) if amount else "0"
+    return UNKNOWN if amount is None else format_size(int(amount))
 
 
 def figure(value: float | None, unit: str) -> str:

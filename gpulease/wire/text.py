@@ -12,10 +12,19 @@ from gpulease.units import format_size
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from typing import Protocol
 
     from gpulease.wire.jobs import ClaimView, JobView
     from gpulease.wire.machine import GpuView
     from gpulease.wire.usage import PastJobView
+
+    class _MayHaveEnded(Protocol):
+        @property
+        def outcome(self) -> str | None: ...
+
+        @property
+        def exit_status(self) -> int | None: ...
+
 
 USER_COLOURS = (
     *("#1f6fb5", "#b35806", "#2b8049", "#8e44ad"),
@@ -77,6 +86,16 @@ def spoken(name: str) -> str:
 def ending(job: JobView | PastJobView) -> str:
     """Write how a job ended, in a few words."""
     return "out of GPU memory" if job.out_of_memory else spoken(job.outcome or "ended")
+
+
+_ASKED_FOR = frozenset({"released", "cancelled", "preempted", "requeued"})
+"""The ends that somebody asked for."""
+
+
+def has_failed(job: _MayHaveEnded) -> bool:
+    """Return whether a job ended without success, and nobody asked for that."""
+    succeeded = job.outcome == "exited" and job.exit_status == 0
+    return job.outcome is not None and job.outcome not in _ASKED_FOR and not succeeded
 
 
 def ranges(numbers: Sequence[int]) -> str:

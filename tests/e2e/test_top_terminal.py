@@ -100,6 +100,11 @@ def test_it_follows_the_size_of_the_terminal(busy: Daemon, sit: Sit) -> None:
     there.when(lambda screen: "──" not in screen and KEYS in screen, "rows replace panels")
     there.resize(130, 50)
     there.until("── GPU 7", "bert-15", KEYS)
+    there.resize(50, 12)
+    screen = there.when(lambda screen: "RUNNING" in screen and KEYS not in screen, "it shrinks")
+    first, *_, last = screen.splitlines()
+    assert "  16 running, 3 waiting  " in first, "the clock has its room"
+    assert last.rstrip().endswith("? help"), last
 
 
 @pytest.mark.parametrize(

@@ -62,6 +62,7 @@ def test_no_pointer_hides_a_verb_and_each_points_to_one() -> None:
         (["--nonsense"], "no such option"),
         (["run"], "no COMMAND is given"),
         (["run", "--nonsense", "x"], "gpulease run --help"),
+        (["list", "--last"], "gpulease list --help"),
         (["run", "--gpus", "two", "x"], "'two' is not a whole number"),
         (["run", "--visible", "both", "x"], "'both' is not one of uuid, index"),
         (["cancel"], "no job to cancel"),

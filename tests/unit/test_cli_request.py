@@ -267,6 +267,7 @@ def test_what_cannot_run_is_said_before_it_is_queued(
         (["cd", "data"], CommandNotFound, ["before gpulease run", "bash -c 'cd data && COMMAND'"]),
         (["SEED=1", "train.py"], CommandNotFound, ["env SEED=1 train.py"]),
         (["ll", "x"], CommandNotFound, ["bash -ic 'll x'"]),
+        (["python", "train.py"], CommandNotFound, ["run -- python3 train.py"]),
         (["data"], CommandNotFound, ["data/FILE"]),
         (["./data"], CommandNotExecutable, ["directory"]),
         (["./gone"], CommandNotExecutable, ["/opt/old/bin/python", "first line"]),

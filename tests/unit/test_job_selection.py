@@ -92,6 +92,12 @@ def test_a_name_of_an_ended_job_is_not_cancelled() -> None:
         selected("cancel", "eval")
 
 
+def test_a_pattern_without_its_option_is_told_from_a_name() -> None:
+    with pytest.raises(NoSuchJob) as refused:
+        selected("cancel", "sweep-*")
+    assert "--name 'sweep-*'" in (refused.value.hint or "")
+
+
 def test_a_name_of_several_live_jobs_cancels_none_and_names_them() -> None:
     twice = Listing(*(views.job(number, user="alice", name="x") for number in (3, 4)))
     with pytest.raises(BadUsage) as refused:

@@ -114,6 +114,13 @@ def test_a_user_without_a_job_in_a_part_of_a_step_used_less_on_average() -> None
     assert (ana, bob) == (Mean([3.0, 0.0], 1.5), Mean([2.0, 2.0], 1.5))
 
 
+def test_users_do_not_seem_to_use_less_in_the_present_step_until_the_next_sample() -> None:
+    owners = {"ana": [Span(AT_S, 10, held((6,), 10)), Span(AT_S + 20, 10, held((6,), 1))]}
+    grid = Grid(AT_S, 20, 2, AT_S, AT_S + 23)
+    (ana,) = means_of_owners(grid, owners, ["ana"], Mean([3.0, 6.0], 4.0), 23)
+    assert ana.values == [3.0, 6.0]
+
+
 def test_owners_with_the_most_use_are_named() -> None:
     owners: dict[str, Series] = {"ana": [1, None], "bob": [5, 5], "cyd": [2, 2]}
     named = by_owner([9, 9], owners, ranked(owners), most=1)

@@ -85,6 +85,12 @@ def test_a_refusal_says_for_each_gpu_what_is_free_and_who_holds_the_rest() -> No
     assert [each.why.split()[0] for each in refused.obstacles] == ["3G", "2G"]
 
 
+def test_a_full_gpu_has_nothing_free() -> None:
+    refused = place(Claim(G), gpus(8))
+    assert isinstance(refused, Refusal)
+    assert refused.obstacles[0].why == "nothing is free"
+
+
 def test_alone_means_without_a_job_that_has_its_lease_on_another_gpu() -> None:
     seen = reading(used=6 * G, processes=(ProcessReading(7, 6 * G),))
     there = stock(seen, [], {7: ONE})

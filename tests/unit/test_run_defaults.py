@@ -211,6 +211,25 @@ def test_an_error_about_what_was_typed_names_no_other_source(
     assert "defaults in effect: --gpus 2 (GPULEASE_RUN_OPTIONS)" in shown
 
 
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ('[notify]\nevents = ["fail"]', ["--mem", "5X", "x"]),
+        ("[run]\ngpus = 2", ["no-such-script.py"]),
+    ],
+)
+def test_an_error_does_not_list_defaults_that_cannot_be_its_cause(
+    user: User, capsys: pytest.CaptureFixture[str], settings: str, words: list[str]
+) -> None:
+    user.writes(settings)
+
+    assert call(["--socket", "/nowhere", "run", *words]) in {2, 127}
+
+    shown = capsys.readouterr().err
+    assert "hint:" in shown
+    assert "default" not in shown
+
+
 def test_the_help_shows_defaults_and_their_sources(
     user: User, capsys: pytest.CaptureFixture[str]
 ) -> None:

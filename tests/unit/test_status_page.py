@@ -349,6 +349,11 @@ def test_names_that_differ_at_their_end_stay_different_where_they_are_shortened(
     assert shorten_middle("abc", 1) == "…"
 
 
+def test_the_ellipsis_of_similar_jobs_is_shortened_before_their_names() -> None:
+    assert shorten_middle("sweep-4 ... (3)", 14) == "sweep-4… (3)"
+    assert shorten_middle("sweep-4 ... (3)", 9) == "swee… (3)"
+
+
 def test_a_listing_shortens_commands_before_names() -> None:
     command = "/opt/conda/envs/ml/bin/python3.11 /home/alice/work/digits.py --batch 16 " + "x" * 300
     jobs = [

@@ -4,6 +4,7 @@ import pytest
 
 from gpulease.cli.top.lines import last_difference, styled
 from gpulease.cli.top.output import MOST_LINES, OutputText
+from gpulease.cli.top.screens import keys_in
 from gpulease.cli.top.text import Column, apart, ascii_only, fitted, plain, row, widths
 from gpulease.wire.frames import FrameKind
 
@@ -25,6 +26,19 @@ def test_only_what_differs_is_painted() -> None:
 )
 def test_a_line_is_cut_or_padded_to_its_width(text: str, width: int, expected: str) -> None:
     assert plain(fitted(((text, ""),), width)) == expected
+
+
+@pytest.mark.parametrize(
+    ("width", "expected"),
+    [
+        (40, "Esc back  c cancel  ? help  q quit"),
+        (33, "Esc back  c cancel  ? help"),
+        (25, "Esc back  ? help"),
+        (4, "? help"),
+    ],
+)
+def test_keys_for_which_there_is_no_room_are_left_out_whole(width: int, expected: str) -> None:
+    assert keys_in("Esc back  c cancel  ? help  q quit", width) == expected
 
 
 def test_two_parts_stand_at_the_ends_of_a_line() -> None:

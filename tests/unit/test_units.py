@@ -79,6 +79,10 @@ def test_a_size_that_is_shown_can_be_asked_for_and_is_no_more_than_there_is(size
     assert 0 < parse_size(shown) <= size
 
 
+def test_no_memory_has_no_unit() -> None:
+    assert [format_size(each) for each in (0, 1)] == ["0", "1B"]
+
+
 @given(st.integers(min_value=1, max_value=1000 * GIB))
 def test_an_advised_size_is_round_and_written_without_loss(size: int) -> None:
     advised = round_up_size(size)
@@ -100,6 +104,13 @@ def test_a_size_above_a_limit_does_not_read_as_the_limit() -> None:
 )  # fmt: skip
 def test_times_are_read_as_slurm_and_sleep_write_them(text: str, seconds: int) -> None:
     assert parse_span(text) == timedelta(seconds=seconds)
+
+
+@pytest.mark.parametrize(("text", "is_meant"), [("4", True), ("72", True), ("3600", False)])
+def test_a_small_time_without_a_unit_may_be_hours(text: str, is_meant: bool) -> None:
+    with pytest.raises(BadValue) as refused:
+        parse_span(text)
+    assert (f"{text}h," in (refused.value.hint or "")) is is_meant
 
 
 @pytest.mark.parametrize(

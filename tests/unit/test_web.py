@@ -10,6 +10,7 @@ from gpulease import web
 from gpulease.cli import status_page, tables
 from gpulease.cli.memory_layers import owner_style
 from gpulease.cli.plot_file import FILLS
+from gpulease.domain.job import NOT_FAILED, Outcome
 from gpulease.errors import BadUsage, GpuleaseError
 from gpulease.web.arrays import array_of
 from gpulease.web.bars import bar_of
@@ -31,7 +32,7 @@ from gpulease.web.text import (
 )
 from gpulease.wire.jobs import ArrayWaitingView, ClaimView, EventView, JobView, QueueView
 from gpulease.wire.machine import GpuView, MemoryView, ProcessView
-from gpulease.wire.text import USER_COLOURS, claimed, ordinal, printable
+from gpulease.wire.text import USER_COLOURS, claimed, has_failed, ordinal, printable
 from gpulease.wire.unmanaged import used_without_lease
 
 M, G = 1 << 20, 1 << 30
@@ -54,6 +55,13 @@ def test_an_address_of_another_machine_is_an_error_with_a_hint(address: str) -> 
 def test_text_of_users_loses_what_controls_the_screen_and_turns_it_around() -> None:
     assert printable("a\x1b[2Jb\u202ec\u2066d\ne") == "a?[2Jb?c?d?e"
     assert printable("\u05d0\u05d1 \u00e9") == "\u05d0\u05d1 \u00e9", "letters of any script stay"
+
+
+def test_a_job_has_failed_on_a_page_as_in_the_database() -> None:
+    for outcome in Outcome:
+        job = views.running(1, state="ended", outcome=outcome.value, exit_status=143)
+        assert has_failed(job) is (outcome not in NOT_FAILED), outcome
+    assert not has_failed(views.running(1, state="ended", outcome="exited", exit_status=0))
 
 
 def test_numbers_read_as_people_write_them() -> None:

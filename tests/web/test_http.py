@@ -186,6 +186,20 @@ def test_an_ended_job_shows_what_it_needed_and_how_it_ended(daemon: Daemon, serv
     assert ">exited<" in served.get("/past").text
 
 
+def test_a_cancelled_job_has_not_failed_and_one_that_never_started_used_nothing(
+    daemon: Daemon, served: Web
+) -> None:
+    running = daemon.submit("--mem", "1G", "sleep", "600")
+    daemon.wait_until(running, "active")
+    held = daemon.submit("--held", "--mem", "1G", "true")
+    daemon.run("cancel", str(running), str(held))
+    daemon.wait_until(running, "ended")
+    text = served.get("/past").text
+    assert text.count(">cancelled<") == 2
+    assert not re.search(r'over">(cancelled|143)', text)
+    assert "not started / 1G" in text
+
+
 def test_a_daemon_that_is_away_gives_a_page_that_recovers(daemon: Daemon, served: Web) -> None:
     daemon.kill(signal.SIGTERM)
     gone = wait_for(

@@ -16,7 +16,6 @@ from gpulease.cli.format import (
     between,
     clean,
     clock,
-    has_failed,
     instant,
     size,
 )
@@ -28,7 +27,7 @@ from gpulease.light_json import encode, indent
 from gpulease.locations import environment
 from gpulease.slurm.views import JobList, JobView
 from gpulease.wire.jobs import JobState
-from gpulease.wire.text import spoken
+from gpulease.wire.text import has_failed, spoken
 
 _ENDS = frozenset({"exited", "signaled", "cancelled", "time-limit", "over-lease", "idle", "lost",
                    "preempted", "launch-failed", "gave-up", "failed"})  # fmt: skip
@@ -161,7 +160,7 @@ def table(jobs: Sequence[JobView], now: datetime) -> Table:
 def _row(
     job: JobView, now: datetime, *, waiting: bool, codes: bool, used: bool
 ) -> tuple[Line, ...]:
-    failed = job.exit_status not in (None, 0)
+    failed = has_failed(job)
     style: Style = "warn" if job.suspended else _STYLES.get(job.state, "warn")
     return (
         line(job.label),

@@ -234,6 +234,8 @@ class MachineScreen(TopScreen):
         if status.closed is not None:
             left += f"  no job starts: {clean(status.closed)}"
         width = self.size.width - _CLOCK
+        if len(right) > width:
+            right = f"{counts(len(running), count, 0, 0)}  "
         space = width - len(right) - 2
         if space <= 0:
             return ((right, ""),)

@@ -14,6 +14,7 @@ from gpulease.cli.top.lines import Lines
 from gpulease.cli.top.text import Line, Terminal, fitted
 from gpulease.errors import GpuleaseError
 
+_HELP = "? help"
 _MOST_NOTES = 4
 """Lines for messages."""
 
@@ -58,7 +59,8 @@ class TopScreen(Screen[None]):
 
     def on_resize(self, _event: Resize) -> None:
         """Draw the keys for the new width."""
-        self.keys.show([fitted(((self.KEYS, "keys"),), max(self.size.width, len(self.KEYS)))])
+        keys = keys_in(self.KEYS, self.size.width)
+        self.keys.show([fitted(((keys, "keys"),), self.size.width)])
 
     def _show_notes(self) -> None:
         notes = [*self._trouble, *self._said][:_MOST_NOTES]
@@ -68,6 +70,14 @@ class TopScreen(Screen[None]):
     def _wrapped(self, text: str, style: str) -> list[Line]:
         width = max(20, self.size.width)
         return [((line, style),) for line in wrap(clean(" ".join(text.split())), width)]
+
+
+def keys_in(keys: str, width: int) -> str:
+    """Return the keys for which there is room, and the key for help, which lists all."""
+    kept = keys.split("  ")
+    while len(kept) > 1 and len("  ".join(kept)) > width:
+        del kept[max(place for place, key in enumerate(kept) if key != _HELP)]
+    return "  ".join(kept)
 
 
 class Confirm(ModalScreen[bool]):
