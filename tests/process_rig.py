@@ -33,7 +33,11 @@ T = TypeVar("T")
 def ephemeral_user() -> Iterator[pwd.struct_passwd]:
     """Make a user of this machine, and remove it again; needs root."""
     name = f"gltest_{secrets.token_hex(4)}"
-    subprocess.run(["useradd", "--no-create-home", "--user-group", name], check=True)
+    # Above those that useradd chooses, the gid is the uid: tests count on that.
+    uid = 20_000 + secrets.randbelow(25_000)
+    subprocess.run(
+        ["useradd", "--no-create-home", "--user-group", "--uid", str(uid), name], check=True
+    )
     try:
         yield pwd.getpwnam(name)
     finally:
