@@ -11,11 +11,17 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpulease.config import SYSTEM_CONFIG, Settings
-from gpulease.errors import EXIT_GAVE_UP, EXIT_OWN_FAILURE, GpuleaseError, split_hint
+from gpulease.config import SYSTEM_CONFIG, Settings, SlurmSettings
+from gpulease.errors import (
+    EXIT_GAVE_UP,
+    EXIT_OWN_FAILURE,
+    GpuleaseError,
+    SetupFailed,
+    split_hint,
+)
 from gpulease.path_ownership import closed_to_others, shaky
 from gpulease.setup.slurm_hook import MARK, NAME, hook_text
-from gpulease.setup.slurm_node import SlurmNode, daemon_status, device_files, read_node
+from gpulease.setup.slurm_node import SlurmNode, daemon_status, device_files, name_of, read_node
 from gpulease.slurm.commands import run_slurm, slurm_environment
 from gpulease.slurm.records import parse_record, parse_records
 from gpulease.units import format_size
@@ -57,11 +63,21 @@ def look(settings: Settings) -> Found:
         GpuleaseError: the GPUs cannot be read.
     """
     config = parse_config(run_slurm(("scontrol", "show", "config")))
-    node = read_node(settings)
+    name = name_of(SlurmSettings(**settings.slurm))
     try:
-        record = parse_record(run_slurm(("scontrol", "--oneliner", "show", "node", node.name)))
+        record = parse_record(run_slurm(("scontrol", "--oneliner", "show", "node", name)))
     except GpuleaseError:
         record = {}
+    try:
+        node = read_node(settings)
+    except GpuleaseError as error:
+        if record:
+            raise
+        raise SetupFailed(
+            f"cannot check this machine: Slurm knows no node {name}",
+            "run it on the nodes, which sinfo -N lists: other machines need no check; for a new "
+            "node, gpulease-setup slurm prints the lines that Slurm needs",
+        ) from error
     return Found(settings, node, config, record, daemon_status(settings) is not None, unfit)
 
 

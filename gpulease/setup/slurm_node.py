@@ -144,8 +144,12 @@ def node_of(settings: Settings, readings: Sequence[GpuReading], *, simulated: bo
     if not kept:
         raise SetupFailed("cannot describe this node: local_gpus leaves no GPU for Slurm")
     local = tuple(gpu for gpu in readings if gpu.parent is None and gpu not in kept)
-    name = slurm.node or os.uname().nodename.partition(".")[0]
-    return SlurmNode(name, slurm.shard, kept, local, settings.margin, simulated)
+    return SlurmNode(name_of(slurm), slurm.shard, kept, local, settings.margin, simulated)
+
+
+def name_of(slurm: SlurmSettings) -> str:
+    """Return the name of this machine in Slurm, if it is a node."""
+    return slurm.node or os.uname().nodename.partition(".")[0]
 
 
 def _unusable(gpu: GpuReading, *, simulated: bool) -> str | None:

@@ -57,6 +57,13 @@ def test_a_node_with_the_printed_lines_passes_all_checks(idle: Cluster) -> None:
             assert states == {"ok"}, done.stdout
 
 
+def test_a_machine_that_is_no_node_is_not_checked(idle: Cluster) -> None:
+    done = idle.run("gpulease-setup", "slurm", "--check", user="root", check=False)
+    assert "Slurm knows no node login" in done.stderr
+    assert "sinfo -N" in done.stderr
+    assert done.returncode != 0
+
+
 def test_the_printed_lines_are_those_of_this_cluster(idle: Cluster) -> None:
     printed = idle.run("gpulease-setup", "slurm", user="root", node="n2").stdout.splitlines()
     gres_conf = (idle.directory / "slurm/gres.conf").read_text().splitlines()
