@@ -134,6 +134,12 @@ def test_jobs_are_named_in_exactly_one_way(
         selection("show", words, pattern, every)
 
 
+@pytest.mark.parametrize("form", ["{}", "{}-9", "{}_1", "1_{}"])
+def test_a_number_that_python_refuses_to_read_is_the_name_of_no_job(form: str) -> None:
+    with pytest.raises(NoSuchJob):
+        selected("show", form.format("9" * 5000))
+
+
 def test_last_of_nobody_is_an_error() -> None:
     with pytest.raises(NoSuchJob):
         select(Listing(), "show", "last")
