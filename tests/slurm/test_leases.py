@@ -282,7 +282,7 @@ def test_a_job_that_lost_its_node_is_queued_again_after_a_refusal() -> None:
         node.crash()
         node.start()
         strangers = [node.stranger(GIB, gpu) for gpu in (0, 1)]
-        wait_for("Slurm counts on", lambda: made.job(job)["BatchFlag"] == "2")
+        wait_for("it is queued again", lambda: made.job(job)["Restarts"] == "1")
         wait_for("n1 refuses it", lambda: "refused 1" in made.scontrol("show", "job", str(job)))
         assert made.wait_until(job, "PENDING", "FAILED")["JobState"] == "PENDING"
         for each in strangers:

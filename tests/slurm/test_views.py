@@ -236,9 +236,13 @@ def test_a_node_records_how_jobs_ended_that_slurm_stopped(idle: Cluster) -> None
     local = {"GPULEASE_CLUSTER": "none"}
     words = ("--gres=shard:8", "--nodelist=n1")
     cancelled, requeued = (started(idle, "echo up; sleep 300", *words) for _ in range(2))
-    for job in (cancelled, requeued):  # a job may be RUNNING before its script is
+
+    def is_up(job: int) -> bool:
         output = idle.home / "alice" / f"slurm-{job}.out"
-        wait_for("it runs", lambda output=output: output.exists() and output.read_text() == "up\n")
+        return output.exists() and output.read_text() == "up\n"
+
+    # A job may be RUNNING before its script is.
+    wait_for("both run", lambda: is_up(cancelled) and is_up(requeued))
     idle.run("scancel", f"{cancelled}")
     idle.scontrol("requeue", f"{requeued}")
 
