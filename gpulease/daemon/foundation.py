@@ -27,7 +27,7 @@ from gpulease.gpu.nvml import NvmlProbe
 from gpulease.gpu.nvml_process import NvmlProcess
 from gpulease.gpu.simulated import SimulatedGpu, SimulatedGpus, parse_simulation
 from gpulease.host.process_finder import claims
-from gpulease.host.state_dir import StateDirectory
+from gpulease.host.state_dir import CRASH, StateDirectory
 from gpulease.service.ports import Clock
 from gpulease.shim.linux import die_with_parent
 from gpulease.store.database_file import last_possible_id
@@ -38,8 +38,6 @@ from gpulease.store.store import SqlStore
 _log = logging.getLogger(__name__)
 
 _MOST_SHOWN = 8
-_CRASH = "crash"
-"""The file in the state directory where this process would say how it crashed."""
 _IN_NVML = "/gpulease/gpu/nvml_binding.py"
 
 
@@ -87,7 +85,7 @@ def open_foundation(settings: Settings, clock: Clock) -> Foundation:
         GpuleaseError: the daemon cannot run.
     """
     state, store, (installation, secret) = open_record(settings)
-    nvml_crashed = _IN_NVML in _crashed_thread(_log_last_crash(state.path / _CRASH))
+    nvml_crashed = _IN_NVML in _crashed_thread(_log_last_crash(state.path / CRASH))
     return Foundation(
         settings=CurrentSettings(settings),
         state=state,

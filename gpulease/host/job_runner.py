@@ -196,9 +196,7 @@ class JobRunner:
         if record is not None and record.exited is not None and record.stopping is None:
             # Most short jobs: start and end are stored at once, and the shim is not asked.
             start = record.started and WorkerStarted(*record.started)
-            yield replace(
-                worker_exited(job, record.exited), started=start and self._with_levels(start)
-            )
+            yield replace(worker_exited(record.exited), started=start and self._with_levels(start))
             return
         async for event in shim_control.follow(self._state.job(job.id)):
             if isinstance(event, shim_control.Missing):
@@ -206,7 +204,7 @@ class JobRunner:
                     yield each
                 return
             lost = isinstance(event, shim_control.Lost)
-            news = await self._end_leftovers(job) if lost else _worker_news(job, event)
+            news = await self._end_leftovers(job) if lost else _worker_news(event)
             if news is not None:
                 yield news
 
@@ -342,7 +340,7 @@ _OUTCOMES = {
 }
 
 
-def _worker_news(job: Job, event: shim_control.ShimEvent) -> WorkerNews | None:
+def _worker_news(event: shim_control.ShimEvent) -> WorkerNews | None:
     match event:
         case shim_control.Started():
             return WorkerStarted(event.pid, event.shim_pid, event.started_at)
@@ -351,19 +349,20 @@ def _worker_news(job: Job, event: shim_control.ShimEvent) -> WorkerNews | None:
         case shim_control.MainExited():
             return MainExited(Exit(event.exit_code, event.signal), event.at)
         case shim_control.Exited():
-            return worker_exited(job, event)
+            return worker_exited(event)
         case shim_control.Lost() | shim_control.Missing():
             return None
 
 
-def worker_exited(job: Job, event: shim_control.Exited) -> WorkerExited:
+def worker_exited(event: shim_control.Exited) -> WorkerExited:
     """Return the end of a worker, as its record has it."""
     outcome = _OUTCOMES.get(event.reason, Outcome.CANCELLED)
     exit_ = Exit(event.exit_code, event.signal)
     if event.failed is not None:
         exit_ = Exit(event.failed.exit_code)
     detail = event.failed.message if event.failed is not None else _short_of_ram(event)
-    rebooted = job.started_at is not None and job.started_at.timestamp() < system_started_at()
+    # Of a job that began just before a reboot, the daemon may know the end alone.
+    rebooted = event.ended_at.timestamp() < system_started_at()
     return WorkerExited(outcome, exit_, event.ended_at, detail, event.terminated and rebooted)
 
 

@@ -68,7 +68,7 @@ def test_a_build_says_which_it_is(installed: Gpulease) -> None:
 def test_installing_again_changes_nothing(installed: Gpulease) -> None:
     before = installed.pid()
     said = installed.machine.run(SETUP, "install").stdout
-    assert said.count("unchanged /") == 6
+    assert said.count("unchanged /") == 7
     assert installed.pid() == before
 
 
@@ -90,7 +90,7 @@ def test_what_was_installed_can_be_removed_without_a_trace(other_machine: Machin
     gpulease.configure(CONFIG)
     gpulease.drop_in("[Service]\nWatchdogSec=50s\n")
     said = other_machine.run(SETUP, "install", "--web", "--now").stdout
-    assert said.count("installed /") == 6
+    assert said.count("installed /") == 7
     assert other_machine.unit(WEB, "ActiveState") == {"ActiveState": "active"}
     assert "gpulease" in other_machine.run("getent", "group", "gpulease").stdout
     job = gpulease.submit("--mem", "1G", "--", "sleep", "600")

@@ -3,7 +3,7 @@
 import asyncio
 import os
 from dataclasses import replace
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -18,15 +18,15 @@ from gpulease.domain.job import Exit, Invocation, Job
 from gpulease.domain.lease import Claim, Lease
 from gpulease.errors import LaunchDeferred, RecordUnwritable
 from gpulease.host import scopes
-from gpulease.host.job_runner import JobRunner
+from gpulease.host.job_runner import JobRunner, worker_exited
 from gpulease.host.launch import LaunchContext
 from gpulease.host.launcher import Launch
 from gpulease.host.processes import ProcessTable
 from gpulease.host.sandbox import Sandbox, UvmNode
-from gpulease.host.shim_control import has_scope
+from gpulease.host.shim_control import has_scope, system_started_at
 from gpulease.service.ports import WorkerExited, WorkerNews
 from gpulease.shim.process_tree import oom_kills
-from gpulease.shim.record import JobEvents, claim
+from gpulease.shim.record import Exited, JobEvents, claim
 
 FREEDESKTOP = "org.freedesktop.DBus.Error"
 
@@ -281,6 +281,13 @@ def test_the_end_of_a_job_says_that_the_kernel_killed_processes_for_lack_of_ram(
     tmp_path: Path, code: int, kills: int, said: str | None
 ) -> None:
     assert _end_of(tmp_path, code, kills).detail == said
+
+
+def test_an_end_by_sigterm_before_this_boot_is_one_by_a_shutdown() -> None:
+    booted_at = datetime.fromtimestamp(system_started_at(), UTC)
+    for before, by_shutdown in ((1, True), (-1, False)):
+        ended = Exited("signaled", None, 15, booted_at - before * MINUTE, terminated=True)
+        assert worker_exited(ended).by_shutdown is by_shutdown
 
 
 def test_the_kernels_kills_are_counted_in_the_scope_of_a_job_alone(tmp_path: Path) -> None:
