@@ -10,7 +10,6 @@ import pytest
 
 from daemon_stand_in import views
 from fakes import ALICE, BOB, NOON, FakeClock, G, order, reading
-from gpulease.cli.format import has_failed
 from gpulease.daemon.metrics import user_view
 from gpulease.domain.job import NOT_FAILED, Exit, Job, Outcome, Owner, worker_gone
 from gpulease.domain.lease import State, Trigger
@@ -26,6 +25,7 @@ from gpulease.service.ports import Event, Policy, WorkerExited, WorkerStarted
 from gpulease.service.queue_state import QueueState
 from gpulease.store.job_history import JobHistory
 from gpulease.store.store import SqlStore
+from gpulease.wire.text import has_failed
 
 EVENT = Event(NOON, "test")
 
