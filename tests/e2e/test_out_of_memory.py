@@ -141,5 +141,5 @@ def test_report_sets_what_was_asked_against_what_was_used(daemon: Daemon) -> Non
     told = daemon.run("report", "--since", "1h", "--json").stdout
 
     assert shown.splitlines()[0].split()[:4] == ["USER", "JOBS", "MEAN", "LEASE"]
-    assert '"jobs": 1' in told
+    assert '"jobs": 2' in told
     assert shown.splitlines()[1].split()[2] == "2G"
