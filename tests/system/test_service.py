@@ -162,8 +162,11 @@ def test_jobs_that_run_at_an_orderly_reboot_end_by_its_signal(gpulease: Gpulease
 
 def test_a_job_with_requeue_runs_again_after_an_orderly_reboot(gpulease: Gpulease) -> None:
     script = "test -e ran || exec sh -c 'touch ran; sleep 600'"
+    note = gpulease.machine.root / "home/alice/ran"
+    note.unlink(missing_ok=True)
     ran = gpulease.submit("--requeue", "--mem", "6G", "--", "sh", "-c", script)
-    wait_for("it runs", (gpulease.machine.root / "home/alice/ran").exists)
+    wait_for("it runs", note.exists)
+    gpulease.wait_until(ran, "active")
     gpulease.machine.reboot()
     gpulease.wait_until_back(0)
     again = gpulease.wait_until(ran, "ended")["retried_as"]
