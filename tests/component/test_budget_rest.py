@@ -1,6 +1,8 @@
-"""What an idle daemon reads: budgets that do not depend on the machine."""
+"""What an idle daemon reads and keeps: budgets that do not depend on the machine."""
 
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -70,3 +72,11 @@ def test_periodic_statements_find_rows_by_their_keys(statement: str, store: SqlS
     with store.engine.connect() as connection:
         plan = connection.execute(text(f"EXPLAIN QUERY PLAN {statement}")).all()
     assert not any(row.detail.startswith(("SCAN gpu_memory", "SCAN jobs")) for row in plan), plan
+
+
+def test_a_daemon_keeps_no_package_for_its_start_or_for_another_program() -> None:
+    program = "import sys, gpulease.daemon.main; print(*sys.modules)"
+    ran = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert not set(ran.stdout.split()) & {"alembic", "mako", "pydantic", "rich", "typer"}

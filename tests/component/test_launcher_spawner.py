@@ -313,34 +313,6 @@ def test_the_spawner_has_nothing_of_the_daemon(
     assert descriptors == DESCRIPTORS
 
 
-def test_spawner_and_shims_load_nothing_heavy() -> None:
-    program = "import sys, gpulease.shim.spawner; print(*sys.modules)"
-    root = str(Path(sys.modules["gpulease"].__file__ or "").parents[1])
-    seen = subprocess.run(
-        [sys.executable, "-P", "-S", "-c", program],
-        env={"PYTHONPATH": root},
-        stdout=subprocess.PIPE,
-        check=True,
-        text=True,
-    ).stdout.split()
-
-    heavy = {
-        "asyncio",
-        "collections",
-        "contextlib",
-        "dataclasses",
-        "datetime",
-        "enum",
-        "json",
-        "socket",
-    }
-    assert not heavy & set(seen)
-    ours = {name for name in seen if name.startswith("gpulease.") and ".shim" not in name}
-    light = {"event_loop", "light_json", "light_tuple", "peer_credentials", "record"}
-    light |= {"wire", "wire.frames", "write_buffer"}
-    assert ours <= {f"gpulease.{name}" for name in light}
-
-
 def test_a_closed_launcher_can_launch_again(directory: Path) -> None:
     one, two = directories_in(directory, 2)
 

@@ -109,23 +109,6 @@ def test_a_missing_command_is_127_with_no_daemon_asked(
     assert "missing.sh" in capsys.readouterr().err
 
 
-def modules_after(*line: str) -> set[str]:
-    script = (
-        "import sys\nfrom gpulease.cli.app import call\n"
-        f"call({list(line)!r})\nprint('\\n'.join(sys.modules))"
-    )
-    ran = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, cwd=REPOSITORY, check=True
-    )
-    return set(ran.stdout.split())
-
-
-@pytest.mark.parametrize("line", [("status", "--socket", "/x"), ("run", "--socket", "/x", "true")])
-def test_the_everyday_verbs_import_only_what_they_need(line: tuple[str, ...]) -> None:
-    heavy = {"rich", "pydantic", "uvicorn", "sqlalchemy", "asyncio", "psutil"}
-    assert not modules_after(*line) & heavy
-
-
 def test_the_version_costs_no_import() -> None:
     ran = subprocess.run(
         [sys.executable, "-X", "importtime", "-m", "gpulease.cli", "--version"],
@@ -136,4 +119,3 @@ def test_the_version_costs_no_import() -> None:
     )
     assert ran.stdout == f"gpulease {__version__} (development)\n"
     assert "typer" not in ran.stderr
-    assert "dataclasses" not in ran.stderr
