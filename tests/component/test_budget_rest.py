@@ -1,6 +1,5 @@
 """What an idle daemon reads and keeps: budgets that do not depend on the machine."""
 
-import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -9,8 +8,8 @@ from pathlib import Path
 import pytest
 from sqlalchemy import text
 
-from gpulease.domain.gpu import GpuUuid
-from gpulease.gpu.simulated import ResidentMemory
+from daemon_rig import wait_for
+from gpulease.gpu.simulated import SimulatedGpus, parse_simulation
 from gpulease.store.store import SqlStore
 
 
@@ -21,44 +20,21 @@ def store(tmp_path: Path) -> Iterator[SqlStore]:
     opened.close()
 
 
-class NotingMemory(ResidentMemory):
-    """Notes the processes whose files are read."""
+def test_processes_that_name_no_gpu_are_not_read_at_each_reading() -> None:
+    gpus = SimulatedGpus(parse_simulation("8G"), "nobody uses it")
 
-    def _file(self, pid: str, name: str) -> bytes:
-        self.read_pids.add(pid)
-        return super()._file(pid, name)
+    def bytes_of_a_reading() -> int:
+        before = _bytes_read()
+        gpus.read()
+        return _bytes_read() - before
 
-    read_pids: set[str] = set()  # noqa: RUF012 - replaced in the instance
-
-
-def test_a_reading_of_simulated_gpus_leaves_out_kernel_threads() -> None:
-    memory = NotingMemory([GpuUuid("GPU-that-nobody-uses")])
-    memory.read()
-    before = memory.read_pids
-    memory.read_pids = set()
-    memory.read()
-    assert str(os.getpid()) in memory.read_pids
-    assert not {pid for pid in before & memory.read_pids if _is_kernel_thread(pid)}
+    first = bytes_of_a_reading()
+    # At first they are read each time: a process may be about to execute its program.
+    wait_for("few are read", lambda: bytes_of_a_reading() < first / 3)
 
 
-def test_a_process_that_names_no_gpu_is_read_once_a_second() -> None:
-    now_s = 0.0
-    memory = NotingMemory([GpuUuid("GPU-that-nobody-uses")], now_s=lambda: now_s)
-    read = []
-    for now_s in (0.0, 0.5, 1.5, 2.0, 2.4, 2.6):  # noqa: B007 - the clock reads it
-        memory.read_pids = set()
-        memory.read()
-        read.append(str(os.getpid()) in memory.read_pids)
-    # At first it is read each time: it may be about to execute its program.
-    assert read == [True, True, True, False, False, True]
-
-
-def _is_kernel_thread(pid: str) -> bool:
-    try:
-        # The parent of all of them is kthreadd, which has the pid 2.
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1] == "2"
-    except OSError:
-        return False
+def _bytes_read() -> int:
+    return int(Path("/proc/self/io").read_text().split()[1])
 
 
 @pytest.mark.parametrize(

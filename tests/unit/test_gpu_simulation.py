@@ -1,10 +1,9 @@
-"""The GPUs that `--simulate` describes, and those that tests make of plain numbers."""
+"""The GPUs that `--simulate` describes."""
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpulease.domain.gpu import Fault, GpuReading, ProcessReading
 from gpulease.errors import BadValue
 from gpulease.gpu.simulated import SimulatedGpus, parse_simulation, simulated_uuid
 
@@ -49,7 +48,7 @@ def test_any_text_is_read_or_refused(text: str) -> None:
 
 
 def test_a_simulated_gpu_may_have_a_model() -> None:
-    gpus = SimulatedGpus.here(parse_simulation("2x24G,1x80G:A100 PCIe"), "seed").read()
+    gpus = SimulatedGpus(parse_simulation("2x24G,1x80G:A100 PCIe"), "seed").read()
     assert [gpu.name for gpu in gpus] == ["Simulated 24G", "Simulated 24G", "Simulated A100 PCIe"]
 
 
@@ -59,38 +58,3 @@ def test_uuids_are_the_same_for_the_same_seed_and_differ_otherwise() -> None:
     assert len(set(uuids)) == len(uuids)
     assert simulated_uuid("a", 3) == uuids[3]
     assert len(uuids[3]) == len("GPU-8f6bb1b4-0f4c-5a2b-8f55-4a5d2b3f7d11")
-
-
-def test_gpus_of_plain_numbers_are_read_as_they_are_now() -> None:
-    gpus = SimulatedGpus({"GPU-a": 8 * G, "GPU-b": 24 * G}, unmanaged={"GPU-a": 6 * G})
-    assert [(each.index, each.total, each.used) for each in gpus.read()] == [
-        (0, 8 * G, 6 * G),
-        (1, 24 * G, 0),
-    ]
-
-    gpus.unmanaged.clear()
-    gpus.processes["GPU-b"] = {12: 2 * G, 11: G}
-
-    first, second = gpus.read()
-    assert (first.used, first.processes) == (0, ())
-    assert (second.used, second.name) == (3 * G, "Simulated 24G")
-    assert second.processes == (ProcessReading(11, G), ProcessReading(12, 2 * G))
-
-
-def test_a_fault_hides_every_figure_until_it_is_taken_away() -> None:
-    gpus = SimulatedGpus({"GPU-a": 8 * G}, faults={"GPU-a": Fault.LOST})
-    (reading,) = gpus.read()
-    assert reading == GpuReading(
-        reading.uuid, 0, "Simulated 8G", fault=Fault.LOST, detail="simulated fault"
-    )
-
-    gpus.faults.clear()
-    assert gpus.read()[0].total == 8 * G
-
-
-def test_no_more_is_in_use_than_there_is() -> None:
-    gpus = SimulatedGpus({"GPU-a": 8 * G}, processes={"GPU-a": {7: 9 * G}})
-
-    (reading,) = gpus.read()
-
-    assert (reading.used, reading.processes) == (8 * G, (ProcessReading(7, 9 * G),))
