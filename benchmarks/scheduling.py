@@ -21,7 +21,7 @@ from pathlib import Path
 
 from gpulease.domain.queue_policy import PolicyName, QueuePolicy
 from gpulease.replay.engine import Contention, replay
-from gpulease.replay.metrics import Figures, figures
+from gpulease.replay.results import Figures, figures
 from gpulease.replay.trace import Run, Server, TraceJob
 from gpulease.units import GIB
 

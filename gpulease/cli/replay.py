@@ -18,10 +18,8 @@ from gpulease.light_json import indent
 from gpulease.units import format_span
 
 if TYPE_CHECKING:
-    from gpulease.replay.comparison import Result
-    from gpulease.replay.predictions import StartErrors
-    from gpulease.replay.trace import Server
-    from gpulease.replay.trace_file import Trace
+    from gpulease.replay.results import Result, StartErrors
+    from gpulease.replay.trace import Server, Trace
 
 _SPANS = (
     ("mean wait", "mean_wait_s"),
@@ -40,7 +38,7 @@ _PARTS = (
 )
 
 
-def replay(  # noqa: PLR0913, PLR0917 -- one for each option
+def replay(
     trace: Annotated[
         Path, typer.Argument(metavar="TRACE", help="The jobs; may be compressed (.csv.gz).")
     ],
@@ -78,10 +76,6 @@ def replay(  # noqa: PLR0913, PLR0917 -- one for each option
         Path | None,
         typer.Option("--out", metavar="FILE.csv", help="Write when and where each job ran."),
     ] = None,
-    plot: Annotated[
-        Path | None,
-        typer.Option("--plot", metavar="FILE.png", help="Draw the waits, and the GPUs in use."),
-    ] = None,
     skip_too_large: Annotated[
         bool, typer.Option("--skip-too-large", help="Leave out jobs that fit on no server.")
     ] = False,
@@ -103,29 +97,21 @@ def replay(  # noqa: PLR0913, PLR0917 -- one for each option
       gpulease replay month.csv --servers 2x8x24G
       gpulease replay month.csv --servers 2x8x24G,2x24G
       gpulease replay month.csv --servers 2x8x24G --policy fifo --json
-      gpulease replay month.csv --servers 2x8x24G --out runs.csv --plot waits.png
+      gpulease replay month.csv --servers 2x8x24G --out runs.csv
     """
-    # Only this verb needs the scheduler, and only --plot matplotlib.
-    from gpulease.replay import comparison, trace_file
+    # Only this verb needs the scheduler.
+    from gpulease.replay import results as replays
+    from gpulease.replay import trace as traces
 
-    if plot is not None:
-        from gpulease.replay.plot import check_plot
-
-        check_plot(plot)
-    machines = trace_file.parse_servers(servers)
-    read = trace_file.read_trace(trace)
-    skipped = trace_file.too_large(read, machines)
+    machines = traces.parse_servers(servers)
+    read = traces.read_trace(trace)
+    skipped = traces.too_large(read, machines)
     kept = read.without(skipped) if skip_too_large else read
-    trace_file.refuse_too_large(read, [] if skip_too_large and kept.jobs else skipped)
-    asked = comparison.Settings(policy, whole_gpus, contention, placement)
-    all_settings = [asked, *comparison.baselines(asked)]
-    results = comparison.compare(kept.jobs, machines, all_settings)
+    traces.refuse_too_large(read, [] if skip_too_large and kept.jobs else skipped)
+    asked = replays.Settings(policy, whole_gpus, contention, placement)
+    results = replays.compare(kept.jobs, machines, [asked, *replays.baselines(asked)])
     if out is not None:
-        trace_file.write_runs(out, results[0].runs, kept)
-    if plot is not None:
-        from gpulease.replay.plot import plot as draw
-
-        draw(plot, results, machines)
+        traces.write_runs(out, results[0].runs, kept)
     left_out = len(read.jobs) - len(kept.jobs)
     if json:
         print_stdout(indent(encode(report(results, machines, left_out))))

@@ -1,13 +1,14 @@
 """Runs a trace through the daemon's `plan` on a virtual clock."""
 
 import heapq
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 
 from gpulease.domain.fair_share import PastUse
+from gpulease.domain.fragmentation import Workload, fragmentation_gradient, typical
 from gpulease.domain.gpu import GpuMemory, GpuReading, GpuUuid, JobId, LedgerEntry
 from gpulease.domain.job import Job, JobUsage, Owner, grant, worker_started
 from gpulease.domain.lease import Claim
@@ -15,7 +16,7 @@ from gpulease.domain.placement import Placement
 from gpulease.domain.plan import Plan, plan
 from gpulease.domain.queue import Queue, gpus_leased
 from gpulease.domain.queue_policy import QueuePolicy
-from gpulease.domain.rooms import Score, best_fit
+from gpulease.domain.rooms import Room, Score, best_fit
 from gpulease.domain.run_time import Keys, RunTimes
 from gpulease.domain.snapshot import Snapshot
 from gpulease.replay.trace import Run, Server, TraceJob
@@ -310,3 +311,16 @@ def _ledgers(servers: Sequence[Server]) -> dict[GpuUuid, GpuMemory]:
 def _percentile(values: Sequence[float], part: float) -> float:
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, int(part * len(ordered)))] if ordered else 0.0
+
+
+def placement_named(name: str, jobs: Iterable[TraceJob]) -> Score:
+    """Return the placement policy `best`, `spread` or `fgd`; the last depends on the jobs."""
+    if name == "fgd":
+        sizes = typical(Counter(job.memory for job in jobs))
+        return fragmentation_gradient(Workload.of(sizes.items()))
+    return spread if name == "spread" else best_fit
+
+
+def spread(claim: Claim, gpu: Room) -> float:
+    """Prefer the GPU with the most headroom left."""
+    return -best_fit(claim, gpu)

@@ -15,7 +15,7 @@ from fakes import ALICE, NOON, G
 from gpulease.cli.history_page import COLUMNS, ahead, table, trace_of
 from gpulease.client.light_client import read
 from gpulease.domain.job import Outcome
-from gpulease.replay.trace_file import read_trace
+from gpulease.replay.trace import read_trace
 from gpulease.server.history import history_view
 from gpulease.service.job_history import EndedJob
 from gpulease.units import MIB

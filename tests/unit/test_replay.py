@@ -1,4 +1,4 @@
-"""What holds at every event of a replay, whatever the trace."""
+"""Replays: what holds at every event, whatever the trace; placements; and the figures."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -9,9 +9,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fakes import G
+from fakes import G, reading
+from gpulease.domain.gpu import build_ledger
+from gpulease.domain.lease import Claim
 from gpulease.domain.queue_policy import PolicyName, QueuePolicy
-from gpulease.replay.engine import Contention, Moment, replay
+from gpulease.domain.rooms import Room, best_fit
+from gpulease.replay.engine import Contention, Moment, placement_named, replay, spread
+from gpulease.replay.results import (
+    StartErrors,
+    StartPredictions,
+    by_user,
+    figures,
+    jain,
+    percentile,
+)
 from gpulease.replay.trace import Run, Server, TraceJob
 
 HOUR = 3600.0
@@ -148,3 +159,105 @@ def test_a_limit_shorter_than_the_job_ends_it() -> None:
 def test_jobs_of_several_gpus_leave_other_servers_whole() -> None:
     runs = replay([one(1, 0.0), one(2, 1.0, gpus=2)], SERVERS, QUICK)
     assert Counter(run.server for run in runs) == {0: 2}
+
+
+def room(free: int) -> Room:
+    """Return a GPU of 8 GiB with so much free."""
+    made = Room(build_ledger(reading(), (), {}, 0, None, frozenset()), 0)
+    if free < 8 * G:
+        made.take(8 * G - free, False, None)
+    return made
+
+
+def test_spread_prefers_the_emptiest_gpu_and_best_fit_the_fullest() -> None:
+    full, empty = room(2 * G), room(8 * G)
+
+    assert spread(Claim(G), empty) > spread(Claim(G), full)
+    assert best_fit(Claim(G), full) > best_fit(Claim(G), empty)
+
+
+def test_fgd_keeps_room_for_the_sizes_that_are_typical() -> None:
+    score = placement_named("fgd", [one(1, 0, memory=4 * G)])
+    # 2G of the first leave 3G, which no typical job can use; of the second, 4G, which one can.
+    tight, exact = room(5 * G), room(6 * G)
+
+    assert best_fit(Claim(2 * G), tight) > best_fit(Claim(2 * G), exact)
+    assert score(Claim(2 * G), exact) > score(Claim(2 * G), tight)
+
+
+def test_the_first_prediction_for_a_job_is_compared_with_its_start() -> None:
+    # Without a history, every job is predicted to run for four hours.
+    jobs = [one(1, 0.0, duration_s=3 * HOUR), one(2, 0.0)]
+    predictions = StartPredictions(every=1)
+
+    runs = replay(jobs, [Server(1, 8 * G)], QueuePolicy(), observe=predictions)
+
+    assert predictions.errors(runs) == StartErrors(1, 1 * HOUR, 3 * HOUR)
+
+
+def test_nothing_is_compared_if_no_job_waits() -> None:
+    predictions = StartPredictions(every=1)
+    runs = replay([one(1, 0.0)], [Server(1, 8 * G)], QueuePolicy(), observe=predictions)
+    assert predictions.errors(runs) is None
+
+
+TWO_GPUS = [Server(2, 4 * G)]
+
+
+def ran(
+    number: int, submit: float, start: float, end: float, user: str = "a", gpus: int = 1
+) -> Run:
+    """Return a run of a job that asks for half of a GPU, on as many GPUs."""
+    job = TraceJob(number, submit, end - start, gpus, 2 * G, user)
+    return Run(job, start, end, 0, tuple(range(gpus)))
+
+
+def test_waits_and_completions() -> None:
+    found = figures([ran(1, 0, 0, 10), ran(2, 0, 10, 20), ran(3, 5, 35, 40)], TWO_GPUS)
+
+    assert found.mean_wait_s == pytest.approx(40 / 3)
+    assert (found.median_wait_s, found.p95_wait_s, found.longest_wait_s) == (10, 30, 30)
+    assert found.mean_completion_s == pytest.approx((10 + 20 + 35) / 3)
+    assert found.makespan_s == 40
+
+
+def test_utilization_is_the_memory_asked_for_of_all_memory_over_the_makespan() -> None:
+    # 2 of 8 GiB for 10 of 20 s, 4 of 8 GiB for 5 of 20 s.
+    found = figures([ran(1, 0, 0, 10), ran(2, 10, 15, 20, gpus=2)], TWO_GPUS)
+
+    assert found.memory_utilization == pytest.approx(0.25 * 0.5 + 0.5 * 0.25)
+
+
+def test_fragmentation_is_the_free_memory_while_jobs_wait() -> None:
+    # From 2 to 10 s one job waits, and 6 of 8 GiB are free.
+    waited = figures([ran(1, 0, 0, 10), ran(2, 2, 10, 12)], TWO_GPUS)
+    nobody = figures([ran(1, 0, 0, 10)], TWO_GPUS)
+
+    assert waited.fragmentation == pytest.approx(0.75)
+    assert nobody.fragmentation == 0
+
+
+def test_the_speed_of_a_user_is_run_time_over_wait_and_run_time() -> None:
+    users = by_user([ran(1, 0, 0, 10, "b"), ran(2, 0, 30, 40, "a"), ran(3, 0, 0, 10, "b")])
+
+    assert [(user.user, user.jobs, user.speed) for user in users] == [("a", 1, 0.25), ("b", 2, 1)]
+    assert users[0].longest_wait_s == 30
+
+
+def test_jains_index_is_one_if_all_are_equal_and_one_nth_if_one_has_all() -> None:
+    assert jain([3, 3, 3]) == pytest.approx(1)
+    assert jain([1, 0, 0, 0]) == pytest.approx(0.25)
+    assert jain([1, 0.5]) == pytest.approx(2.25 / 2.5)
+
+
+def test_a_percentile_is_a_value_that_occurs() -> None:
+    values = list(map(float, range(1, 101)))
+
+    assert [percentile(values, percent) for percent in (50, 95, 99, 100)] == [50, 95, 99, 100]
+    assert percentile([7.0], 99) == 7
+
+
+def test_jobs_that_take_no_time_count() -> None:
+    found = figures([ran(1, 5, 5, 5)], TWO_GPUS)
+
+    assert (found.makespan_s, found.memory_utilization, found.jain_index) == (0, 0, 1)

@@ -9,9 +9,11 @@ from hypothesis import strategies as some
 
 from goldens import mentions
 from gpulease.errors import BadValue
-from gpulease.replay.trace import Run, Server, TraceJob
-from gpulease.replay.trace_file import (
+from gpulease.replay.trace import (
+    Run,
+    Server,
     Trace,
+    TraceJob,
     parse_servers,
     read_trace,
     refuse_too_large,

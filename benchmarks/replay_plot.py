@@ -1,14 +1,17 @@
-"""Draws replays: how long jobs waited, and how many GPUs held jobs over time."""
+"""Draw a replay beside EASY and FIFO: `python -m benchmarks.replay_plot TRACE SERVERS FILE.png`.
 
-from collections.abc import Sequence
+How long jobs waited, and how many GPUs held jobs over time.
+"""
+
+import sys
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gpulease.figure_file import check_target, new_figure, save
-from gpulease.replay.comparison import Result
-from gpulease.replay.metrics import in_use
-from gpulease.replay.trace import Server
+from gpulease.figure_file import new_figure, save
+from gpulease.replay.results import Result, Settings, baselines, compare
+from gpulease.replay.trace import Run, Server, parse_servers, read_trace
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -23,21 +26,8 @@ _POINTS = 1000
 """The figure is about as many pixels wide."""
 
 
-def check_plot(path: Path) -> None:
-    """Check that a plot can be drawn, before a long replay.
-
-    Raises:
-        BadValue: matplotlib is not installed, or cannot write this kind of file.
-    """
-    check_target(path, "waits.png")
-
-
 def plot(path: Path, results: Sequence[Result], servers: Sequence[Server]) -> None:
-    """Draw the waits and the GPUs in use of each replay into a file.
-
-    Raises:
-        BadValue: the file cannot be written.
-    """
+    """Draw the waits and the GPUs in use of each replay into a file."""
     figure = new_figure(9, 8)
     waits, gpus = figure.subplots(2, 1)
     for result, colour, style in zip(results, _COLOURS, _STYLES, strict=False):
@@ -75,6 +65,27 @@ def _label_gpus(axes: "Axes", count: int) -> None:
     axes.legend(loc="lower right")
 
 
+def in_use(runs: Iterable[Run]) -> list[tuple[float, int]]:
+    """Return the GPUs that hold at least one job, at each instant at which that changes."""
+    changes = [
+        ((at, step), (run.server, gpu))
+        for run in runs
+        for gpu in run.gpus
+        for at, step in ((run.start_s, 1), (run.end_s, -1))
+        if run.end_s > run.start_s
+    ]
+    jobs_on: dict[tuple[int, int], int] = {}
+    busy: list[tuple[float, int]] = []
+    for (at, step), gpu in sorted(changes):
+        jobs_on[gpu] = jobs_on.get(gpu, 0) + step
+        if not jobs_on[gpu]:
+            del jobs_on[gpu]
+        if busy and busy[-1][0] == at:
+            busy.pop()
+        busy.append((at, len(jobs_on)))
+    return busy
+
+
 def _means(busy: Sequence[tuple[float, int]]) -> tuple[list[float], list[float]]:
     """Return the means over equal spans, each with the days since the first instant."""
     if len(busy) < 2:
@@ -89,3 +100,14 @@ def _means(busy: Sequence[tuple[float, int]]) -> tuple[list[float], list[float]]
             from_, to = first + place * step, first + (place + 1) * step
             sums[place] += max(0.0, min(end, to) - max(begin, from_)) * count
     return [place * step / _DAY_S for place in range(_POINTS)], [each / step for each in sums]
+
+
+def main(trace: str, servers: str, path: str) -> None:
+    """Replay a trace under the fair order, EASY and FIFO, and draw what happened."""
+    machines, asked = parse_servers(servers), Settings()
+    jobs = read_trace(Path(trace)).jobs
+    plot(Path(path), compare(jobs, machines, [asked, *baselines(asked)]), machines)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
