@@ -7,9 +7,9 @@ import typer
 
 from gpulease.cli import options as given
 from gpulease.cli.connect import SocketOption, connect
-from gpulease.cli.format import clean, id_of, index_of, size
 from gpulease.cli.render import print_stderr, print_stdout
 from gpulease.client import Client, encode
+from gpulease.drawing.words import clean, id_of, index_of, size
 from gpulease.light_json import indent
 from gpulease.units import Share, format_span, parse_memory, parse_span
 from gpulease.wire.jobs import JobView

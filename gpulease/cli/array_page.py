@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from gpulease.cli.format import (
+from gpulease.cli.tables import Block, Column, Hanging, Line, Page, Span, Table, line
+from gpulease.drawing.words import (
     between,
     clean,
     clock,
@@ -12,7 +13,6 @@ from gpulease.cli.format import (
     reason_of,
     requested,
 )
-from gpulease.cli.tables import Block, Column, Hanging, Line, Page, Span, Table, line
 from gpulease.wire.text import has_failed, ranges
 
 TYPE_CHECKING = False

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from gpulease.cli.cluster import acts_on_slurm
-from gpulease.cli.format import id_of
 from gpulease.cli.job_selection import (
     announce,
     for_each,
@@ -14,6 +13,7 @@ from gpulease.cli.job_selection import (
 )
 from gpulease.cli.light_connection import light_client
 from gpulease.cli.render import print_stdout
+from gpulease.drawing.words import id_of
 from gpulease.errors import BadUsage, GpuleaseError
 from gpulease.units import format_span, parse_span
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 from itertools import groupby
 from math import ceil
 
-from gpulease.cli.format import display_width, shorten
 from gpulease.cli.tables import Span, draw, wrap
+from gpulease.drawing.words import display_width, shorten
 from gpulease.record import record
 from gpulease.units import format_size
 

@@ -18,10 +18,10 @@ import typer
 from gpulease import config
 from gpulease.cli import commands
 from gpulease.cli.cluster import VERBS, acts_on_slurm
-from gpulease.cli.format import clean, id_of, index_of, label
 from gpulease.cli.render import OutputClosed, print_stdout
 from gpulease.cli.typer_extensions import choices_of
 from gpulease.client import Client, trusted_users
+from gpulease.drawing.words import clean, id_of, index_of, label
 from gpulease.errors import GpuleaseError, NoDaemon
 from gpulease.wire.jobs import JobView
 from gpulease.wire.machine import GpuView

@@ -14,7 +14,6 @@ import typer
 import gpulease
 from gpulease.cli.caller import environment, trusted_environment, working_directory
 from gpulease.cli.connect import SocketOption, connect, named_socket
-from gpulease.cli.format import clean
 from gpulease.cli.notify_options import checked_settings
 from gpulease.cli.program import python_of
 from gpulease.cli.prove import prove as prove_levels
@@ -23,6 +22,7 @@ from gpulease.cli.tables import Block, Hanging, Page, Span, Style
 from gpulease.client import encode, has_daemon
 from gpulease.cluster_choice import SLURM, cluster
 from gpulease.config import candidate_sockets
+from gpulease.drawing.words import clean
 from gpulease.errors import (
     BadConfiguration,
     CommandNotExecutable,

@@ -6,10 +6,10 @@ from typing import Annotated
 import typer
 
 from gpulease.cli.connect import SocketOption, connect
-from gpulease.cli.format import clean, index_of
 from gpulease.cli.job_selection import for_each
 from gpulease.cli.render import print_stdout
 from gpulease.client import Client
+from gpulease.drawing.words import clean, index_of
 from gpulease.wire.machine import GpuAvailabilityView
 
 GpusArgument = Annotated[

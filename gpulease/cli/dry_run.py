@@ -5,11 +5,11 @@ from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 
 from gpulease.cli.caller import environment
-from gpulease.cli.format import behind_of, clean, clock, id_of, in_the_way, sentence
 from gpulease.cli.job_page import labelled, predicted, refusal_table, suggestion_text
 from gpulease.cli.render import print_stdout, screen_of, show_page
 from gpulease.cli.tables import Page, Span
 from gpulease.client import Client, decode
+from gpulease.drawing.words import behind_of, clean, clock, id_of, in_the_way, sentence
 from gpulease.errors import EXIT_GAVE_UP
 from gpulease.light_json import indent
 from gpulease.units import format_span

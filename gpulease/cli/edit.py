@@ -7,13 +7,13 @@ from typing import Annotated, Literal
 import typer
 
 from gpulease.cli.connect import SocketOption, connect
-from gpulease.cli.format import clean, clock
 from gpulease.cli.job_selection import select_jobs, selection
 from gpulease.cli.options import JobsArgument
 from gpulease.cli.queue_options import begin_instant, dependencies
 from gpulease.cli.render import print_stdout
 from gpulease.cli.request import gpu_names
 from gpulease.client import Client
+from gpulease.drawing.words import clean, clock
 from gpulease.errors import BadUsage
 from gpulease.units import Share, parse_memory, parse_size, parse_span
 from gpulease.wire.jobs import EditedJobView, EditedView

@@ -71,7 +71,7 @@ _ENDS_WITHOUT_OUTPUT = {
 
 def last_words(job: JobView) -> str | None:
     """Say why a job ended, if its own output does not."""
-    from gpulease.cli.format import id_of, sentence
+    from gpulease.drawing.words import id_of, sentence
 
     if job.outcome == "time_limit":
         return f"gpulease: job {id_of(job)} reached its time limit"

@@ -7,10 +7,10 @@ import typer
 
 from gpulease.cli.cluster import acts_on_slurm
 from gpulease.cli.connect import SocketOption, connect, named_socket
-from gpulease.cli.format import clock, id_of, until
 from gpulease.cli.job_selection import for_each, select_jobs, selection
 from gpulease.cli.options import AllOption, NamePatternOption
 from gpulease.cli.typer_extensions import CommandWithSpan as Command
+from gpulease.drawing.words import clock, id_of, until
 from gpulease.errors import BadUsage
 from gpulease.units import format_span, parse_span
 from gpulease.wire.jobs import JobView

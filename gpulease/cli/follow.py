@@ -51,7 +51,7 @@ _ATTACH_AGAIN_AFTER = 0.002
 
 
 def _clean(text: str) -> str:
-    from gpulease.cli.format import clean
+    from gpulease.drawing.words import clean
 
     return clean(text)
 
@@ -207,7 +207,7 @@ def _verdict(
 
 def _gpus(client: LightClient, job: JobView) -> str:
     """Name the GPUs of a job as `status` does."""
-    from gpulease.cli.format import clean, index_of
+    from gpulease.drawing.words import clean, index_of
 
     try:
         gpus = client.within(_NAMES_WITHIN).status(queue=0).gpus

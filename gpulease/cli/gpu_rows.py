@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from gpulease.cli.format import UNKNOWN, amount, degrees, display_width, percent
 from gpulease.cli.tables import Column, Line, Span, Style, Table, line, widths
+from gpulease.drawing.words import UNKNOWN, amount, degrees, display_width, percent
 from gpulease.record import record, replace
 from gpulease.wire.text import ranges
 

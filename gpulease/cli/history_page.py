@@ -7,12 +7,12 @@ from _thread import allocate_lock, start_new_thread
 from itertools import chain
 
 from gpulease.cli.cluster import acts_on_slurm
-from gpulease.cli.format import amount, clean, clock, instant, named, percent, size
 from gpulease.cli.light_connection import light_client
 from gpulease.cli.pager import print_paged
 from gpulease.cli.render import drawn, local_time, print_stdout, screen_of, shown, write_stdout
 from gpulease.cli.tables import Column, Table, draw_in_pages, line
 from gpulease.client.light_client import read
+from gpulease.drawing.words import amount, clean, clock, instant, named, percent, size
 from gpulease.errors import BadValue, NoDaemon
 from gpulease.light_json import encode, indent
 from gpulease.locations import environment

@@ -23,7 +23,6 @@ from gpulease.cli.caller import environment, this_process
 from gpulease.cli.connect import SocketOption, connect_or_start, started_message
 from gpulease.cli.exit_codes import last_words, status_of_job
 from gpulease.cli.follow import CANCEL_WITHIN
-from gpulease.cli.format import clean, clock, size
 from gpulease.cli.job_watch import RECONNECT_EVERY, current, wait_for_start
 from gpulease.cli.messages import preset_devices
 from gpulease.cli.notify_options import completed
@@ -32,6 +31,7 @@ from gpulease.cli.request import RunOptions, build
 from gpulease.cli.run_job import LockedNote
 from gpulease.cli.signals import Interrupted, Killed, Signals, parent_of
 from gpulease.client import Client, encode
+from gpulease.drawing.words import clean, clock, size
 from gpulease.errors import (
     EXIT_OWN_FAILURE,
     AlreadyLeased,

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from gpulease.cli.format import amount, clean, size
 from gpulease.cli.job_report import names_of, what_is
 from gpulease.cli.tables import Block, Column, Hanging, Table, line
+from gpulease.drawing.words import amount, clean, size
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

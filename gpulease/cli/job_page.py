@@ -2,7 +2,18 @@
 
 from __future__ import annotations
 
-from gpulease.cli.format import (
+from gpulease.cli.job_gpus import (
+    device_table,
+    gpu_of,
+    hook_table,
+    lease_table,
+    pool_table,
+    unhooked_lines,
+)
+from gpulease.cli.job_report import first_use, is_simulated, steps, utilization
+from gpulease.cli.script import script_change
+from gpulease.cli.tables import Block, Column, Hanging, Page, Span, Table, line
+from gpulease.drawing.words import (
     amount,
     behind_of,
     between,
@@ -22,17 +33,6 @@ from gpulease.cli.format import (
     size,
     until,
 )
-from gpulease.cli.job_gpus import (
-    device_table,
-    gpu_of,
-    hook_table,
-    lease_table,
-    pool_table,
-    unhooked_lines,
-)
-from gpulease.cli.job_report import first_use, is_simulated, steps, utilization
-from gpulease.cli.script import script_change
-from gpulease.cli.tables import Block, Column, Hanging, Page, Span, Table, line
 from gpulease.units import format_span
 from gpulease.wire.text import ordinal, spoken
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpulease.cli.format import clean, id_of, instant, size
+from gpulease.drawing.words import clean, id_of, instant, size
 from gpulease.units import format_span
 
 TYPE_CHECKING = False

@@ -6,9 +6,9 @@ caller's own jobs, also for root.
 
 from __future__ import annotations
 
-from gpulease.cli.format import clean, id_of
 from gpulease.cli.render import own_name, print_error, print_stderr, print_stdout
 from gpulease.cluster_choice import may_be_a_node
+from gpulease.drawing.words import clean, id_of
 from gpulease.errors import BadUsage, GpuleaseError, NoDaemon, NoSuchJob
 from gpulease.record import record
 

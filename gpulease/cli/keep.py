@@ -6,9 +6,9 @@ from typing import Annotated
 import typer
 
 from gpulease.cli.connect import SocketOption, connect
-from gpulease.cli.format import clock, id_of, until
 from gpulease.cli.job_selection import for_each, select_jobs, selection
 from gpulease.cli.options import AllOption, JobsArgument, NamePatternOption
+from gpulease.drawing.words import clock, id_of, until
 from gpulease.units import format_span, parse_span
 from gpulease.wire.jobs import JobView
 

@@ -18,11 +18,11 @@ import typer
 import gpulease
 from gpulease.cli import commands
 from gpulease.cli.caller import environment, working_directory
-from gpulease.cli.format import clean
 from gpulease.cli.options import TimeOption
 from gpulease.cli.program import ask_python, python_of
 from gpulease.cli.render import print_stderr, print_stdout, screen_of, show_page
 from gpulease.cli.tables import Column, Table, line
+from gpulease.drawing.words import clean
 from gpulease.errors import BadUsage, BadValue, GpuleaseError
 from gpulease.units import format_span, parse_memory, parse_span
 

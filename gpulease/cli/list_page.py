@@ -5,7 +5,12 @@ from __future__ import annotations
 import sys
 
 from gpulease.cli.cluster import acts_on_slurm
-from gpulease.cli.format import (
+from gpulease.cli.light_connection import light_client
+from gpulease.cli.pager import print_paged
+from gpulease.cli.render import drawn, local_time, print_stdout, screen_of
+from gpulease.cli.tables import Column, Line, Page, Style, Table, line
+from gpulease.client.light_client import read
+from gpulease.drawing.words import (
     SUSPENDED,
     alike,
     between,
@@ -16,11 +21,6 @@ from gpulease.cli.format import (
     named,
     requested,
 )
-from gpulease.cli.light_connection import light_client
-from gpulease.cli.pager import print_paged
-from gpulease.cli.render import drawn, local_time, print_stdout, screen_of
-from gpulease.cli.tables import Column, Line, Page, Style, Table, line
-from gpulease.client.light_client import read
 from gpulease.errors import BadUsage
 from gpulease.light_json import encode, indent
 from gpulease.locations import environment

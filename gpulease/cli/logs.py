@@ -9,11 +9,11 @@ import typer
 
 from gpulease.cli.cluster import acts_on_slurm
 from gpulease.cli.connect import SocketOption, connect, named_socket
-from gpulease.cli.format import clean, id_of, sentence
 from gpulease.cli.job_selection import names_array, one_element, select_jobs, selection
 from gpulease.cli.job_watch import RECONNECT_EVERY
 from gpulease.cli.options import AllOption, JobsArgument
 from gpulease.cli.render import print_stderr, write_output
+from gpulease.drawing.words import clean, id_of, sentence
 from gpulease.errors import NoDaemon
 from gpulease.wire.frames import FrameKind
 from gpulease.wire.jobs import JobView

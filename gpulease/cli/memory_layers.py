@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gpulease.cli.chart import Layer, Limit
-from gpulease.cli.format import clean
+from gpulease.drawing.words import clean
 from gpulease.wire.text import user_colour
 
 TYPE_CHECKING = False

@@ -7,7 +7,16 @@ from datetime import datetime, timedelta
 from pathlib import Path
 
 from gpulease.cli.exit_codes import SIGNALED
-from gpulease.cli.format import clean, clock, id_of, in_the_way, reason_of, sentence, shorten, size
+from gpulease.drawing.words import (
+    clean,
+    clock,
+    id_of,
+    in_the_way,
+    reason_of,
+    sentence,
+    shorten,
+    size,
+)
 from gpulease.errors import TooMany
 from gpulease.units import format_span
 from gpulease.wire.jobs import JobView

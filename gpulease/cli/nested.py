@@ -7,11 +7,11 @@ from errno import ENOEXEC
 from typing import NoReturn
 
 from gpulease.cli.caller import environment, working_directory
-from gpulease.cli.format import clean, id_of, size
 from gpulease.cli.render import print_stderr
 from gpulease.cli.request import RunOptions
 from gpulease.cli.search_path import find
 from gpulease.client import Client
+from gpulease.drawing.words import clean, id_of, size
 from gpulease.errors import AlreadyLeased, CommandNotExecutable
 from gpulease.wire.jobs import NestedView
 from gpulease.wire.requests import NestedRequest, SubmitRequest, from_wire

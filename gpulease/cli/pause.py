@@ -5,8 +5,8 @@ from typing import Annotated
 import typer
 
 from gpulease.cli.connect import SocketOption, connect
-from gpulease.cli.format import clean
 from gpulease.cli.render import print_stdout
+from gpulease.drawing.words import clean
 
 
 def pause(

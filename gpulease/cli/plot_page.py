@@ -7,7 +7,6 @@ from pathlib import Path
 
 from gpulease.cli.caller import environment
 from gpulease.cli.chart import Chart, Limit, Times, memory_chart
-from gpulease.cli.format import clean, clock, id_of, instant, named, size
 from gpulease.cli.job_selection import names_array, one_element, select_jobs, selection
 from gpulease.cli.memory_layers import gpu_layers, job_layers, owner_layers
 from gpulease.cli.render import (
@@ -20,6 +19,7 @@ from gpulease.cli.render import (
 )
 from gpulease.cli.tables import Span, line
 from gpulease.client import Client, encode
+from gpulease.drawing.words import clean, clock, id_of, instant, named, size
 from gpulease.errors import GpuleaseError
 from gpulease.light_json import indent
 from gpulease.units import format_span

@@ -15,9 +15,9 @@ from typing import Any
 
 import gpulease
 from gpulease.cli.caller import this_process, trusted_environment
-from gpulease.cli.format import size
 from gpulease.cli.request import RunOptions, build
 from gpulease.client import Client
+from gpulease.drawing.words import size
 from gpulease.errors import GpuleaseError
 from gpulease.record import replace
 from gpulease.units import GIB, MIB, format_above, format_span

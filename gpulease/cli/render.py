@@ -167,7 +167,7 @@ def write_stderr(text: str) -> None:
 
 def print_error(error: GpuleaseError) -> None:
     """Print what failed, and the hint."""
-    from gpulease.cli.format import clean
+    from gpulease.drawing.words import clean
 
     message = "\n".join(map(clean, error.message.splitlines()))
     print_stderr(message if error.hint is None else f"{message}\n\nhint: {clean(error.hint)}")

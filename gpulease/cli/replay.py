@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from gpulease.cli.caller import environment
-from gpulease.cli.format import clean, shorten, size
 from gpulease.cli.render import print_stderr, print_stdout, screen_of, show_page
 from gpulease.cli.tables import Column, Line, Page, Table, line
 from gpulease.client import encode
+from gpulease.drawing.words import clean, shorten, size
 from gpulease.light_json import indent
 from gpulease.units import format_span
 

@@ -12,10 +12,10 @@ import typer
 
 from gpulease.cli.caller import environment, refuse_unknown_user
 from gpulease.cli.connect import SocketOption, connect
-from gpulease.cli.format import clean, size
 from gpulease.cli.render import print_stdout, screen_of, show_page, write_stdout
 from gpulease.cli.tables import Column, Line, Page, Table, line
 from gpulease.client import Client, decode, encode
+from gpulease.drawing.words import clean, size
 from gpulease.errors import BadValue
 from gpulease.light_json import indent
 from gpulease.units import GIB, format_span, parse_span

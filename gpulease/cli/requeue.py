@@ -3,9 +3,9 @@
 import typer
 
 from gpulease.cli.connect import SocketOption, connect
-from gpulease.cli.format import id_of
 from gpulease.cli.job_selection import for_each, select_jobs, selection
 from gpulease.cli.options import AllOption, JobsArgument, NamePatternOption
+from gpulease.drawing.words import id_of
 from gpulease.wire.jobs import JobView
 
 

@@ -8,10 +8,10 @@ import typer
 
 from gpulease.cli.caller import environment
 from gpulease.cli.connect import SocketOption, connect
-from gpulease.cli.format import clean
 from gpulease.cli.render import print_stdout, screen_of, show_page
 from gpulease.cli.window_page import page, sentence
 from gpulease.client import decode
+from gpulease.drawing.words import clean
 from gpulease.errors import BadValue
 from gpulease.light_json import indent
 from gpulease.units import parse_instant, parse_span

@@ -18,7 +18,6 @@ import typer
 
 from gpulease import config
 from gpulease.cli.caller import environment
-from gpulease.cli.format import clean
 from gpulease.cli.quick_defaults import (
     EXCLUSIVE,
     LEASED,
@@ -28,6 +27,7 @@ from gpulease.cli.quick_defaults import (
     Default,
 )
 from gpulease.cli.typer_extensions import CommandWithDefaults
+from gpulease.drawing.words import clean
 from gpulease.errors import (
     BadConfiguration,
     BadUsage,

@@ -280,7 +280,7 @@ def _follow_options(options: RunOptions) -> FollowOptions:
 def _say_default(job: JobView, options: RunOptions, command: Sequence[str]) -> None:
     if options.mem is not None:
         return
-    from gpulease.cli.format import clean, id_of, requested
+    from gpulease.drawing.words import clean, id_of, requested
 
     if job.sized:
         print_stderr(f"gpulease: {clean(job.sized)}; to ask for another size, use --mem")
@@ -302,7 +302,7 @@ def _say_more(job: JobView, options: RunOptions) -> None:
     if options.summary:
         print_stderr(f"gpulease: no --summary in the background; see gpulease show {job.id}")
     if options.array is not None:
-        from gpulease.cli.format import id_of
+        from gpulease.drawing.words import id_of
 
         print_stderr(
             f"gpulease: array {job.id} is queued, from {id_of(job)} on; "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from gpulease.cli.format import clean, instant
+from gpulease.drawing.words import clean, instant
 from gpulease.wire.text import from_wire
 
 TYPE_CHECKING = False

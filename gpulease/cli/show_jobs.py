@@ -6,12 +6,12 @@ import sys
 
 from gpulease.cli import job_page
 from gpulease.cli.cluster import acts_on_slurm
-from gpulease.cli.format import index_of
 from gpulease.cli.job_selection import names_array, range_of, select_jobs, selection
 from gpulease.cli.light_connection import light_client
 from gpulease.cli.render import local_time, print_stdout, screen_of, show_page
 from gpulease.cli.tables import Page, line
 from gpulease.client.light_client import read
+from gpulease.drawing.words import index_of
 from gpulease.errors import BadValue, GpuleaseError
 from gpulease.light_json import indent
 from gpulease.locations import environment

@@ -5,7 +5,28 @@ from __future__ import annotations
 import sys
 
 from gpulease.cli.cluster import acts_on_slurm
-from gpulease.cli.format import (
+from gpulease.cli.gpu_rows import GpuRow, Note, gpu_table, gpus_in_columns, gpus_in_words
+from gpulease.cli.light_connection import light_client
+from gpulease.cli.render import local_time, own_name, print_stdout, screen_of, show_page
+from gpulease.cli.status_tables import (
+    DETAILS,
+    LEAST_JOBS,
+    LEAST_WAITING,
+    JobRow,
+    Rows,
+    WaitingRow,
+    counts,
+    first_that_fits,
+    heading,
+    jobs_part,
+    models,
+    queue_part,
+    rows_asked_for,
+    tightened,
+    with_similar_folded,
+)
+from gpulease.cli.tables import Block, Hanging, Line, Page, Style, line
+from gpulease.drawing.words import (
     UNKNOWN,
     alike,
     amount,
@@ -28,27 +49,6 @@ from gpulease.cli.format import (
     size,
     until,
 )
-from gpulease.cli.gpu_rows import GpuRow, Note, gpu_table, gpus_in_columns, gpus_in_words
-from gpulease.cli.light_connection import light_client
-from gpulease.cli.render import local_time, own_name, print_stdout, screen_of, show_page
-from gpulease.cli.status_tables import (
-    DETAILS,
-    LEAST_JOBS,
-    LEAST_WAITING,
-    JobRow,
-    Rows,
-    WaitingRow,
-    counts,
-    first_that_fits,
-    heading,
-    jobs_part,
-    models,
-    queue_part,
-    rows_asked_for,
-    tightened,
-    with_similar_folded,
-)
-from gpulease.cli.tables import Block, Hanging, Line, Page, Style, line
 from gpulease.light_json import indent
 from gpulease.locations import environment
 from gpulease.record import record

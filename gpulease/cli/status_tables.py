@@ -5,9 +5,9 @@ Pages fit into a terminal: GPUs are always shown, jobs that do not fit are count
 
 from __future__ import annotations
 
-from gpulease.cli.format import UNKNOWN, display_width
 from gpulease.cli.gpu_rows import labels_in_ranges
 from gpulease.cli.tables import Column, Hanging, Line, Span, Table, draw, line
+from gpulease.drawing.words import UNKNOWN, display_width
 from gpulease.errors import BadUsage
 from gpulease.record import record, replace
 from gpulease.wire.text import ranges

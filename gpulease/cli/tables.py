@@ -7,7 +7,7 @@ draw 10,000 rows in several seconds.
 
 from __future__ import annotations
 
-from gpulease.cli.format import UNKNOWN, display_width, shorten, shorten_middle, truncate
+from gpulease.drawing.words import UNKNOWN, display_width, shorten, shorten_middle, truncate
 from gpulease.record import record
 
 TYPE_CHECKING = False

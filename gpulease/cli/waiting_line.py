@@ -81,7 +81,7 @@ class WaitingLine:
 
     def _show(self, now: datetime) -> None:
         if self._width is not None:
-            from gpulease.cli.format import display_width, shorten
+            from gpulease.drawing.words import display_width, shorten
 
             width, texts = self._width() - 1, (self._text, *self._shorter)
             fitting = (text for text in texts if display_width(text) <= width)

@@ -9,7 +9,6 @@ import termios
 import time
 
 from gpulease.cli.caller import is_ours
-from gpulease.cli.format import clean, shorten
 from gpulease.cli.render import (
     drawn,
     local_time,
@@ -20,6 +19,7 @@ from gpulease.cli.render import (
 )
 from gpulease.cli.signals import ENDING, Killed, Signals
 from gpulease.cli.tables import line
+from gpulease.drawing.words import clean, shorten
 from gpulease.errors import BadUsage, GpuleaseError
 from gpulease.locations import environment
 from gpulease.units import parse_span

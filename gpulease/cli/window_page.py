@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from gpulease.cli.format import UNKNOWN, clean, clock
 from gpulease.cli.tables import Column, Line, Page, Table, line
+from gpulease.drawing.words import UNKNOWN, clean, clock
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -14,8 +14,8 @@ from daemon_stand_in import views
 from daemon_stand_in.daemon import StandIn
 from daemon_stand_in.terminal import REPOSITORY, Terminal, gpulease
 from goldens import mentions
-from gpulease.cli.format import display_width
 from gpulease.cli.render import screen_of
+from gpulease.drawing.words import display_width
 from gpulease.wire.frames import FrameKind, frame
 from gpulease.wire.machine import CheckView, DoctorView
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpulease.cli.chart import Layer, Limit, Times, memory_chart
-from gpulease.cli.format import display_width
+from gpulease.drawing.words import display_width
 from gpulease.units import GIB, KIB
 
 BEGIN = datetime(2026, 11, 22, 21, 18, tzinfo=UTC)

@@ -27,8 +27,8 @@ from gpulease.cli import (
 )
 from gpulease.cli import list_page as listing
 from gpulease.cli import status_page as status
-from gpulease.cli.format import display_width
 from gpulease.cli.tables import Page, Table
+from gpulease.drawing.words import display_width
 from gpulease.errors import CannotLease
 from gpulease.units import GIB, MIB
 from gpulease.wire.jobs import (

@@ -15,11 +15,11 @@ from daemon_stand_in import views
 from gpulease.cli import job_selection, list_page, status_page
 from gpulease.cli.array_page import page
 from gpulease.cli.edit import results
-from gpulease.cli.format import alike, id_of, ids_of, reason_of
 from gpulease.cli.messages import waiting_text
 from gpulease.cli.queue_options import begin_instant, dependencies
 from gpulease.cli.tables import draw
 from gpulease.client import Client
+from gpulease.drawing.words import alike, id_of, ids_of, reason_of
 from gpulease.errors import BadValue, NoSuchJob
 from gpulease.units import GIB
 from gpulease.wire.jobs import (

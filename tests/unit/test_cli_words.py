@@ -15,7 +15,6 @@ from gpulease.cli import follow, keep
 from gpulease.cli.attachment import messages as attachment_messages
 from gpulease.cli.exit_codes import JobEnd, last_words, status_of_ending, status_of_job
 from gpulease.cli.follow import FollowOptions
-from gpulease.cli.format import clean, clock, display_width, requested, shorten
 from gpulease.cli.job_watch import wait_for_start
 from gpulease.cli.messages import (
     array_doubts,
@@ -28,6 +27,7 @@ from gpulease.cli.signals import Signals
 from gpulease.cli.tables import line_breaks
 from gpulease.cli.typer_extensions import reader_of
 from gpulease.cli.waiting_line import WaitingLine
+from gpulease.drawing.words import clean, clock, display_width, requested, shorten
 from gpulease.wire.jobs import JobView
 from gpulease.wire.text import ordinal
 

@@ -16,8 +16,8 @@ from gpulease.cli.cluster.jobs import view
 from gpulease.cli.cluster.nodes import nodes_of
 from gpulease.cli.cluster.reasons import reason_of
 from gpulease.cli.cluster.refusals import refusal
-from gpulease.cli.format import display_width
 from gpulease.cli.tables import Page
+from gpulease.drawing.words import display_width
 from gpulease.errors import SlurmFailed
 from gpulease.slurm.node_summary import GpuSummary, NodeSummary, encode
 from gpulease.slurm.views import JobList, JobView, StatusView

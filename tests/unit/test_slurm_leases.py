@@ -26,13 +26,13 @@ from fakes import (
     order,
     reading,
 )
-from gpulease.cli.format import named
 from gpulease.domain.gpu import Fault, GpuUuid, JobId, ProcessReading
 from gpulease.domain.health import GpuAvailability
 from gpulease.domain.idle import IdlePolicy, Release
 from gpulease.domain.job import CommandFingerprint, Exit, Holder, Job, Outcome, SlurmJob
 from gpulease.domain.lease import State
 from gpulease.domain.overuse import OverusePolicy
+from gpulease.drawing.words import named
 from gpulease.errors import NoRoomNow, NotAllowed, SlurmFailed, WrongState
 from gpulease.service.adoption import Adoption, adopt, find_uses
 from gpulease.service.editing import refuse_unless_queued

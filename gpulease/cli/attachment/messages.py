@@ -19,7 +19,7 @@ def stopping(label: str, reason: str) -> str | None:
         case "cancelled" | "":
             return f"gpulease: job {label} is ending"
         case _:
-            from gpulease.cli.format import clean
+            from gpulease.drawing.words import clean
 
             return f"gpulease: job {label} is ending: {clean(reason)}"
 
@@ -58,7 +58,7 @@ def watching(mode: AttachMode) -> str:
 
 def unwritable(trouble: str) -> str:
     """Say why our standard output cannot be written."""
-    from gpulease.cli.format import clean
+    from gpulease.drawing.words import clean
 
     return f"gpulease: cannot write the job's output: {clean(trouble)}"
 
@@ -76,7 +76,7 @@ def input_as_it_is(label: str) -> str:
 
 def skipped(label: str, amount: int) -> str:
     """Say that a watcher missed some output."""
-    from gpulease.cli.format import size
+    from gpulease.drawing.words import size
 
     return (
         f"gpulease: skipped {size(amount)} of output, which came faster than it was read: "

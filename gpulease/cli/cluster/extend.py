@@ -6,9 +6,9 @@ from datetime import timedelta
 from gpulease.cli.cluster.jobs import read_queue, state_of, view
 from gpulease.cli.cluster.refusals import refusal
 from gpulease.cli.cluster.selection import Row, select
-from gpulease.cli.format import clock, until
 from gpulease.cli.job_selection import Selection, for_each
 from gpulease.cli.render import local_time
+from gpulease.drawing.words import clock, until
 from gpulease.errors import GpuleaseError, NotAllowed, SlurmFailed, WrongState
 from gpulease.slurm.commands import run_slurm
 from gpulease.units import format_span

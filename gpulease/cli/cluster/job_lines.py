@@ -2,7 +2,7 @@
 
 from datetime import datetime, timedelta
 
-from gpulease.cli.format import SUSPENDED, UNKNOWN, clean, clock, instant, sentence, size
+from gpulease.drawing.words import SUSPENDED, UNKNOWN, clean, clock, instant, sentence, size
 from gpulease.slurm.views import JobView
 from gpulease.wire.text import spoken
 

@@ -19,11 +19,11 @@ from gpulease.cli.cluster.list_page import table
 from gpulease.cli.cluster.nodes import read_published
 from gpulease.cli.cluster.output import described
 from gpulease.cli.cluster.selection import is_array, select
-from gpulease.cli.format import UNKNOWN, between, clean, clock, size, until
 from gpulease.cli.job_page import labelled
 from gpulease.cli.job_selection import Selection
 from gpulease.cli.render import local_time, print_stdout, screen_of, show_page
 from gpulease.cli.tables import Page, Span, line
+from gpulease.drawing.words import UNKNOWN, between, clean, clock, size, until
 from gpulease.light_json import encode, indent
 from gpulease.locations import environment
 from gpulease.slurm.views import JobList, JobView

@@ -10,7 +10,10 @@ from gpulease.cli.caller import refuse_unknown_user
 from gpulease.cli.cluster.job_lines import code_of, expected, nodes_of, outcome_of, requested
 from gpulease.cli.cluster.jobs import order_of, read_queue, uses_gpus, view
 from gpulease.cli.cluster.nodes import Published, read_published
-from gpulease.cli.format import (
+from gpulease.cli.pager import print_paged
+from gpulease.cli.render import drawn, local_time, print_stderr, print_stdout, screen_of
+from gpulease.cli.tables import Column, Line, Page, Style, Table, line
+from gpulease.drawing.words import (
     SUSPENDED,
     UNKNOWN,
     between,
@@ -19,9 +22,6 @@ from gpulease.cli.format import (
     instant,
     size,
 )
-from gpulease.cli.pager import print_paged
-from gpulease.cli.render import drawn, local_time, print_stderr, print_stdout, screen_of
-from gpulease.cli.tables import Column, Line, Page, Style, Table, line
 from gpulease.errors import BadUsage
 from gpulease.light_json import encode, indent
 from gpulease.locations import environment

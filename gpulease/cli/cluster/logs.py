@@ -10,9 +10,9 @@ from gpulease.cli.cluster.jobs import state_of, view
 from gpulease.cli.cluster.output import Output, open_output, output_directory, output_of, unreadable
 from gpulease.cli.cluster.selection import Row, is_array, is_number, labels, select
 from gpulease.cli.cluster.wait import Watch
-from gpulease.cli.format import clean
 from gpulease.cli.job_selection import Selection
 from gpulease.cli.render import local_time, print_stderr, write_output
+from gpulease.drawing.words import clean
 from gpulease.errors import BadUsage, NoSuchJob
 from gpulease.wire.frames import FrameKind
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gpulease.cli.cluster.selection import Row
-from gpulease.cli.format import clean
+from gpulease.drawing.words import clean
 from gpulease.errors import GpuleaseError, SlurmFailed, WrongState
 from gpulease.locations import environment
 from gpulease.slurm.commands import run_slurm

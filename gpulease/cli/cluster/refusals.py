@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from gpulease.cli.format import clean
+from gpulease.drawing.words import clean
 from gpulease.errors import GpuleaseError, NotAllowed, SlurmFailed, WrongState
 
 _DENIED = ("ermission denied", "nvalid user id", "not allowed")

@@ -9,9 +9,9 @@ from collections.abc import Container, Mapping, Sequence
 from fnmatch import fnmatchcase
 
 from gpulease.cli.cluster.jobs import label_of, own_jobs, read_queue, state_of, uses_gpus
-from gpulease.cli.format import clean
 from gpulease.cli.job_selection import LAST, Selection, no_match, range_of
 from gpulease.cli.render import print_stderr
+from gpulease.drawing.words import clean
 from gpulease.errors import BadUsage, NoSuchJob, SlurmFailed
 
 Row = Mapping[str, str]

@@ -15,7 +15,6 @@ from gpulease.cli.cluster.job_lines import (
 )
 from gpulease.cli.cluster.jobs import elements, read_queue, state_of, uses_gpus, with_gpus
 from gpulease.cli.cluster.nodes import read_nodes, shard_size
-from gpulease.cli.format import UNKNOWN, clean, clock, instant, since, size, until
 from gpulease.cli.gpu_rows import GpuRow, Note, gpu_table
 from gpulease.cli.render import (
     Screen,
@@ -41,6 +40,7 @@ from gpulease.cli.status_tables import (
     with_similar_folded,
 )
 from gpulease.cli.tables import Block, Hanging, Page, line
+from gpulease.drawing.words import UNKNOWN, clean, clock, instant, since, size, until
 from gpulease.light_json import encode, indent
 from gpulease.locations import environment
 from gpulease.slurm.views import GpuView, JobView, MemoryView, NodeView, StatusView

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import NoReturn
 
 from gpulease.cli.caller import is_ours
-from gpulease.cli.format import clean
 from gpulease.cli.render import print_stderr
+from gpulease.drawing.words import clean
 from gpulease.errors import EXIT_GAVE_UP, EXIT_OWN_FAILURE, SlurmFailed
 from gpulease.slurm.commands import DEADLINE_S, become, no_answer, not_installed
 

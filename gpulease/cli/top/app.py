@@ -19,7 +19,6 @@ from gpulease.cli import extend, keep
 from gpulease.cli.attach import attach_to_job
 from gpulease.cli.cancel_jobs import result as cancelled
 from gpulease.cli.cancel_jobs import summary
-from gpulease.cli.format import clean, id_of, ids_of, named
 from gpulease.cli.render import own_name
 from gpulease.cli.signals import Killed
 from gpulease.cli.top.help import TEXT
@@ -32,6 +31,7 @@ from gpulease.cli.top.sections import Item, Stranger, array_waiting, parse_filte
 from gpulease.cli.top.text import Terminal
 from gpulease.cli.top.trend import MOST, STEP_S
 from gpulease.client import Client
+from gpulease.drawing.words import clean, id_of, ids_of, named
 from gpulease.errors import GpuleaseError, NoSuchRoute
 from gpulease.units import parse_span
 from gpulease.wire.jobs import JobView

@@ -7,7 +7,11 @@ larger of both the name. The pieces differ in their characters, and in colour wh
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from gpulease.cli.format import (
+from gpulease.cli.memory_layers import owner_style
+from gpulease.cli.status_page import notes
+from gpulease.cli.top.text import Line, Span, apart, fitted, width_of
+from gpulease.cli.top.trend import Trend, sparkline
+from gpulease.drawing.words import (
     UNKNOWN,
     amount,
     clean,
@@ -19,10 +23,6 @@ from gpulease.cli.format import (
     size,
     truncate,
 )
-from gpulease.cli.memory_layers import owner_style
-from gpulease.cli.status_page import notes
-from gpulease.cli.top.text import Line, Span, apart, fitted, width_of
-from gpulease.cli.top.trend import Trend, sparkline
 from gpulease.wire.jobs import JobView
 from gpulease.wire.machine import GpuView, StatusView
 from gpulease.wire.text import free_of, model

@@ -10,7 +10,6 @@ from textual.containers import Horizontal, Vertical
 from textual.events import Resize
 
 from gpulease.cli.chart import Times, memory_chart
-from gpulease.cli.format import clean, id_of, instant, label, named
 from gpulease.cli.job_page import page
 from gpulease.cli.memory_layers import job_layers
 from gpulease.cli.tables import draw
@@ -20,6 +19,7 @@ from gpulease.cli.top.screens import TopScreen
 from gpulease.cli.top.sections import labels_of
 from gpulease.cli.top.text import Line, Terminal
 from gpulease.client import Client
+from gpulease.drawing.words import clean, id_of, instant, label, named
 from gpulease.wire.history import JobGpuSeriesView, JobMemoryView
 from gpulease.wire.jobs import JobView
 from gpulease.wire.machine import StatusView

@@ -8,7 +8,6 @@ from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, Vertical
 from textual.events import Resize
 
-from gpulease.cli.format import clean, index_of, shorten
 from gpulease.cli.memory_layers import on_average
 from gpulease.cli.status_tables import counts, models
 from gpulease.cli.top.gpus import (
@@ -32,6 +31,7 @@ from gpulease.cli.top.sections import (
     sections,
 )
 from gpulease.cli.top.text import Line, Terminal, apart
+from gpulease.drawing.words import clean, index_of, shorten
 from gpulease.wire.history import GpuHistoryView
 from gpulease.wire.machine import StatusView
 from gpulease.wire.text import model

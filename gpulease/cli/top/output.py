@@ -5,9 +5,9 @@ from codecs import getincrementaldecoder
 from collections import deque
 from threading import Event, Lock, Thread
 
-from gpulease.cli.format import clean
 from gpulease.client import Client
 from gpulease.client.transport import Reply
+from gpulease.drawing.words import clean
 from gpulease.errors import GpuleaseError, NoDaemon
 from gpulease.wire.frames import FrameKind
 

@@ -7,7 +7,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from gpulease.cli.format import (
+from gpulease.cli.status_page import state_of, why_waiting
+from gpulease.cli.top.sections import (
+    FAR,
+    Item,
+    Kind,
+    Section,
+    Sort,
+    SortColumn,
+    Stranger,
+    name_of,
+    user_of,
+    where,
+)
+from gpulease.cli.top.text import Column, Line, Span, row, widths
+from gpulease.drawing.words import (
     UNKNOWN,
     amount,
     between,
@@ -23,20 +37,6 @@ from gpulease.cli.format import (
     requested,
     size,
 )
-from gpulease.cli.status_page import state_of, why_waiting
-from gpulease.cli.top.sections import (
-    FAR,
-    Item,
-    Kind,
-    Section,
-    Sort,
-    SortColumn,
-    Stranger,
-    name_of,
-    user_of,
-    where,
-)
-from gpulease.cli.top.text import Column, Line, Span, row, widths
 from gpulease.units import format_span
 from gpulease.wire.jobs import JobView, LeaseView
 

@@ -9,9 +9,9 @@ from textual.events import Key, Resize
 from textual.screen import ModalScreen, Screen
 from textual.widgets import Input
 
-from gpulease.cli.format import clean
 from gpulease.cli.top.lines import Lines
 from gpulease.cli.top.text import Line, Terminal, fitted
+from gpulease.drawing.words import clean
 from gpulease.errors import GpuleaseError
 
 _HELP = "? help"

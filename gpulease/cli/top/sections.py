@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from gpulease.cli.format import UNKNOWN, alike, clean, id_of, index_of, label, named
+from gpulease.drawing.words import UNKNOWN, alike, clean, id_of, index_of, label, named
 from gpulease.errors import BadUsage
 from gpulease.wire.jobs import ArrayWaitingView, JobView
 from gpulease.wire.machine import GpuView, ProcessView, StatusView

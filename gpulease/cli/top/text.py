@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gpulease.cli.format import display_width, shorten, shorten_middle, truncate
 from gpulease.cli.render import IN_ASCII
+from gpulease.drawing.words import display_width, shorten, shorten_middle, truncate
 
 Span = tuple[str, str]
 """A text and the name of its style."""
