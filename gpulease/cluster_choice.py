@@ -1,4 +1,4 @@
-"""Which cluster this machine is part of: what the environment or the settings files name.
+"""Which cluster this machine is part of, and whether a command acts on its jobs.
 
 Every command imports this file, so it reads files by itself, and parses only those that matter.
 """
@@ -8,15 +8,21 @@ from __future__ import annotations
 import os
 
 from gpulease.errors import BadUsage
-from gpulease.locations import SYSTEM_CONFIG, personal_config
+from gpulease.locations import SYSTEM_CONFIG, environment, personal_config
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from pathlib import Path
 
 _VARIABLE = "GPULEASE_CLUSTER"
 _KEY = "cluster"
 SLURM, NONE = "slurm", "none"
+_LEASE, _SLURM_JOB = "GPULEASE_JOB", "SLURM_JOB_ID"
+VERBS = frozenset({
+    "run", "status", "list", "show", "logs", "cancel", "attach", "extend", "wait",
+})  # fmt: skip
+"""The verbs that can act on Slurm; the others are for the daemon of this machine."""
 
 
 def cluster(variables: Mapping[str, str], system: str = SYSTEM_CONFIG) -> str:
@@ -33,6 +39,27 @@ def cluster(variables: Mapping[str, str], system: str = SYSTEM_CONFIG) -> str:
     except OSError:
         personal = None
     return _named_in(personal) or _named_in(system) or NONE
+
+
+def acts_on_slurm(socket: Path | str | None, *, new_lease: bool | None = None) -> bool:
+    """Return whether Slurm is meant; `socket` is the value of --socket.
+
+    With a socket, it is the daemon of this machine. So it is within a lease, for the verb that
+    takes one (`new_lease` is its option), and for all others unless the lease is that of a job of
+    Slurm: they name the job by Slurm's number.
+
+    Raises:
+        BadConfiguration: a file that names a cluster cannot be used.
+        BadUsage: the variable cannot be used.
+    """
+    variables = environment()
+    if socket is not None or variables.get("GPULEASE_SOCKET"):
+        return False
+    if new_lease is None:
+        new_lease = bool(variables.get(_SLURM_JOB))
+    if variables.get(_LEASE) and not new_lease:
+        return False
+    return cluster(variables) == SLURM
 
 
 def may_be_a_node(system: str = SYSTEM_CONFIG) -> bool:

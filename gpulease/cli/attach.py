@@ -7,7 +7,6 @@ import typer
 from gpulease.cli import messages
 from gpulease.cli.attachment import detach_sequence
 from gpulease.cli.caller import environment
-from gpulease.cli.cluster import acts_on_slurm
 from gpulease.cli.connect import SocketOption, connect, named_socket
 from gpulease.cli.exit_codes import status_of_job
 from gpulease.cli.follow import FollowOptions, follow
@@ -16,6 +15,7 @@ from gpulease.cli.options import DetachKeysOption, NamePatternOption
 from gpulease.cli.render import stderr_status
 from gpulease.cli.signals import Signals
 from gpulease.client import Client
+from gpulease.cluster_choice import acts_on_slurm
 from gpulease.errors import WrongState
 from gpulease.wire.jobs import JobView
 
@@ -54,7 +54,7 @@ def attach(
     keys = detach_sequence(detach_keys, environment())
     wanted = selection("attach", [job] if job else None, name)
     if acts_on_slurm(named_socket(ctx, socket)):
-        from gpulease.cli.cluster.attach import attach_to
+        from gpulease.slurm.command.attach import attach_to
 
         return attach_to(wanted, watches=watch, has_keys=detach_keys is not None)
     client = connect(ctx, socket)

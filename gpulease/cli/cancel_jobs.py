@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from gpulease.cli.cluster import acts_on_slurm
 from gpulease.cli.job_selection import (
     announce,
     for_each,
@@ -13,6 +12,7 @@ from gpulease.cli.job_selection import (
 )
 from gpulease.cli.light_connection import light_client
 from gpulease.cli.render import print_stdout
+from gpulease.cluster_choice import acts_on_slurm
 from gpulease.drawing.words import id_of
 from gpulease.errors import BadUsage, GpuleaseError
 from gpulease.units import format_span, parse_span
@@ -51,7 +51,7 @@ def cancel_jobs(
         )
     wanted = selection("cancel", jobs, name, every or (user is not None and name is None))
     if acts_on_slurm(socket):
-        from gpulease.cli.cluster import cancel
+        from gpulease.slurm.command import cancel
 
         return cancel.cancel_jobs(wanted, user, grace)
     client = light_client(socket)

@@ -17,10 +17,10 @@ import typer
 
 from gpulease import config
 from gpulease.cli import commands
-from gpulease.cli.cluster import VERBS, acts_on_slurm
 from gpulease.cli.render import OutputClosed, print_stdout
 from gpulease.cli.typer_extensions import choices_of
 from gpulease.client import Client, trusted_users
+from gpulease.cluster_choice import VERBS, acts_on_slurm
 from gpulease.drawing.words import clean, id_of, index_of, label
 from gpulease.errors import GpuleaseError, NoDaemon
 from gpulease.wire.jobs import JobView
@@ -195,7 +195,7 @@ class _CommandLine:
         uid = os.geteuid()
         every_user = uid == 0 or self._verb in _OF_ALL_USERS
         if self._verb in VERBS and acts_on_slurm(self._socket):
-            from gpulease.cli.cluster.selection import candidates
+            from gpulease.slurm.command.selection import candidates
 
             return candidates(states, None if every_user else str(uid), _WITHIN_S)
         user = None if every_user else pwd.getpwuid(uid).pw_name

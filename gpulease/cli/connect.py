@@ -6,7 +6,6 @@ from typing import Annotated
 import typer
 
 from gpulease import config, user_daemon
-from gpulease.cli.cluster import acts_on_slurm
 from gpulease.cli.render import print_stderr
 from gpulease.client import (
     Client,
@@ -15,7 +14,7 @@ from gpulease.client import (
     no_daemon_on,
     trusted_users,
 )
-from gpulease.cluster_choice import SLURM, cluster
+from gpulease.cluster_choice import SLURM, acts_on_slurm, cluster
 
 _OF_THE_QUEUE = frozenset({"edit", "keep", "move", "requeue"})
 """Verbs on jobs of a machine's own queue."""
@@ -40,7 +39,7 @@ def connect(ctx: typer.Context, socket: Path | None) -> Client:
         WrongState: the verb changes jobs of the daemon, and numbers here are those of Slurm.
     """
     if ctx.info_name in _OF_THE_QUEUE and acts_on_slurm(named_socket(ctx, socket)):
-        from gpulease.cli.cluster.no_daemon import not_for_slurm
+        from gpulease.slurm.command.no_daemon import not_for_slurm
 
         raise not_for_slurm(ctx.info_name)
     return reach(named_socket(ctx, socket), ctx.info_name)
@@ -100,7 +99,7 @@ def reach_or_start(named: Path | str | None, verb: str | None = None) -> tuple[C
 def _refuse_on_cluster(verb: str | None) -> None:
     """Refuse `verb` where Slurm has the GPUs: a daemon for the user would have none."""
     if cluster(config.environment()) == SLURM:
-        from gpulease.cli.cluster.no_daemon import no_daemon_here
+        from gpulease.slurm.command.no_daemon import no_daemon_here
 
         raise no_daemon_here(verb)
 

@@ -5,11 +5,11 @@ from typing import Annotated
 
 import typer
 
-from gpulease.cli.cluster import acts_on_slurm
 from gpulease.cli.connect import SocketOption, connect, named_socket
 from gpulease.cli.job_selection import for_each, select_jobs, selection
 from gpulease.cli.options import AllOption, NamePatternOption
 from gpulease.cli.typer_extensions import CommandWithSpan as Command
+from gpulease.cluster_choice import acts_on_slurm
 from gpulease.drawing.words import clock, id_of, until
 from gpulease.errors import BadUsage
 from gpulease.units import format_span, parse_span
@@ -41,7 +41,7 @@ def extend(
     jobs, seconds = read(words)
     wanted = selection("extend", jobs, name, every)
     if acts_on_slurm(named_socket(ctx, socket)):
-        from gpulease.cli.cluster.extend import extend_jobs
+        from gpulease.slurm.command.extend import extend_jobs
 
         return extend_jobs(wanted, seconds)
     client = connect(ctx, socket)

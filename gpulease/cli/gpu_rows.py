@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from gpulease.cli.tables import Block
-    from gpulease.slurm.views import MemoryView as ClusterMemoryView
+    from gpulease.slurm.command.views import MemoryView as ClusterMemoryView
     from gpulease.wire.machine import MemoryView
 
     Memory = MemoryView | ClusterMemoryView

@@ -6,12 +6,12 @@ import sys
 from _thread import allocate_lock, start_new_thread
 from itertools import chain
 
-from gpulease.cli.cluster import acts_on_slurm
 from gpulease.cli.light_connection import light_client
 from gpulease.cli.pager import print_paged
 from gpulease.cli.render import drawn, local_time, print_stdout, screen_of, shown, write_stdout
 from gpulease.cli.tables import Column, Table, draw_in_pages, line
 from gpulease.client.light_client import read
+from gpulease.cluster_choice import acts_on_slurm
 from gpulease.drawing.words import amount, clean, clock, instant, named, percent, size
 from gpulease.errors import BadValue, NoDaemon
 from gpulease.light_json import encode, indent
@@ -113,7 +113,7 @@ def _print_of_slurm(
     as_csv: bool,
     json: bool,
 ) -> None:
-    from gpulease.cli.cluster.list_page import print_ended
+    from gpulease.slurm.command.list_page import print_ended
 
     if as_csv:
         raise BadValue(

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import sys
 
-from gpulease.cli.cluster import acts_on_slurm
 from gpulease.cli.light_connection import light_client
 from gpulease.cli.pager import print_paged
 from gpulease.cli.render import drawn, local_time, print_stdout, screen_of
 from gpulease.cli.tables import Column, Line, Page, Style, Table, line
 from gpulease.client.light_client import read
+from gpulease.cluster_choice import acts_on_slurm
 from gpulease.drawing.words import (
     SUSPENDED,
     alike,
@@ -75,7 +75,7 @@ def print_list(
     seconds = None if since is None else parse_span(since).total_seconds()
     everything = everything or last is not None or since is not None
     if acts_on_slurm(socket):
-        from gpulease.cli.cluster import list_page
+        from gpulease.slurm.command import list_page
 
         list_page.print_list(
             everything=everything, user=user, state=state, most=most, since=seconds, name=name,

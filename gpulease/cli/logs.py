@@ -7,12 +7,12 @@ from typing import Annotated
 
 import typer
 
-from gpulease.cli.cluster import acts_on_slurm
 from gpulease.cli.connect import SocketOption, connect, named_socket
 from gpulease.cli.job_selection import names_array, one_element, select_jobs, selection
 from gpulease.cli.job_watch import RECONNECT_EVERY
 from gpulease.cli.options import AllOption, JobsArgument
 from gpulease.cli.render import print_stderr, write_output
+from gpulease.cluster_choice import acts_on_slurm
 from gpulease.drawing.words import clean, id_of, sentence
 from gpulease.errors import NoDaemon
 from gpulease.wire.frames import FrameKind
@@ -56,7 +56,7 @@ def logs(
     """
     wanted = selection("logs", jobs, name, every)
     if acts_on_slurm(named_socket(ctx, socket)):
-        from gpulease.cli.cluster.logs import print_logs
+        from gpulease.slurm.command.logs import print_logs
 
         print_logs(wanted, follow=follow, tail=tail, stdout=stdout, stderr=stderr)
         return

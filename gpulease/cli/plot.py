@@ -5,9 +5,9 @@ from typing import Annotated, Literal
 
 import typer
 
-from gpulease.cli.cluster import acts_on_slurm
 from gpulease.cli.connect import SocketOption, connect, named_socket
 from gpulease.cli.plot_page import plot_gpu, plot_job
+from gpulease.cluster_choice import acts_on_slurm
 from gpulease.errors import BadUsage, BadValue
 from gpulease.units import parse_span
 
@@ -72,7 +72,7 @@ def plot(
     seconds = _DAY_S if since is None else parse_span(since).total_seconds()
     if job is not None:
         if acts_on_slurm(named_socket(ctx, socket)):
-            from gpulease.cli.cluster.no_daemon import no_plot
+            from gpulease.slurm.command.no_daemon import no_plot
 
             raise no_plot(job)
         plot_job(connect(ctx, socket), job, out, json=json)

@@ -9,7 +9,6 @@ The everyday case imports next to nothing; what is rare is imported where it is 
 from __future__ import annotations
 
 from gpulease.cli.caller import this_process
-from gpulease.cli.cluster import acts_on_slurm
 from gpulease.cli.program import resolve, shell_of
 from gpulease.cli.render import print_stderr, print_stdout, stderr_status
 from gpulease.cli.request import RunOptions, build
@@ -17,6 +16,7 @@ from gpulease.cli.signals import ENDING, Killed, Signals
 from gpulease.client.known_sockets import listening
 from gpulease.client.light_client import LightClient
 from gpulease.client.submission import Submission, submit
+from gpulease.cluster_choice import acts_on_slurm
 from gpulease.errors import BadUsage, BadValue, WithinLease
 from gpulease.locations import environment
 from gpulease.record import replace
@@ -89,7 +89,7 @@ def _run_on_slurm(
             "cannot use --slurm: this machine is not part of a cluster",
             'its admins set cluster = "slurm" in /etc/gpulease/config.toml; see docs/cluster.md',
         )
-    from gpulease.cli.cluster.run import run_on_cluster
+    from gpulease.slurm.command.run import run_on_cluster
 
     if options.snapshot and not options.dry:
         _run_a_copy(request, must=must_copy)

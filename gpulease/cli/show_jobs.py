@@ -5,12 +5,12 @@ from __future__ import annotations
 import sys
 
 from gpulease.cli import job_page
-from gpulease.cli.cluster import acts_on_slurm
 from gpulease.cli.job_selection import names_array, range_of, select_jobs, selection
 from gpulease.cli.light_connection import light_client
 from gpulease.cli.render import local_time, print_stdout, screen_of, show_page
 from gpulease.cli.tables import Page, line
 from gpulease.client.light_client import read
+from gpulease.cluster_choice import acts_on_slurm
 from gpulease.drawing.words import index_of
 from gpulease.errors import BadValue, GpuleaseError
 from gpulease.light_json import indent
@@ -41,10 +41,10 @@ def print_jobs(
         raise BadValue("cannot show jobs: --plot and --json exclude each other", "use one of them")
     if acts_on_slurm(socket):
         if plot:
-            from gpulease.cli.cluster.no_daemon import no_plot
+            from gpulease.slurm.command.no_daemon import no_plot
 
             raise no_plot(", ".join(wanted.words))
-        from gpulease.cli.cluster import job_page as cluster_page
+        from gpulease.slurm.command import job_page as cluster_page
 
         cluster_page.print_jobs(wanted, json=json)
         return

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 
-from gpulease.cli.cluster import acts_on_slurm
 from gpulease.cli.gpu_rows import GpuRow, Note, gpu_table, gpus_in_columns, gpus_in_words
 from gpulease.cli.light_connection import light_client
 from gpulease.cli.render import local_time, own_name, print_stdout, screen_of, show_page
@@ -26,6 +25,7 @@ from gpulease.cli.status_tables import (
     with_similar_folded,
 )
 from gpulease.cli.tables import Block, Hanging, Line, Page, Style, line
+from gpulease.cluster_choice import acts_on_slurm
 from gpulease.drawing.words import (
     UNKNOWN,
     alike,
@@ -85,7 +85,7 @@ def print_status(
     With `watch`, a span such as 2s, it is printed again after each span.
     """
     if acts_on_slurm(socket):
-        from gpulease.cli.cluster import status_page
+        from gpulease.slurm.command import status_page
 
         return status_page.print_status(queue=queue, json=json, watch=watch)
     first = rows_asked_for(queue)

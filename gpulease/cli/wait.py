@@ -5,7 +5,6 @@ from typing import Annotated
 
 import typer
 
-from gpulease.cli.cluster import acts_on_slurm
 from gpulease.cli.connect import SocketOption, connect, named_socket
 from gpulease.cli.exit_codes import status_of_job
 from gpulease.cli.job_selection import select_jobs, selection
@@ -13,6 +12,7 @@ from gpulease.cli.job_watch import RECONNECT_EVERY
 from gpulease.cli.options import AllOption, JobsArgument, NamePatternOption
 from gpulease.cli.render import print_stderr
 from gpulease.client import Client
+from gpulease.cluster_choice import acts_on_slurm
 from gpulease.errors import EXIT_GAVE_UP, NoDaemon
 from gpulease.units import parse_span
 
@@ -47,7 +47,7 @@ def wait(
     wanted = selection("wait", jobs, name, every)
     deadline = None if limit is None else time.monotonic() + limit
     if acts_on_slurm(named_socket(ctx, socket)):
-        from gpulease.cli.cluster.wait import worst_of
+        from gpulease.slurm.command.wait import worst_of
 
         return worst_of(wanted, deadline, first=first)
     client = connect(ctx, socket)

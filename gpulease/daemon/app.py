@@ -20,7 +20,6 @@ from gpulease.daemon.foundation import Foundation, open_foundation, simulated_gp
 from gpulease.daemon.housekeeping import Sampler
 from gpulease.daemon.metrics import Metrics
 from gpulease.daemon.notifications import DaemonNotifications
-from gpulease.daemon.slurm import SlurmNode, build_launchers, slurm_policy
 from gpulease.daemon.user_policy import UserPolicy, groups_of, with_names_of_groups
 from gpulease.domain.health import HealthAction
 from gpulease.domain.job import Job, Owner
@@ -63,6 +62,7 @@ from gpulease.service.scheduler import Scheduler
 from gpulease.service.usage import Usage
 from gpulease.service.utilization import MeanUtilization
 from gpulease.service.windows import Windows
+from gpulease.slurm.node.node import SlurmNode, build_launchers, slurm_policy
 from gpulease.store.job_history import JobHistory
 from gpulease.store.memory_history import MemoryHistory
 from gpulease.store.memory_series import MemorySeries

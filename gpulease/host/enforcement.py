@@ -18,10 +18,11 @@ from gpulease.domain.enforcement import EnforcementLevel, in_level_order
 from gpulease.domain.gpu import GpuReading, GpuUuid, JobId
 from gpulease.domain.job import Job
 from gpulease.domain.lease import Lease
-from gpulease.host import cgroups, scopes, slurm_processes
+from gpulease.host import cgroups, scopes
 from gpulease.service.log_once import LogOnce
 from gpulease.service.observation import Observation
 from gpulease.service.ports import MemoryLimiter, NotLimited
+from gpulease.slurm.node.processes import directory_of
 from gpulease.wire.machine import EnforcementLevelView
 
 FOREIGN_PIDS = (
@@ -239,7 +240,7 @@ class LimitRemoval:
 
 
 def _directory_of_slurm(job: Job) -> Path | None:
-    return None if job.slurm is None else slurm_processes.directory_of(job.slurm.id)
+    return None if job.slurm is None else directory_of(job.slurm.id)
 
 
 _SHORT_UUID = len("GPU-12345678")

@@ -21,10 +21,10 @@ from gpulease.host import cgroups
 from gpulease.host.proc_reader import real_uid
 from gpulease.host.process_watch import has_ended, living
 from gpulease.host.processes import PidReuse, ProcessTable
-from gpulease.host.slurm_processes import SlurmProcesses
 from gpulease.service.ports import LivingProcess
 from gpulease.shim import process_tree
 from gpulease.shim.process_tree import entry, is_stopped
+from gpulease.slurm.node.processes import SlurmProcesses
 
 _NAME = "nvidia-cuda-mps-server"
 

@@ -16,9 +16,9 @@ from gpulease.server.messages import PLAIN_TEXT, Response
 from gpulease.server.notifications import NotificationHandlers
 from gpulease.server.request_limits import RequestLimits
 from gpulease.server.router import Endpoint, Route, Router, error_response
-from gpulease.server.slurm import SlurmHandlers
 from gpulease.server.usage import UsageHandlers
 from gpulease.server.windows import WindowHandlers
+from gpulease.slurm.node.routes import SlurmHandlers
 from gpulease.wire.history import GpuHistoryView, JobMemoryView
 from gpulease.wire.jobs import (
     CancelledView,

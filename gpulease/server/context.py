@@ -37,9 +37,9 @@ from gpulease.service.pause import Pauses
 from gpulease.service.ports import Clock, Event, MemoryReader, ProcessFinder
 from gpulease.service.scheduler import Scheduler
 from gpulease.service.slurm_gpus import refuse_closed_queue
-from gpulease.service.slurm_leases import SlurmLeases
 from gpulease.service.usage import PoolSeen, Usage
 from gpulease.service.windows import Windows
+from gpulease.slurm.node.leases import SlurmLeases
 from gpulease.wire.jobs import JobView
 from gpulease.wire.machine import DoctorView, OveruseView
 from gpulease.wire.metrics import MetricsView

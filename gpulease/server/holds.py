@@ -21,7 +21,6 @@ from gpulease.server.context import (
     read_body,
 )
 from gpulease.server.messages import Request, Response
-from gpulease.server.slurm import command_in, invocation_of_task
 from gpulease.server.validation import (
     Defaults,
     bytes_string,
@@ -38,6 +37,7 @@ from gpulease.server.validation import (
 )
 from gpulease.service.gpu_choice import uuids_of
 from gpulease.service.ports import LivingProcess, Submission
+from gpulease.slurm.node.tasks import command_in, invocation_of_task
 from gpulease.units import format_size
 from gpulease.wire.jobs import EnvironmentView, NestedView
 from gpulease.wire.requests import (

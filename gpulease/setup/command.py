@@ -10,7 +10,7 @@ from typing import NoReturn
 from gpulease.build import described
 from gpulease.errors import GpuleaseError, SetupFailed
 from gpulease.setup.install import install, remove
-from gpulease.setup.slurm import slurm
+from gpulease.slurm.setup.verb import slurm
 
 _EXAMPLES = """\
 examples:

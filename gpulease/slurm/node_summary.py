@@ -2,16 +2,23 @@
 
 It is JSON in the field Extra of the node (`scontrol update nodename=n1 extra=...`). It contains no
 space, since scontrol prints fields separated by spaces.
+
+It also has the sizes that the node would give to jobs without --mem, so that the command on any
+node can size the next run. Their keys are digests: everybody can read a summary.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Any, Final, get_args
 
+from gpulease.fingerprint import CommandFingerprint
 from gpulease.record import record
 
 VERSION = 1
+MOST = 100
+"""Sizes that a node publishes, the newest."""
+_DIGITS = 16
 _LARGEST: Final = 1 << 53
 """Beyond all sizes."""
 _LATEST: Final = 1 << 36
@@ -109,3 +116,29 @@ def _check_sizes(value: object) -> None:
         raise TypeError(f"{value!r} is no object")
     for size in value.values():
         _check(size, (int,))
+
+
+def learnt_key(uid: int, key: str) -> str:
+    """Return the key of a user's command; `key` is one of the two of its fingerprint."""
+    from hashlib import sha256  # commands with a size start faster without it
+
+    return sha256(f"{uid}:{key}".encode()).hexdigest()[:_DIGITS]
+
+
+def learnt_keys(uid: int, fingerprint: CommandFingerprint) -> tuple[str, str]:
+    """Return the keys to look up, in order: that of the same command, and that of similar ones."""
+    return learnt_key(uid, fingerprint.exact_key), learnt_key(uid, fingerprint.similar_key)
+
+
+def learnt_size(
+    summaries: Iterable[Mapping[str, int]], uid: int, fingerprint: CommandFingerprint
+) -> int | None:
+    """Return the bytes that a command needed before, by the sizes of all nodes; None if unknown.
+
+    Nodes may have seen different runs: the largest size counts.
+    """
+    known = list(summaries)
+    for key in learnt_keys(uid, fingerprint):
+        if found := [each[key] for each in known if key in each]:
+            return max(found)
+    return None

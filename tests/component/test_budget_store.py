@@ -22,11 +22,12 @@ from gpulease.domain.gpu import JobId
 from gpulease.domain.job import Exit, Job, Outcome, SlurmJob, UsageBy
 from gpulease.domain.lease import State
 from gpulease.domain.queue_options import Indices
-from gpulease.service import jobs, scheduler, slurm_leases, submission
+from gpulease.service import jobs, scheduler, submission
 from gpulease.service.job_history import EndedJobsQuery
 from gpulease.service.observation import Observation
 from gpulease.service.ports import Policy, WorkerExited, WorkerStarted
 from gpulease.service.queue_state import QueueState
+from gpulease.slurm.node import leases
 from gpulease.store.job_history import JobHistory
 from gpulease.store.retention import Retention
 from gpulease.store.store import SqlStore
@@ -146,7 +147,7 @@ def test_the_lease_of_a_job_of_slurm_is_eight_statements_in_one_commit(store: Sq
     named = replace(order().claim, named=(reading().uuid,))
     asked = replace(order(), claim=named, slurm=SlurmJob(17, "n1"))
     with statements(store) as sent, store.write() as tx:
-        granted = slurm_leases.grant_at_once(tx, asked, SEEN, {}, POLICY, NOON)
+        granted = leases.grant_at_once(tx, asked, SEEN, {}, POLICY, NOON)
     assert verbs(sent) == [
         "BEGIN IMMEDIATE",
         "INSERT INTO jobs",
@@ -158,7 +159,7 @@ def test_the_lease_of_a_job_of_slurm_is_eight_statements_in_one_commit(store: Sq
         "COMMIT",
     ]
     with statements(store) as sent, store.write() as tx:
-        assert slurm_leases.grant_at_once(tx, asked, SEEN, {}, POLICY, NOON) == granted
+        assert leases.grant_at_once(tx, asked, SEEN, {}, POLICY, NOON) == granted
     assert sent == []
 
 

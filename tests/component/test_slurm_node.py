@@ -20,17 +20,17 @@ from gpulease.domain.lease import Lease
 from gpulease.errors import SlurmFailed
 from gpulease.host import cgroups
 from gpulease.host.processes import MARKER, ProcessTable
-from gpulease.host.slurm_commands import run_slurm
-from gpulease.host.slurm_controller import SlurmCommands
-from gpulease.host.slurm_enforcement import SlurmEnforcement
-from gpulease.host.slurm_jobs import SlurmJobs
-from gpulease.host.slurm_processes import SlurmProcesses
-from gpulease.host.slurm_publication import PublicationPace, SlurmPublication
-from gpulease.host.slurm_reconciliation import RunningJob, SlurmReconciliation
-from gpulease.host.slurm_refusals import SlurmRefusals
 from gpulease.record import replace as with_
 from gpulease.service.ports import SlurmAllocation, SlurmRefusal, WorkerExited, WorkerStarted
 from gpulease.shim.process_tree import Entry
+from gpulease.slurm.node.commands import run_slurm
+from gpulease.slurm.node.controller import SlurmCommands
+from gpulease.slurm.node.enforcement import SlurmEnforcement
+from gpulease.slurm.node.jobs import SlurmJobs
+from gpulease.slurm.node.processes import SlurmProcesses
+from gpulease.slurm.node.publication import PublicationPace, SlurmPublication
+from gpulease.slurm.node.reconciliation import RunningJob, SlurmReconciliation
+from gpulease.slurm.node.refusals import SlurmRefusals
 from gpulease.slurm.node_summary import GpuSummary, NodeSummary, decode
 from process_rig import run, wait_until
 

@@ -20,8 +20,8 @@ from gpulease.host import cgroups
 from gpulease.host.process_finder import Finder
 from gpulease.host.process_watch import living
 from gpulease.host.processes import MARKER, ProcessTable
-from gpulease.host.slurm_processes import SlurmProcesses, directory_of
 from gpulease.shim.process_tree import entry
+from gpulease.slurm.node.processes import SlurmProcesses, directory_of
 from process_rig import wait_until
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root makes cgroups")

@@ -2,8 +2,14 @@
 
 import pytest
 
-from gpulease.slurm.allocations import JobIsOver, NodeAllocation, Unclear, allocation_on, element_of
-from gpulease.slurm.hostlist import includes
+from gpulease.slurm.allocations import (
+    JobIsOver,
+    NodeAllocation,
+    Unclear,
+    allocation_on,
+    element_of,
+    includes,
+)
 
 _JOB = """JobId={id} {array}JobName={name}
    UserId=alice(47201) GroupId=alice(47201) MCS_label=N/A

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import gpulease.setup
+import gpulease.slurm.setup
 from gpulease.errors import GpuleaseError
 from gpulease.wire.jobs import JobView
 from gpulease.wire.machine import GpuView, StatusView
@@ -53,7 +53,7 @@ def leasing(
 
     `settings` are others of `Settings`.
     """
-    hook = (Path(gpulease.setup.__path__[0]) / "slurm_hook.pl").read_text()
+    hook = (Path(gpulease.slurm.setup.__path__[0]) / "hook.pl").read_text()
     hook, replaced = re.subn(r"(?<=my \$WAIT_S = )\d+", str(wait_s), hook)
     assert replaced
     path = f"/etc/slurm/{HOOK}"

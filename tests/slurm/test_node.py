@@ -7,11 +7,10 @@ from pathlib import Path
 
 import pytest
 
-import gpulease.setup
+import gpulease.slurm.setup
 from daemon_rig import wait_for
 from gpulease.fingerprint import fingerprint_of
-from gpulease.slurm.learnt import learnt_keys
-from gpulease.slurm.node_summary import NodeSummary, decode
+from gpulease.slurm.node_summary import NodeSummary, decode, learnt_keys
 from gpulease.slurm.records import parse_records
 from gpulease.units import GIB
 from gpulease.wire.jobs import JobView
@@ -20,7 +19,7 @@ from .cluster import Cluster, running
 from .machine import USERS, has_cgroups
 from .slurm_files import Hooks, NodeSpec, Settings
 
-_HOOK = (Path(gpulease.setup.__file__).parent / "slurm_hook.pl").read_text()
+_HOOK = (Path(gpulease.slurm.setup.__file__).parent / "hook.pl").read_text()
 _NAME = "gpulease-hook"
 _PATH = f"/etc/slurm/{_NAME}"
 _SETTINGS = """

@@ -10,8 +10,8 @@ import pytest
 
 from daemon_rig import wait_for
 from gpulease.config import SYSTEM_SOCKET
-from gpulease.setup.slurm_hook import NAME, hook_text
 from gpulease.slurm.allocations import gres_in
+from gpulease.slurm.setup.hook import NAME, hook_text
 
 from .cluster import Cluster, running
 from .machine import has_cgroups

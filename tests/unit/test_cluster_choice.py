@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from gpulease.cli.cluster import acts_on_slurm
-from gpulease.cluster_choice import cluster
+from gpulease.cluster_choice import acts_on_slurm, cluster
 from gpulease.errors import BadConfiguration, BadUsage
 
 

@@ -11,16 +11,16 @@ import pytest
 
 from goldens import compare, sentence
 from gpulease.cli import tables
-from gpulease.cli.cluster import job_page, list_page, status_page
-from gpulease.cli.cluster.jobs import view
-from gpulease.cli.cluster.nodes import nodes_of
-from gpulease.cli.cluster.reasons import reason_of
-from gpulease.cli.cluster.refusals import refusal
 from gpulease.cli.tables import Page
 from gpulease.drawing.words import display_width
 from gpulease.errors import SlurmFailed
+from gpulease.slurm.command import job_page, list_page, status_page
+from gpulease.slurm.command.jobs import view
+from gpulease.slurm.command.nodes import nodes_of
+from gpulease.slurm.command.reasons import reason_of
+from gpulease.slurm.command.refusals import refusal
+from gpulease.slurm.command.views import JobList, JobView, StatusView
 from gpulease.slurm.node_summary import GpuSummary, NodeSummary, encode
-from gpulease.slurm.views import JobList, JobView, StatusView
 from gpulease.units import GIB, MIB
 from unit.test_cluster_jobs import job
 

@@ -9,23 +9,22 @@ from typing import Any
 import pytest
 
 from gpulease.cli.caller import Caller
-from gpulease.cli.cluster.capacity import Capacity, capacity_of
-from gpulease.cli.cluster.run import read_sizes
-from gpulease.cli.cluster.size import Size, size_of
-from gpulease.cli.cluster.slurm_options import (
+from gpulease.cli.request import RunOptions, build
+from gpulease.config import Settings
+from gpulease.errors import BadConfiguration, BadUsage, BadValue, CannotLease
+from gpulease.fingerprint import fingerprint_of
+from gpulease.slurm.command.capacity import Capacity, capacity_of
+from gpulease.slurm.command.run import read_sizes
+from gpulease.slurm.command.size import Size, size_of
+from gpulease.slurm.command.slurm_options import (
     dependency,
     minutes,
     passed_options,
     slurm_options,
     split_condition,
 )
-from gpulease.cli.cluster.submission import batch_script, immediate
-from gpulease.cli.request import RunOptions, build
-from gpulease.config import Settings
-from gpulease.errors import BadConfiguration, BadUsage, BadValue, CannotLease
-from gpulease.fingerprint import fingerprint_of
-from gpulease.slurm.learnt import learnt_keys
-from gpulease.slurm.node_summary import GpuSummary, NodeSummary, encode
+from gpulease.slurm.command.submission import batch_script, immediate
+from gpulease.slurm.node_summary import GpuSummary, NodeSummary, encode, learnt_keys
 from gpulease.units import GIB, MIB, Share
 
 ARGV = ("python3", "train.py", "--batch", "32")

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpulease.cli.cluster.nodes import nodes_of
+from gpulease.slurm.command.nodes import nodes_of
 from gpulease.slurm.node_summary import GpuSummary, NodeSummary, decode, encode
 
 _NUMBERS = st.integers(0, 1 << 52)

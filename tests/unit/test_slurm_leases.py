@@ -44,7 +44,7 @@ from gpulease.service.ports import Policy, SlurmAllocation, SlurmPolicy, SlurmRe
 from gpulease.service.queue_state import QueueState
 from gpulease.service.scheduler import Scheduler, planned, reconcile
 from gpulease.service.slurm_gpus import gpus_of_slurm, local_gpus, refuse_closed_queue
-from gpulease.service.slurm_leases import Command, SlurmLeases, SlurmRequest, latest
+from gpulease.slurm.node.leases import Command, SlurmLeases, SlurmRequest, latest
 from gpulease.units import MIB
 
 T = TypeVar("T")

@@ -9,8 +9,7 @@ import pytest
 from gpulease.config import Settings
 from gpulease.domain.gpu import Fault, GpuReading, GpuUuid
 from gpulease.errors import SetupFailed
-from gpulease.setup.slurm import lines
-from gpulease.setup.slurm_check import (
+from gpulease.slurm.setup.check import (
     Found,
     checks,
     parse_config,
@@ -18,8 +17,9 @@ from gpulease.setup.slurm_check import (
     shards_by_gpu,
     unfit,
 )
-from gpulease.setup.slurm_hook import NAME, hook_text, install_hook
-from gpulease.setup.slurm_node import SlurmNode, device_files, node_of
+from gpulease.slurm.setup.hook import NAME, hook_text, install_hook
+from gpulease.slurm.setup.node_lines import SlurmNode, device_files, node_of
+from gpulease.slurm.setup.verb import lines
 from gpulease.units import GIB, MIB
 
 _PARTITIONS = """

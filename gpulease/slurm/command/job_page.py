@@ -1,0 +1,125 @@
+"""`gpulease show` on a cluster: jobs of Slurm in detail."""
+
+import sys
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import datetime, timedelta
+
+from gpulease.cli.job_page import labelled
+from gpulease.cli.job_selection import Selection
+from gpulease.cli.render import local_time, print_stdout, screen_of, show_page
+from gpulease.cli.tables import Page, Span, line
+from gpulease.drawing.words import UNKNOWN, between, clean, clock, size, until
+from gpulease.light_json import encode, indent
+from gpulease.locations import environment
+from gpulease.slurm.command.job_lines import (
+    expected,
+    gpus_of,
+    nodes_of,
+    outcome_of,
+    place_of,
+    reason_of,
+    requested,
+)
+from gpulease.slurm.command.jobs import order_of, with_gpus
+from gpulease.slurm.command.list_page import table
+from gpulease.slurm.command.nodes import read_published
+from gpulease.slurm.command.output import described
+from gpulease.slurm.command.selection import is_array, select
+from gpulease.slurm.command.views import JobList, JobView
+from gpulease.units import format_span
+
+_MOST_ROWS = 30
+"""Elements of an array that a page shows."""
+
+
+def print_jobs(wanted: Selection, *, json: bool) -> None:
+    """Print each of some jobs; of an array, its elements."""
+    found, known = select(wanted), read_published()
+    jobs = {
+        word: sorted(with_gpus(rows, known.shard, known.used), key=order_of)
+        for word, rows in found.items()
+    }
+    if json:
+        one = (
+            len(found) == 1
+            and len(wanted.words) == 1
+            and not any(is_array(*each) for each in found.items())
+        )
+        print_stdout(indent(encode(_as_json(list(jobs.values()), one=one))))
+        return
+    now, screen = local_time(), screen_of(sys.stdout, environment())
+    for place, (word, views) in enumerate(jobs.items()):
+        if place:
+            show_page([line("")], screen)
+        if is_array(word, found[word]):
+            show_page(array_page(word, views, now), screen)
+        else:
+            show_page(page(views[0], now, described(word, found[word][0])), screen)
+
+
+def _as_json(jobs: Sequence[Sequence[JobView]], *, one: bool) -> JobView | JobList:
+    """Return the only job, or the list of several; an array is the list of its elements."""
+    views = [view for each in jobs for view in each]
+    return views[0] if one else JobList(views, len(views))
+
+
+def array_page(word: str, elements: Sequence[JobView], now: datetime) -> Page:
+    """Lay out the elements of an array that Slurm still knows, those that have ended last."""
+    counts = Counter[str]()
+    for job in elements:
+        counts[outcome_of(job)] += place_of(job)
+    found = (
+        ("elements", str(counts.total())),
+        ("state", ", ".join(f"{count} {state}" for state, count in counts.most_common())),
+        ("user", clean(elements[0].user)),
+        ("asks", requested(elements[0])),
+    )
+    shown = sorted(elements, key=lambda job: job.state == "ended")[:_MOST_ROWS]
+    more = len(elements) - len(shown)
+    text = f"{more} more; gpulease show --json {word} shows them"
+    head = (Span(f"array {word}", "title"), Span(f"  {clean(elements[0].name)}"))
+    below = [line(text, "dim")] if more else []
+    return [head, *labelled_lines(found), line(""), table(shown, now), *below]
+
+
+def page(job: JobView, now: datetime, output: str | None = None) -> Page:
+    """Lay out one job; `output` has the names of the files with its output."""
+    number = f"  (Slurm's JobId {job.id})" if job.array is not None and job.array != job.id else ""
+    head = (Span(f"job {job.label}", "title"), Span(f"  {clean(job.name)}{number}"))
+    return [head, *labelled_lines(fields(job, now)), *labelled_lines([("output", output)])]
+
+
+def labelled_lines(found: Iterable[tuple[str, str | None]]) -> Page:
+    """Lay out names and their texts; those without a text are left out."""
+    return [labelled(name, text) for name, text in found if text and text != UNKNOWN]
+
+
+def fields(job: JobView, now: datetime) -> Iterator[tuple[str, str | None]]:
+    """Yield the name and the text of each line."""
+    state = outcome_of(job)
+    yield "state", state
+    yield "reason", reason_of(job, now)
+    when = expected(job, now)
+    yield "starts", None if when == UNKNOWN else f"{when} (a prediction of Slurm)"
+    yield "user", clean(job.user)
+    limit = job.claim.time_limit
+    at_most = "" if limit is None else f" for at most {format_span(timedelta(seconds=limit))}"
+    yield "asks", f"{requested(job)}{at_most}"
+    yield "used", None if job.used is None else f"{size(job.used)} at most"
+    yield "node", nodes_of(job)
+    yield "GPU", gpus_of(job)
+    yield "partition", clean(job.partition)
+    yield "requeued", f"{job.requeued}x" if job.requeued else None
+    yield "submitted", clock(job.submitted_at, now)
+    yield "started", clock(job.started_at, now)
+    yield "ended", clock(job.ended_at, now)
+    yield (
+        "running for" if job.ended_at is None else "ran for",
+        between(job.started_at, job.ended_at, now),
+    )
+    end = job.expires_at
+    yield "time left", f"{until(end, now)} (until {clock(end, now)})" if end else None
+    yield "exit status", None if job.exit_status is None else str(job.exit_status)
+    why = f", {clean(job.slurm_reason)}" if job.slurm_reason else ""
+    yield "in Slurm", f"{clean(job.slurm_state)}{why}"

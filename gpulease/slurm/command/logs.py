@@ -1,0 +1,157 @@
+"""`gpulease logs` on a cluster: the files with the output of jobs of Slurm."""
+
+import os
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from gpulease.cli.job_selection import Selection
+from gpulease.cli.render import local_time, print_stderr, write_output
+from gpulease.drawing.words import clean
+from gpulease.errors import BadUsage, NoSuchJob
+from gpulease.slurm.command.job_lines import reason_of
+from gpulease.slurm.command.jobs import state_of, view
+from gpulease.slurm.command.output import (
+    Output,
+    open_output,
+    output_directory,
+    output_of,
+    unreadable,
+)
+from gpulease.slurm.command.selection import Row, is_array, is_number, labels, select
+from gpulease.slurm.command.wait import Watch
+from gpulease.wire.frames import FrameKind
+
+_PIECE = 1 << 16
+_READ_EVERY_S = 0.25
+_ASK_EVERY_S = 2.0
+"""Asking costs slurmctld a list of jobs; looking at a file costs nothing."""
+
+
+def print_logs(
+    wanted: Selection, *, follow: bool, tail: int | None, stdout: bool, stderr: bool
+) -> None:
+    """Print the output of jobs; `stdout` or `stderr` alone means one stream."""
+    try:
+        found = select(wanted)
+    except NoSuchJob:
+        if not _print_forgotten(wanted, tail):
+            raise
+        return
+    for job, rows in found.items():
+        if is_array(job, rows):
+            raise BadUsage(
+                f"cannot print the output of array {job}: name one of its elements",
+                f"such as {labels(rows)}",
+            )
+        if len(found) > 1:
+            print_stderr(f"gpulease: output of job {job} ({clean(rows[0].get('name', ''))})")
+        row = _started(job, rows[0], follow=follow)
+        if row is not None:
+            streams = _streams(job, row, tail, stdout=stdout, stderr=stderr)
+            _print(job, row, streams, follow=follow)
+
+
+def _print_forgotten(wanted: Selection, tail: int | None) -> bool:
+    """Print what `gpulease run -d` kept of a job that Slurm has forgotten, if there is anything."""
+    if len(wanted.words) != 1 or not is_number(wanted.words[0]):
+        return False
+    word = wanted.words[0]
+    folder, kinds = output_directory(), {".out": FrameKind.STDOUT, ".err": FrameKind.STDERR}
+    streams = [
+        _Stream(kind, folder / f"{word}{ending}", word, tail) for ending, kind in kinds.items()
+    ]
+    printed = [stream.copy() for stream in streams]
+    return any(printed)
+
+
+class _Stream:
+    """A file that grows."""
+
+    def __init__(self, kind: FrameKind, path: Path, job: str, tail: int | None) -> None:
+        self.path = path
+        self._kind, self._job, self._tail = kind, job, tail
+        self._file: int | None = None
+        self._at = 0
+
+    def copy(self) -> bool:
+        """Print what was added, and tell whether there is a file.
+
+        One that was cut short, as when a job is queued again, is printed from its beginning.
+        """
+        if self._file is None:
+            self._file = open_output(self.path, self._job)
+            if self._file is None:
+                return False
+            self._at = 0 if self._tail is None else _last_lines(self._file, self._tail)
+        if os.fstat(self._file).st_size < self._at:
+            self._at = 0
+        while piece := os.pread(self._file, _PIECE, self._at):
+            self._at += len(piece)
+            write_output(self._kind, piece)
+        return True
+
+
+def _last_lines(file: int, count: int) -> int:
+    """Return where the last lines of a file begin."""
+    at = end = os.fstat(file).st_size
+    left = count
+    while at > 0 and count:
+        begin = max(0, at - _PIECE)
+        piece = os.pread(file, at - begin, begin)
+        # The line break at the end of the file ends its last line.
+        place = len(piece) - (at == end and piece.endswith(b"\n"))
+        while (place := piece.rfind(b"\n", 0, place)) >= 0:
+            left -= 1
+            if not left:
+                return begin + place + 1
+        at = begin
+    return 0 if count else end
+
+
+def _started(job: str, row: Row, *, follow: bool) -> Row | None:
+    """Return a job that has started, with `follow` as soon as it has; None if it waits."""
+    if state_of(row) == "queued":
+        why = reason_of(view(row, 0), local_time())
+        text = f"gpulease: job {job} has not started; it waits{f': {why}' if why else ''}"
+        print_stderr(text)
+    watch = Watch()
+    while state_of(row) == "queued":
+        if not follow:
+            return None
+        time.sleep(_ASK_EVERY_S)
+        row = watch.look_at(job, row)
+    return row
+
+
+def _streams(
+    job: str, row: Row, tail: int | None, *, stdout: bool, stderr: bool
+) -> Sequence[_Stream]:
+    found: Output = output_of(job, row)
+    both = stdout == stderr
+    if found.stderr is None:
+        if not both:
+            print_stderr(f"gpulease: job {job} writes both streams to one file")
+        return [_Stream(FrameKind.STDOUT, found.stdout, job, tail)]
+    first = [_Stream(FrameKind.STDOUT, found.stdout, job, tail)] if stdout or both else []
+    second = [_Stream(FrameKind.STDERR, found.stderr, job, tail)] if stderr or both else []
+    return first + second
+
+
+def _print(job: str, row: Row, streams: Sequence[_Stream], *, follow: bool) -> None:
+    """Print the files, with `follow` until the job has ended."""
+    asked, is_last, warned, watch = time.monotonic(), False, False, Watch()
+    while True:
+        missing = [stream.path for stream in streams if not stream.copy()]
+        if missing and not warned:
+            error = unreadable(missing[0], job, row.get("nodelist"), "no such file on this machine")
+            if not follow or state_of(row) == "ended":
+                raise error
+            print_stderr(f"gpulease: {error.message}; hint: {error.hint}")
+            warned = True
+        if not follow or is_last:
+            return
+        is_last = state_of(row) == "ended"
+        time.sleep(_READ_EVERY_S)
+        if not is_last and time.monotonic() - asked > _ASK_EVERY_S:
+            row, asked = watch.look_at(job, row), time.monotonic()

@@ -1,0 +1,244 @@
+"""Refuses Slurm jobs that do not fit on this node: Slurm queues them again, for other nodes.
+
+A node that refuses a job is excluded from its nodes. When no other one is left, that was a round:
+the job waits for a while, and all of its nodes are asked again. After three rounds it is held.
+
+The state is in the job's AdminComment, which only admins and nodes write, so that it is common to
+all nodes and survives their daemons.
+
+Rounds with a refusal because of other leases do not count, since leases end: Slurm 22.05 may assign
+a GPU twice, as shards and whole.
+
+An excluded node is allowed again after a while: other nodes may not suit the job, which would then
+wait without end.
+"""
+
+import asyncio
+import logging
+import re
+from collections.abc import Collection, Coroutine, Sequence
+from dataclasses import dataclass, replace
+
+from gpulease.domain.job import SlurmJob, one_line
+from gpulease.errors import SlurmFailed
+from gpulease.slurm.node.commands import RunSlurm, is_unknown_job, list_job
+from gpulease.slurm.notes import with_note
+from gpulease.slurm.records import is_batch
+
+_log = logging.getLogger(__name__)
+
+_MOST = 3
+"""The rounds after which a job is held."""
+_LEASES = "; waits for leases"
+_REFUSED = re.compile(
+    r"gpulease: refused (?P<count>[0-9]{1,6}) times? \((?P<nodes>[^();]*)"
+    rf"(?P<leases>{_LEASES})?(?:; by all nodes (?P<rounds>[0-9]) of [0-9] times)?\): "
+)
+_FIELDS = "--Format=JobID:|,State:|,ReqNodes:|,Partition:|,BatchFlag:|,admin_comment:"
+"""Without what the user chooses."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Refusals:
+    """How often a job was refused, as its AdminComment says."""
+
+    count: int = 0
+    nodes: Sequence[str] = ()
+    """Those that refused it in this round; the latest last."""
+    rounds: int = 0
+    """How often all of its nodes refused it."""
+    for_leases: bool = False
+    """In this round, leases were in the way on one of them."""
+
+    def __str__(self) -> str:
+        times = "time" if self.count == 1 else "times"
+        leases = _LEASES if self.for_leases else ""
+        rounds = f"; by all nodes {self.rounds} of {_MOST} times" if self.rounds else ""
+        return f"refused {self.count} {times} ({' '.join(self.nodes)}{leases}{rounds}): "
+
+    def by(self, node: str, excluded: Collection[str], *, for_leases: bool) -> "_Refusals":
+        """Return what they are after one more. Nodes that are not excluded are of former rounds."""
+        same = [each for each in self.nodes if each in excluded and each != node]
+        return _Refusals(
+            self.count + 1,
+            (*same, node),
+            # An admin has released a job that was held.
+            self.rounds if self.rounds < _MOST else 0,
+            for_leases or (self.for_leases and bool(same)),
+        )
+
+
+def _refusals_in(comment: str) -> _Refusals:
+    found = _REFUSED.search(comment)
+    if found is None:
+        return _Refusals()
+    nodes, rounds = tuple(found["nodes"].split()), int(found["rounds"] or 0)
+    return _Refusals(int(found["count"]), nodes, rounds, found["leases"] is not None)
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """What Slurm says about a job, none of which its owner can forge."""
+
+    label: str
+    """What commands call it."""
+    comment: str
+    state: str
+    wants_nodes: bool
+    """It asks for nodes by name."""
+    partitions: str
+    is_batch: bool
+    excluded: Sequence[str]
+
+
+class SlurmRefusals:
+    """Sends jobs elsewhere; closed at the end of the daemon."""
+
+    def __init__(
+        self,
+        run: RunSlurm,
+        *,
+        look_again_s: float = 1.0,
+        most_looks: int = 120,
+        wait_here_s: int = 60,
+    ) -> None:
+        """`wait_here_s`: seconds until nodes that refused a job are asked again."""
+        self._run = run
+        self._look_again_s = look_again_s
+        self._most_looks = most_looks
+        self._wait_here_s = wait_here_s
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def refuse(self, job: SlurmJob, why: str, *, counts: bool = True) -> None:
+        """Note `why` for the owner of a job, and have Slurm queue it again if it can.
+
+        Slurm queues only batch jobs again, and not those of `sbatch --no-requeue`.
+
+        Raises:
+            SlurmFailed: Slurm does not answer.
+        """
+        try:
+            asked = await self._ask(job.id)
+        except SlurmFailed as error:
+            if is_unknown_job(error):
+                return
+            raise
+        before = _refusals_in(asked.comment)
+        now = before.by(job.node, asked.excluded, for_leases=not counts)
+        elsewhere = not asked.is_batch or await self._may_run_elsewhere(asked, job.node)
+        if not (elsewhere or now.for_leases):
+            now = replace(now, rounds=now.rounds + 1)
+        comment = f"{now}{job.node}: {one_line(why)}"
+        await self._update(asked.label, f"admincomment={with_note(asked.comment, comment)}")
+        if not asked.is_batch:
+            return
+        is_held = now.rounds >= _MOST
+        try:
+            await self._run("scontrol", "requeuehold" if is_held else "requeue", asked.label)
+        except SlurmFailed as error:
+            _log.warning("cannot send Slurm job %s elsewhere, it fails: %s", job.id, error)
+            return
+        self._begin(self._when_pending(job.id, now, elsewhere=elsewhere, is_held=is_held))
+
+    async def take_up(self, node: str) -> None:
+        """Allow nodes again that a daemon of this node, which ran before, would have allowed.
+
+        Raises:
+            SlurmFailed: Slurm does not answer.
+        """
+        listed = await self._run(
+            "squeue", "--noheader", "--array", "--states=PENDING", "--Format=JobID:|,admin_comment:"
+        )
+        for line in listed.splitlines():
+            number, _, comment = line.partition("|")
+            refusals = _refusals_in(comment)
+            if number.isdecimal() and refusals.nodes[-1:] == (node,):
+                self._begin(self._allow_again(int(number), refusals))
+
+    def _begin(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.create_task(self._logged(work))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _logged(self, work: Coroutine[None, None, None]) -> None:
+        try:
+            await work
+        except SlurmFailed as error:
+            _log.info("a refused job of Slurm starts after Slurm's own delay: %s", error)
+
+    async def close(self) -> None:
+        """Stop waiting for jobs to be queued again; Slurm starts them after its own delay."""
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _when_pending(
+        self, job: int, refusals: _Refusals, *, elsewhere: bool, is_held: bool
+    ) -> None:
+        """Let Slurm start the job at once elsewhere, or here later; by itself it waits for minutes.
+
+        Slurm takes these changes only while the job is pending.
+        """
+        if await self._until_pending(job) is None:
+            return
+        # slurmd may report only now that it has not launched the job. Slurm 22.05 would take that
+        # for the end of the next run.
+        await asyncio.sleep(2 * self._look_again_s)
+        if (asked := await self._until_pending(job)) is None:
+            return
+        others = [each for each in asked.excluded if each not in refusals.nodes]
+        excluded = ",".join([*others, *refusals.nodes] if elsewhere else others)
+        when = "now" if elsewhere else f"now+{self._wait_here_s}"
+        start = [] if is_held else [f"starttime={when}"]
+        await self._update(asked.label, f"excnodelist={excluded}", *start)
+        if elsewhere:
+            await self._allow_again(job, refusals)
+
+    async def _until_pending(self, job: int) -> _Asked | None:
+        for _ in range(self._most_looks):
+            if (asked := await self._ask(job)).state == "PENDING":
+                return asked
+            await asyncio.sleep(self._look_again_s)
+        return None
+
+    async def _allow_again(self, job: int, refusals: _Refusals) -> None:
+        """Let all nodes have a job that still waits; the node that refused it last does that."""
+        await asyncio.sleep(self._wait_here_s)
+        asked = await self._ask(job)
+        if asked.state == "PENDING" and _refusals_in(asked.comment) == refusals:
+            kept = [each for each in asked.excluded if each not in refusals.nodes]
+            await self._update(asked.label, f"excnodelist={','.join(kept)}")
+
+    async def _ask(self, job: int) -> _Asked:
+        """Ask about a job.
+
+        Raises:
+            SlurmFailed: there is no such job, or Slurm does not answer.
+        """
+        about = (await list_job(self._run, job, _FIELDS)).split("|", 4)
+        label, _, nodes = (await list_job(self._run, job, "--format=%A|%i|%x")).partition("|")
+        state, wanted, partitions, batch, comment = ("" if it == "(null)" else it for it in about)
+        excluded = await self._expand(nodes)
+        return _Asked(label, comment, state, bool(wanted), partitions, is_batch(batch), excluded)
+
+    async def _may_run_elsewhere(self, asked: _Asked, node: str) -> bool:
+        """Return whether another node with GPUs is left in the partitions of a job."""
+        if asked.wants_nodes:
+            return False
+        listed = await self._run(
+            "sinfo", "--noheader", "--Node", f"--partition={asked.partitions}", "--format=%N|%G"
+        )
+        rows = (line.partition("|") for line in listed.splitlines())
+        there = {name for name, _, gres in rows if "gpu" in gres or "shard" in gres}
+        return bool(there - {node} - set(asked.excluded))
+
+    async def _expand(self, hostlist: str) -> list[str]:
+        if not hostlist or "(null)" in hostlist:
+            return []
+        if "[" not in hostlist:
+            return hostlist.split(",")
+        return (await self._run("scontrol", "show", "hostnames", hostlist)).split()
+
+    async def _update(self, label: str, *changes: str) -> None:
+        await self._run("scontrol", "update", f"jobid={label}", *changes)

@@ -1,0 +1,145 @@
+"""The routes for Slurm's prolog, epilog and task prolog.
+
+Their errors are plain text: the script that asks has no JSON parser, and shows them to the user.
+"""
+
+import os
+
+from gpulease.domain.job import Exit, Job, SlurmJob
+from gpulease.domain.lease import State
+from gpulease.errors import CannotLease, NoRoomNow, NotAllowed, WrongState
+from gpulease.fingerprint import fingerprint_of
+from gpulease.server.auth import Caller
+from gpulease.server.context import (
+    RequestContext,
+    caller_of_request,
+    json_response,
+    read_body,
+    slot_of_request,
+)
+from gpulease.server.job_requests import shown_command
+from gpulease.server.messages import PLAIN_TEXT, Request, Response
+from gpulease.server.validation import bytes_string, environment_of, within
+from gpulease.service.ports import SlurmRefusal
+from gpulease.slurm.allocations import numbers_in
+from gpulease.slurm.node.leases import Command, SlurmLeases, SlurmRequest
+from gpulease.slurm.node.tasks import (
+    COMMAND_VARIABLE,
+    bound,
+    command_in,
+    invocation_of_task,
+    task_prolog_lines,
+)
+from gpulease.wire.requests import (
+    SlurmCommandRequest,
+    SlurmEndRequest,
+    SlurmEnvironmentRequest,
+    SlurmLeaseRequest,
+)
+
+_GPUS = "SLURM_STEP_GPUS"
+_LARGEST_NUMBER = (1 << 32) - 1
+_STATUSES = 1 << 16
+
+
+class SlurmHandlers:
+    """One method for each route."""
+
+    def __init__(self, context: RequestContext) -> None:
+        self._context = context
+
+    async def lease(self, request: Request) -> Response:
+        """Lease the GPUs of a job of Slurm, before its first process starts."""
+        leases = self._leases()
+        # It may wait for memory that the epilog of another job frees.
+        slot_of_request(request).become_stream(None)
+        asked = request_of(read_body(SlurmLeaseRequest, await request.body()))
+        try:
+            job = await leases.grant(asked)
+        except SlurmRefusal as refusal:
+            await leases.refuse(asked, refusal)
+            raise _no_lease(asked.job.id, str(refusal)) from refusal
+        return json_response(self._context.job_views.job(job), 201)
+
+    async def end(self, request: Request, number: int) -> Response:
+        """End the lease of a job of Slurm, after its last process has ended."""
+        slot_of_request(request).become_stream(None)
+        body = read_body(SlurmEndRequest, await request.body() or b"{}")
+        job = within("job", number, 0, _LARGEST_NUMBER, "end a lease")
+        await self._leases().end(job, exit_of(body.job_exit_code))
+        return Response(status=204)
+
+    async def environment(self, request: Request, number: int) -> Response:
+        """Return what the lease of a job of Slurm changes in the environment of one of its tasks.
+
+        The answer consists of lines for Slurm: `export NAME=VALUE` and `unset NAME`.
+        """
+        caller, context, leases = caller_of_request(request), self._context, self._leases()
+        body = read_body(SlurmEnvironmentRequest, await request.body())
+        before = environment_of(body.environment)
+        job = leases.of(number)
+        if job is None:
+            # In a slot of the user, since any user may ask; the hook asks again if none is free.
+            job = await leases.of_task(number, caller.pid)
+        if job is None:
+            raise _no_lease(number, leases.why_refused(number) or "it has no lease")
+        self._refuse_others(caller, job)
+        command = command_in(before, number)
+        if command.argv:
+            job = await leases.describe(job, _described(command))
+        job = await leases.limited(job)
+        part = leases.part_of_task(job, numbers_in(before.get(_GPUS, "")), body.devices)
+        invocation = invocation_of_task(command, before, len(part.leases), len(job.leases))
+        after = {**context.environment(part, invocation, job)}
+        after.pop(COMMAND_VARIABLE, None)
+        after |= bound(command, number)
+        return Response(task_prolog_lines(before, after), media_type=PLAIN_TEXT)
+
+    def _leases(self) -> SlurmLeases:
+        if self._context.slurm is None or self._context.scheduler.policy.slurm is None:
+            # No 409: the prolog would start the job, whose tasks would fail.
+            raise CannotLease(
+                "cannot lease for a job of Slurm: this daemon has all GPUs for its own queue",
+                'set cluster = "slurm" in /etc/gpulease/config.toml on this node, then '
+                "systemctl reload gpuleased",
+            )
+        return self._context.slurm
+
+    def _refuse_others(self, caller: Caller, job: Job) -> None:
+        if not self._context.rights.owns(caller, job):
+            raise NotAllowed(
+                f"cannot read the environment of {job.title}: it belongs to {job.owner.user}",
+                "only its owner and root may",
+            )
+        if job.state is State.RELEASING:
+            raise WrongState(f"cannot start a task of {job.title}: {job.detail}")
+
+
+def _no_lease(number: int, why: str) -> NoRoomNow:
+    return NoRoomNow(
+        f"cannot start job {number} of Slurm on this node: {why}",
+        "submit it again; --exclude=NODE keeps it away from a node",
+    )
+
+
+def exit_of(status: int | None) -> Exit | None:
+    """Return how a job ended, from its status as wait(2) has it; None if that is unknown."""
+    if status is None or not 0 <= status < _STATUSES:
+        return None
+    code = os.waitstatus_to_exitcode(status)
+    return Exit(signal=-code) if code < 0 else Exit(code)
+
+
+def request_of(asked: SlurmLeaseRequest) -> SlurmRequest:
+    """Return a request for a lease. Raises: BadValue."""
+    verb = "lease for a job of Slurm"
+    number = within("job", asked.job_id, 1, _LARGEST_NUMBER, verb)
+    uid = within("uid", asked.job_uid, 0, _LARGEST_NUMBER, verb)
+    gid = within("gid", asked.job_gid, 0, _LARGEST_NUMBER, verb)
+    restarts = within("restarts", asked.job_restart_count, 0, _LARGEST_NUMBER, verb)
+    return SlurmRequest(SlurmJob(number, asked.node, restarts), Caller(0, uid, gid).owner)
+
+
+def _described(command: SlurmCommandRequest) -> Command:
+    argv = tuple(bytes_string("argument", each) for each in command.argv)
+    return Command(shown_command(argv), fingerprint_of(argv, command.cwd))
