@@ -4,13 +4,14 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 PYTEST ?= --quiet --numprocesses 2 --dist worksteal
+WAITING ?= --quiet --numprocesses 6 --dist worksteal
 PIP    := $(BIN)/pip --disable-pip-version-check --quiet
 
 # Where a driver is, TensorFlow with CUDA; else the build for CPUs, on simulated GPUs.
 TENSORFLOW := $(shell test -e /proc/driver/nvidia/version && echo tensorflow || echo cpu-tensorflow)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow test-system test-slurm test-gpu test-sqlite fuzz unit lint types contracts fmt docs docs-picture docs-check torture torture-slurm chaos bench bench-scheduling size check wheel clean
+.PHONY: help demo test test-slow test-frameworks test-system test-slurm test-gpu test-sqlite fuzz unit lint types contracts fmt docs docs-picture docs-check torture torture-slurm chaos bench bench-scheduling size check wheel clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -21,9 +22,15 @@ demo: $(VENV)/.tensorflow  ## train a network under a 4 GiB lease, and show it
 test: $(VENV)/.dev  ## run the quick tests, in some minutes
 	$(BIN)/python -m pytest -m 'not slow' $(PYTEST)
 
+# What mostly waits has a line of its own, with more workers than cores.
 test-slow: $(VENV)/.tensorflow  ## run the other end-to-end tests, real frameworks, Slurm, the web page and fuzzing
 	@PYTHONPATH=tests $(BIN)/python -m frameworks.environments
-	$(BIN)/python -m pytest -m slow tests/component tests/e2e tests/frameworks tests/fuzz tests/slurm tests/web $(PYTEST)
+	$(BIN)/python -m pytest -m 'slow and not more_versions' tests/component tests/frameworks tests/fuzz tests/web $(PYTEST)
+	$(BIN)/python -m pytest -m slow tests/e2e tests/slurm $(WAITING)
+
+test-frameworks: $(VENV)/.tensorflow  ## run the tests of frameworks with all of their versions
+	@PYTHONPATH=tests $(BIN)/python -m frameworks.environments all
+	$(BIN)/python -m pytest tests/frameworks $(PYTEST)
 
 fuzz: $(VENV)/.dev  ## try strange input, fifty times as much as the tests do, for some hours
 	GPULEASE_FUZZ=50 $(BIN)/python -m pytest tests/fuzz --quiet --timeout 36000

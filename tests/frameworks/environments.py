@@ -1,7 +1,8 @@
 """Python environments with one framework each, for tests of the hooks on real packages.
 
-`make test-slow` builds all of them first, by `python -m frameworks.environments`, in a cache
-outside the checkout, and keeps them; a test that runs alone builds what it needs. Frameworks for
+`make test-slow` builds its environments first, by `python -m frameworks.environments`, in a cache
+outside the checkout, and keeps them; `make test-frameworks` builds those of MORE_VERSIONS too. A
+test that runs alone builds what it needs. Frameworks for
 Pythons that gpulease itself supports are always required. One for an older Python is skipped where
 that Python is missing, unless the machine has built it before: then it is a failure.
 """
@@ -18,6 +19,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -86,6 +88,17 @@ ENVIRONMENTS = {
         "3.11",
     ),
 }
+MORE_VERSIONS = {f"tensorflow-{it}" for it in ("1.14", "1.15", "2.12", "2.19", "2.20")}
+"""Between the oldest TensorFlow, 2.4, and the newest, which is beside the tests."""
+
+
+def versions(*names: str, framework: str = "tensorflow") -> list[Any]:
+    """Return parameters of a test, of which `make test-slow` leaves out MORE_VERSIONS."""
+    more = pytest.mark.more_versions
+    return [
+        pytest.param(name, marks=more) if f"{framework}-{name}" in MORE_VERSIONS else name
+        for name in names
+    ]
 
 
 def python_of(name: str) -> str:
@@ -191,11 +204,15 @@ def _starts(path: str, version: str) -> bool:
 
 
 def main(names: Sequence[str]) -> int:
-    """Build the named environments, all without names; return the exit status."""
+    """Build the named environments, those of `make test-slow` without names.
+
+    Returns the exit status.
+    """
     failed = False
-    print(f"installing frameworks for tests in {_cache()}; the first time some 21 GB")  # noqa: T201
+    print(f"installing frameworks for tests in {_cache()}; the first time some 18 GB")  # noqa: T201
+    wanted = names or sorted(ENVIRONMENTS.keys() - MORE_VERSIONS)
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        began = {pool.submit(_built_in, name): name for name in names or sorted(ENVIRONMENTS)}
+        began = {pool.submit(_built_in, name): name for name in wanted}
         for done in as_completed(began):
             name = began[done]
             try:
@@ -215,4 +232,4 @@ def _built_in(name: str) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main(sorted(ENVIRONMENTS) if sys.argv[1:] == ["all"] else sys.argv[1:]))

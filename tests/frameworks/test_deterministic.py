@@ -71,7 +71,7 @@ def test_the_flag_for_jax_is_added_to_those_of_the_user_and_accepted_by_xla() ->
 
 def test_a_tensorflow_that_does_not_know_that_flag_does_not_see_it() -> None:
     found = said(
-        "tensorflow-1.15",
+        "tensorflow-1.13",
         """
         import json, os
         import tensorflow as tf

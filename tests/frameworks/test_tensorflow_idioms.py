@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from daemon_rig import Daemon, daemons
+from frameworks.environments import versions
 from frameworks.tensorflow_leases import HERE, Outcomes, handed, interpreter
 from frameworks.tensorflow_scenarios import BOTH, FIRST, POOL, SECOND
 
@@ -72,13 +73,13 @@ def check(version: str, folder: str, name: str, expected: Handed) -> None:
 
 
 @pytest.mark.parametrize("name", TENSORFLOW_1)
-@pytest.mark.parametrize("version", ["1.13", "1.15"])
+@pytest.mark.parametrize("version", versions("1.13", "1.15"))
 def test_an_idiom_of_tensorflow_1_is_handed_the_lease(name: str, version: str) -> None:
     check(version, "tensorflow1", name, TENSORFLOW_1[name])
 
 
 @pytest.mark.parametrize("name", TENSORFLOW_2)
-@pytest.mark.parametrize("version", ["2.4", "2.12", HERE])
+@pytest.mark.parametrize("version", versions("2.4", "2.12", HERE))
 def test_an_idiom_of_tensorflow_2_is_handed_the_lease(name: str, version: str) -> None:
     check(version, "tensorflow2", name, TENSORFLOW_2[name])
 
@@ -97,7 +98,7 @@ def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
 
 @pytest.mark.parametrize(
     ("version", "script"),
-    [("1.15", f"tensorflow1/{name}") for name in TENSORFLOW_1]
+    [("1.13", f"tensorflow1/{name}") for name in TENSORFLOW_1]
     + [(HERE, f"tensorflow2/{name}") for name in TENSORFLOW_2],
 )
 def test_an_idiom_runs_in_a_job_on_simulated_gpus(

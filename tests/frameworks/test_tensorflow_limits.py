@@ -8,16 +8,16 @@ from functools import cache
 
 import pytest
 
+from frameworks.environments import versions
 from frameworks.tensorflow_leases import HERE, Outcome, Outcomes, handed
 from frameworks.tensorflow_scenarios import ROWS, TOO_SMALL, Row
 from goldens import mentions
 
 pytestmark = pytest.mark.tensorflow
 
-# The names vary faster, so that parallel workers import few versions each. These are the
-# last of TensorFlow 1, 2's oldest and middle, and those before the tests' own.
+# The names vary faster, so that parallel workers import few versions each.
 in_each_version = pytest.mark.parametrize(
-    "version", ["1.13", "1.14", "1.15", "2.4", "2.12", "2.19", "2.20", HERE]
+    "version", versions("1.13", "1.14", "1.15", "2.4", "2.12", "2.19", "2.20", HERE)
 )
 
 

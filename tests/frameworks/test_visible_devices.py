@@ -60,7 +60,7 @@ def ran(python: str, script: str, *arguments: str, gpus: int = 2) -> tuple[list[
     return child.stdout.splitlines(), [line for line in lines if line.startswith("gpulease:")]
 
 
-@pytest.mark.parametrize("version", ["tensorflow-1.15", "tensorflow-2.4", HERE])
+@pytest.mark.parametrize("version", ["tensorflow-1.13", "tensorflow-2.4", HERE])
 @pytest.mark.parametrize(("gpus", "found"), [(1, FIRST), (2, "-1")])
 def test_a_number_in_a_script_for_tensorflow(version: str, gpus: int, found: str) -> None:
     python = sys.executable if version == HERE else python_of(version)

@@ -63,7 +63,8 @@ def _make_deterministic(tensorflow: Any, report_failure: ReportFailure) -> None:
     TensorFlow then refuses random operations that have no seed, so there is one until the script
     sets another. It holds for eager mode and functions, not for graphs that a script creates.
     """
-    enable = getattr(tensorflow.config.experimental, "enable_op_determinism", None)
+    config = getattr(tensorflow, "config", None)  # which 1.13 lacks
+    enable = getattr(getattr(config, "experimental", None), "enable_op_determinism", None)
     if enable is None:
         return
     try:
