@@ -214,25 +214,6 @@ def test_what_is_not_there_is_answered_with_a_sentence(daemon: Daemon, path: str
     connection.close()
 
 
-def test_bytes_that_are_no_http_end_their_own_connection_alone(daemon: Daemon) -> None:
-    for noise in (os.urandom(4096), b"GET / HTTP/9.9\r\n\r\n", b"\x16\x03\x01" * 100):
-        with socket.socket(socket.AF_UNIX) as raw:
-            raw.settimeout(30)
-            raw.connect(str(daemon.socket))
-            raw.sendall(noise)
-            raw.shutdown(socket.SHUT_WR)
-            while raw.recv(4096):
-                pass
-    assert daemon.status()
-
-
-def test_an_argument_of_bytes_that_are_not_utf8_reaches_the_job(daemon: Daemon) -> None:
-    odd = b"caf\xe9-\xff"
-    argument = odd.decode("utf-8", "surrogateescape")
-    done = daemon.run("run", "--mem", "1G", "--", "printf", "%s", argument, text=False)
-    assert done.stdout == odd
-
-
 def test_a_long_list_of_wrong_things_is_refused_at_the_first(daemon: Daemon) -> None:
     status, content = post(daemon, json.dumps({**GOOD, "argv": [1] * 1_000_000}))
     assert status == 400
@@ -256,17 +237,6 @@ def test_a_head_over_64_kib_is_refused_also_when_it_comes_all_at_once(
     answer = said(daemon.socket, head + end, more=True)
     assert answer.startswith(f"HTTP/1.1 {status} ".encode()), answer[:200]
     assert (b" 64" in answer) == (status != 200)
-
-
-def test_headers_without_end_are_cut_off(daemon: Daemon) -> None:
-    with socket.socket(socket.AF_UNIX) as raw:
-        raw.settimeout(60)
-        raw.connect(str(daemon.socket))
-        with pytest.raises(OSError):
-            raw.sendall(b"GET /v1/status HTTP/1.1\r\nX: ")
-            for _ in range(10_000):
-                raw.sendall(b"a" * 65536)
-    assert daemon.status()
 
 
 def test_a_process_with_a_name_that_is_no_text_does_not_hide_the_status(daemon: Daemon) -> None:

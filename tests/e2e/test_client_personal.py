@@ -200,13 +200,20 @@ def test_it_has_nothing_of_the_terminal_that_started_it(home: Home) -> None:
 def test_it_leaves_when_it_has_been_idle_and_comes_back_for_who_asks(
     home: Home, tmp_path: Path
 ) -> None:
-    short = tmp_path / "short.toml"
+    short, gate = tmp_path / "short.toml", tmp_path / "gate"
     short.write_text('leave_when_idle = "1s"\n')
-    daemon = home.daemon("--config", str(short))
-    code, number, _ = home.run("run", "-d", "--mem", "1G", "--", "sh", "-c", "echo kept; sleep 3")
+    # It finds the job at its start: a command would have to come within a second.
+    first = home.daemon()
+    script = f"echo kept; until test -e {gate}; do sleep 0.05; done"
+    code, number, _ = home.run("run", "-d", "--mem", "1G", "--", "sh", "-c", script)
     assert code == 0
+    first.kill()
+    first.wait()
+    daemon = home.daemon("--config", str(short))
     # As long as a job lives, so does the daemon, however short its patience.
-    until("the job has ended", lambda: not home.run("list")[1].count("active"))
+    with pytest.raises(subprocess.TimeoutExpired):
+        daemon.wait(1.5)
+    gate.touch()
     assert daemon.wait(PATIENCE_S) == 0
     assert not home.socket.exists()
     code, out, said = home.run("logs", number.strip())

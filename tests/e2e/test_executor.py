@@ -125,20 +125,6 @@ def test_an_exception_arrives_with_the_traceback_of_its_job(daemon: Daemon, tmp_
     assert "Diverged: at step 7" in daemon.run("logs", "1").stderr
 
 
-def test_two_hundred_calls_share_two_gpus(daemon: Daemon, tmp_path: Path) -> None:
-    shown = run(
-        daemon, tmp_path,
-        "def square(number): return number * number",
-        """\
-        with gpulease.Executor("4G", max_workers=50) as pool:
-            tell(list(pool.map(square, range(200))) == [number ** 2 for number in range(200)])
-        """,
-    )  # fmt: skip
-    assert shown == "True\n"
-    assert {job["outcome"] for job in daemon.jobs()} == {"exited"}
-    assert len(daemon.jobs()) == 200
-
-
 def test_a_worker_that_is_killed_fails_its_call_alone(daemon: Daemon, tmp_path: Path) -> None:
     shown = run(
         daemon, tmp_path,
@@ -273,19 +259,6 @@ def test_the_rest_of_the_queue_is_dropped_at_a_shutdown_that_asks_for_it(
         """,
     )  # fmt: skip
     assert shown == "7 29\n"
-
-
-def test_a_script_that_never_shuts_down_ends_after_its_calls(
-    daemon: Daemon, tmp_path: Path
-) -> None:
-    shown = run(
-        daemon, tmp_path, "def work(): return 7",
-        """\
-        pool = gpulease.Executor("1G")
-        pool.submit(work).add_done_callback(lambda future: tell(future.result()))
-        """,
-    )  # fmt: skip
-    assert shown == "7\n"
 
 
 def test_within_a_lease_it_is_refused_unless_a_new_lease_is_asked_for(

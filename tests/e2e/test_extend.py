@@ -9,9 +9,7 @@ from pathlib import Path
 import pytest
 
 from daemon_rig import Daemon, wait_for
-from e2e.asking import clear, client, kinds, submit, when_in
-from goldens import mentions
-from gpulease.errors import BadValue, WrongState
+from e2e.asking import clear, client, submit, when_in
 
 
 @pytest.fixture(scope="module")
@@ -34,29 +32,6 @@ _UNTIL = "trap 'echo asked' TERM; echo up; while ! test -e {gate}; do sleep 0.05
 
 def until(gate: Path) -> tuple[str, str, str]:
     return "bash", "-c", _UNTIL.format(gate=gate)
-
-
-def test_an_extended_job_outlives_its_old_limit(daemon: Daemon, tmp_path: Path) -> None:
-    gate = tmp_path / "gate"
-    extended = submit(daemon, *until(gate), time_limit=4)
-    when_in(daemon, extended, "active")
-    shown = client(daemon).extend(extended, 3600)
-    assert shown.claim.time_limit == 3604
-    # Of the same limit, begun later: when its time is over, that of the first would be too.
-    control = submit(daemon, "sleep", "600", time_limit=4)
-    ended = when_in(daemon, control, "ended")
-    assert (ended.outcome, ended.exit_status) == ("time_limit", 124)
-    gate.touch()
-    done = when_in(daemon, extended, "ended")
-    assert (done.outcome, done.exit_status) == ("exited", 7)
-    assert mentions(kinds(done)["extend"], "+1h", "1h 4s", done.user)
-
-
-def test_a_shortened_job_ends_by_its_new_limit(daemon: Daemon) -> None:
-    job = submit(daemon, "sleep", "600", time_limit=3600)
-    when_in(daemon, job, "active")
-    client(daemon).extend(job, -3597)
-    assert when_in(daemon, job, "ended").outcome == "time_limit"
 
 
 def test_a_waiting_job_starts_with_its_new_limit(daemon: Daemon) -> None:
@@ -96,24 +71,6 @@ def test_a_limit_that_the_shim_never_heard_of_is_told_after_the_restart(daemon: 
         connection.execute("UPDATE jobs SET time_limit_us = 2000000 WHERE id = ?", (job,))
     daemon.start()
     assert when_in(daemon, job, "ended").outcome == "time_limit"
-
-
-def test_what_cannot_be_extended_says_why(daemon: Daemon) -> None:
-    endless = submit(daemon, "sleep", "600")
-    when_in(daemon, endless, "active")
-    with pytest.raises(WrongState):
-        client(daemon).extend(endless, 60)
-    limited = submit(daemon, "sleep", "600", time_limit=3600)
-    when_in(daemon, limited, "active")
-    with pytest.raises(BadValue):
-        client(daemon).extend(limited, -7200)
-    for senseless in (0.0, 1e12, -1e300):
-        with pytest.raises(BadValue):
-            client(daemon).extend(limited, senseless)
-    client(daemon).cancel(endless)
-    when_in(daemon, endless, "ended")
-    with pytest.raises(WrongState):
-        client(daemon).extend(endless, 60)
 
 
 def test_logs_of_a_waiting_job_wait_for_its_start_and_go_on_to_its_end(

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from daemon_rig import Daemon, alive, wait_for
+from daemon_rig import Daemon, wait_for
 from goldens import mentions
 from gpulease.cli.hold import ShellSyntax, statements, syntax_of
 
@@ -88,16 +88,6 @@ def test_fish_holds_what_it_sources(daemon: Daemon, form: str) -> None:
     assert daemon.wait_until(int(number), "ended")["outcome"] == "released"
 
 
-def test_a_shell_that_is_killed_gives_the_lease_back(daemon: Daemon) -> None:
-    process = open_shell(daemon, f'eval "$({GPULEASE} hold --mem 3G)"; echo $GPULEASE_JOB')
-    number = int(line_of(process))
-
-    process.kill()
-    process.communicate()
-
-    assert daemon.wait_until(number, "ended")["outcome"] == "released"
-
-
 def test_a_wrapper_inside_the_brackets_does_not_hold_it(daemon: Daemon, tmp_path: Path) -> None:
     wrapper = tmp_path / "mine"
     wrapper.write_text(f'#!/bin/sh\n{GPULEASE} hold --mem 1G "$@"\n')
@@ -109,17 +99,6 @@ def test_a_wrapper_inside_the_brackets_does_not_hold_it(daemon: Daemon, tmp_path
     end(process)
 
 
-def test_what_runs_in_the_shell_finds_the_lease(daemon: Daemon) -> None:
-    ran = run(
-        daemon, f'eval "$({GPULEASE} hold --mem 3G --gpus 2)"; {GPULEASE} status --json; '
-        f'"{sys.executable}" -c "import os; print(os.environ.__class__.__mro__)"'
-    )  # fmt: skip
-    assert ran.returncode == 0, ran.stderr
-    assert "_Environ" in ran.stdout
-    status, _ = json.JSONDecoder().raw_decode(ran.stdout)
-    assert [gpu["memory"]["leased"] for gpu in status["gpus"]] == [3 * G, 3 * G]
-
-
 def test_with_a_time_it_lasts_as_long_whatever_ends(daemon: Daemon) -> None:
     ran = run(daemon, f'eval "$({GPULEASE} hold --mem 3G --for 2h)"; echo $GPULEASE_JOB')
     job = daemon.job(int(ran.stdout))
@@ -127,19 +106,6 @@ def test_with_a_time_it_lasts_as_long_whatever_ends(daemon: Daemon) -> None:
     cancelled = daemon.run("cancel", str(job["id"]))
     assert f"job {job['id']} " in cancelled.stdout
     assert daemon.wait_until(job["id"], "ended")["outcome"] == "released"
-
-
-def test_it_can_be_held_for_another_process(daemon: Daemon) -> None:
-    sleeper = subprocess.Popen(["sleep", "1000"])
-    number = 0
-    try:
-        ran = daemon.run("hold", "--mem", "3G", "--pid", str(sleeper.pid), "--json")
-        number = json.loads(ran.stdout)["job"]["id"]
-        assert daemon.job(number)["pid"] == sleeper.pid
-    finally:
-        sleeper.kill()
-        sleeper.wait()
-    assert daemon.wait_until(number, "ended")["outcome"] == "released"
 
 
 def test_json_tells_the_job_and_what_to_set(daemon: Daemon) -> None:
@@ -270,19 +236,6 @@ def test_a_wait_survives_a_restart_of_the_daemon(daemon: Daemon) -> None:
     assert f"export GPULEASE_JOB='{number}';" in out.decode().splitlines()
 
 
-def test_a_lease_survives_a_restart_of_the_daemon(daemon: Daemon) -> None:
-    process = open_shell(daemon, f'eval "$({GPULEASE} hold --mem 3G)"; echo $GPULEASE_JOB')
-    number = int(line_of(process))
-    daemon.kill()
-    daemon.start()
-    assert daemon.job(number)["state"] == "active"
-
-    daemon.kill()
-    end(process)
-    daemon.start()
-    assert daemon.wait_until(number, "ended")["outcome"] == "released"
-
-
 def test_typed_without_eval_it_is_refused_before_it_leases_anything(daemon: Daemon) -> None:
     ours, theirs = pty.openpty()
     process = daemon.open(
@@ -309,32 +262,6 @@ def test_a_reader_that_leaves_gets_no_lease(daemon: Daemon) -> None:
     os.close(theirs)
     assert process.wait(60) == 141
     assert daemon.wait_until(1, "ended")["outcome"] in ("released", "cancelled")
-
-
-def test_extend_gives_a_hold_more_time_and_less(daemon: Daemon) -> None:
-    number = json.loads(daemon.run("hold", "--mem", "1G", "--for", "1h", "--json").stdout)["job"][
-        "id"
-    ]
-
-    more = daemon.run("extend", str(number), "+2h").stdout
-    assert mentions(more, f"job {number} ", "2h 59m")
-    assert daemon.job(number)["claim"]["time_limit"] == 3 * 3600
-
-    assert "2h 29m" in daemon.run("extend", str(number), "-30m").stdout
-    daemon.cancel(number)
-
-
-def test_extend_answers_for_each_job(daemon: Daemon) -> None:
-    first = daemon.submit("--mem", "1G", "--time", "1h", "--", "sleep", "1000")
-    endless = daemon.submit("--mem", "1G", "--", "sleep", "1000")
-    daemon.wait_until(first, "active")
-
-    ran = daemon.run("extend", str(first), str(endless), "99", "+1h", check=False)
-
-    assert ran.returncode == 125
-    assert f"job {first} " in ran.stdout
-    assert f"job {endless}" in ran.stderr
-    assert "99" in ran.stderr
 
 
 NASTY = {
@@ -382,14 +309,6 @@ def test_the_language_is_that_of_the_shell_that_asks(
     assert syntax_of(program, login_shell) == syntax
 
 
-def test_nothing_is_left_of_a_hold_but_the_lease(daemon: Daemon) -> None:
-    process = open_shell(daemon, f'eval "$({GPULEASE} hold --mem 1G)"; echo done')
-    assert line_of(process) == "done"
-    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-    assert alive([int(pid) for pid in children]) == []
-    end(process)
-
-
 def test_what_is_run_in_a_held_shell_runs_within_the_lease_that_it_holds(daemon: Daemon) -> None:
     job = "sh -c 'echo $GPULEASE_JOB $GPULEASE_MEMORY'"
     ran = run(
@@ -401,14 +320,6 @@ def test_what_is_run_in_a_held_shell_runs_within_the_lease_that_it_holds(daemon:
     )
     assert ran.stdout.splitlines() == [f"1 {G}", f"2 {G}"]
     assert mentions(ran.stderr, "gpulease: ", "job 1: 1G", "1 GPU")
-
-
-def test_a_size_that_is_refused_does_not_look_like_the_one_that_is_offered(
-    daemon: Daemon,
-) -> None:
-    for asked in ("8.01G", "8193M"):
-        refused = run(daemon, f"{GPULEASE} run --mem {asked} true")
-        assert mentions(refused.stderr, "8203M" if asked == "8.01G" else "8193M", "8G")
 
 
 def test_a_report_on_nobody_says_that_it_is_nobody(daemon: Daemon) -> None:

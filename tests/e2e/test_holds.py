@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from daemon_rig import Daemon, wait_for
-from e2e.asking import G, clear, client, hold, kinds, leased, submit, variables, when, when_in
+from e2e.asking import G, clear, client, hold, leased, submit, variables, when_in
 from goldens import mentions
 from gpulease.errors import BadValue, NoRoomNow, WrongState
 from gpulease.wire.requests import ClaimRequest, HoldRequest, from_wire
@@ -66,18 +66,6 @@ def test_a_lease_is_held_at_once_and_shown_as_what_it_is(
     assert mentions(shown.command, str(holder.pid), "sleep")
     assert (shown.directory, shown.exit_status, shown.processes) == (None, None, None)
     assert leased(daemon) == 3 * G
-
-
-def test_it_is_released_when_its_holder_ends(
-    daemon: Daemon, holder: subprocess.Popen[bytes]
-) -> None:
-    job = hold(daemon, holder.pid)
-    when_in(daemon, job, "active")
-    end(holder)
-    ended = when_in(daemon, job, "ended")
-    assert ended.outcome == "released"
-    assert f"process {holder.pid}" in (ended.reason or "")
-    assert leased(daemon) == 0
 
 
 def test_its_owner_gives_it_back_and_the_holder_lives_on(
@@ -159,17 +147,6 @@ def test_a_holder_that_lives_keeps_its_lease_over_a_restart_and_loses_it_afterwa
     assert client(daemon).job(timed).state == "active"
     client(daemon).cancel(timed)
     assert when_in(daemon, timed, "ended").outcome == "released"
-
-
-def test_a_holder_that_died_while_the_daemon_was_away_has_released_its_lease(
-    daemon: Daemon, holder: subprocess.Popen[bytes]
-) -> None:
-    job = hold(daemon, holder.pid)
-    when_in(daemon, job, "active")
-    daemon.kill()
-    end(holder)
-    daemon.start()
-    assert when_in(daemon, job, "ended").outcome == "released"
 
 
 def test_another_process_with_the_pid_of_the_holder_does_not_keep_the_lease(
@@ -328,19 +305,3 @@ def test_what_runs_below_the_holder_or_in_its_environment_is_counted_to_the_leas
             os.kill(pid, 9)
         outside.wait()
         shell.communicate()
-
-
-def test_a_lease_has_no_output_and_says_so(daemon: Daemon, holder: subprocess.Popen[bytes]) -> None:
-    job = hold(daemon, holder.pid)
-    with pytest.raises(WrongState):
-        list(client(daemon).logs(job))
-
-
-def test_the_history_of_a_lease_tells_its_life(
-    daemon: Daemon, holder: subprocess.Popen[bytes]
-) -> None:
-    job = hold(daemon, holder.pid)
-    when_in(daemon, job, "active")
-    end(holder)
-    told = kinds(when(daemon, job, "it has ended", lambda shown: shown.state == "ended"))
-    assert list(told) == ["submitted", "grant", "worker_started", "worker_exited"]

@@ -125,18 +125,6 @@ def test_beside_a_job_that_computes_one_that_does_not_is_idle(
     wait_for("it is busy again", lambda: daemon.job(sleeper)["idle_since_at"] is None)
 
 
-def test_on_one_simulated_gpu_who_computes_stays_and_who_sleeps_goes(
-    make_daemon: Callable[..., Daemon],
-) -> None:
-    daemon = make_daemon(simulate="1x1G", settings=IDLE).start()
-    sleeper = daemon.submit("--mem", "400M", "--", "sleep", "600")
-    worker = daemon.submit("--mem", "400M", "--", sys.executable, "-c", BUSY)
-    daemon.wait_until(worker, "active")
-    daemon.submit("--mem", "500M", "--", "true")
-    assert daemon.wait_until(sleeper, "ended")["outcome"] == "idle"
-    assert daemon.job(worker)["state"] == "active"
-
-
 def test_a_hold_that_keeps_memory_is_told_and_one_that_has_none_is_taken_back(
     make_daemon: Callable[..., Daemon], tmp_path: Path
 ) -> None:

@@ -84,32 +84,6 @@ def test_a_file_that_is_written_from_its_middle_is_written_on_from_there(
     assert copy.read_bytes() == b"head" + middle + b"-" * (SIZE // 2 + 4)
 
 
-def test_stdout_and_stderr_stay_apart(daemon: Daemon, tmp_path: Path, big: Path) -> None:
-    both = 'tee >(cat >&2) < "$0"'
-    out, err = tmp_path / "out", tmp_path / "err"
-    with out.open("wb") as stdout, err.open("wb") as stderr:
-        process = daemon.open(*RUN, "bash", "-c", both, big, stdout=stdout, stderr=stderr)
-        assert process.wait() == 0
-    assert out.read_bytes() == big.read_bytes()
-    assert big.read_bytes() in err.read_bytes(), "beside what the command said itself"
-
-
-def test_who_comes_and_goes_in_the_middle_changes_nothing(
-    daemon: Daemon, tmp_path: Path, big: Path
-) -> None:
-    copy = tmp_path / "copy"
-    slowly = "for i in 1 2 3 4 5 6; do head -c 4194304; sleep 0.2; done"
-    with big.open("rb") as stdin, copy.open("wb") as stdout:
-        process = daemon.open(*RUN, "bash", "-c", slowly, stdin=stdin, stdout=stdout)
-        grown(copy, 1 << 20)
-        watcher = daemon.open("attach", "--watch", "1", stdout=subprocess.DEVNULL)
-        grown(copy, 12 << 20)
-        watcher.kill()
-        watcher.wait()
-        assert process.wait() == 0
-    assert copy.read_bytes() == big.read_bytes()
-
-
 def test_a_run_that_is_killed_in_the_middle_leaves_the_log_whole(
     daemon: Daemon, tmp_path: Path, big: Path
 ) -> None:

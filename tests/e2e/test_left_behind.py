@@ -28,9 +28,3 @@ def test_what_the_main_process_left_behind_keeps_the_lease_and_is_counted(
     ended = when_in(daemon, job, "ended")
     assert (ended.outcome, ended.exit_status) == ("exited", 3)
     assert [event.kind for event in ended.events].count("main_exited") == 1
-
-
-def test_a_running_job_has_its_processes_counted_and_a_listing_counts_none(daemon: Daemon) -> None:
-    job = submit(daemon, "bash", "-c", "sleep 600 & sleep 600 & wait")
-    when(daemon, job, "all three are there", lambda shown: shown.processes == 3)
-    assert [each.processes for each in client(daemon).jobs().jobs] == [None]

@@ -1,6 +1,5 @@
 """A submission whose answer was lost is repeated under its key, and makes no second job."""
 
-import json
 import os
 import socket
 import subprocess
@@ -13,7 +12,7 @@ import pytest
 
 from daemon_rig import Daemon
 from gpulease.client import Client
-from gpulease.errors import BadValue, CannotLease, NoDaemon
+from gpulease.errors import BadValue, NoDaemon
 from gpulease.wire.requests import ClaimRequest, HoldRequest, SubmitRequest
 
 REQUEST = SubmitRequest(["sleep", "600"], "/", dict(os.environ), claim=ClaimRequest(1 << 30))
@@ -127,18 +126,6 @@ def test_a_key_is_good_for_one_job_of_one_user_also_after_a_restart(daemon: Daem
     assert numbers(daemon) == [first.id]
 
 
-def test_what_was_refused_may_be_asked_for_again(daemon: Daemon) -> None:
-    with pytest.raises(CannotLease):
-        Client(daemon.socket).submit(
-            SubmitRequest(["true"], "/", {}, claim=ClaimRequest(1 << 50), key="k")
-        )
-    job = Client(daemon.socket).submit(
-        SubmitRequest(["true"], "/", {}, claim=ClaimRequest(1 << 30), key="k")
-    )
-
-    assert numbers(daemon) == [job.id]
-
-
 def test_a_key_of_a_job_is_none_for_a_lease_without_one(daemon: Daemon) -> None:
     client = Client(daemon.socket)
     client.submit(SubmitRequest(["true"], "/", {}, key="k"))
@@ -151,15 +138,3 @@ def test_a_key_of_a_job_is_none_for_a_lease_without_one(daemon: Daemon) -> None:
 def test_what_is_no_key_is_refused(daemon: Daemon, key: str) -> None:
     with pytest.raises(BadValue, match="key"):
         Client(daemon.socket).submit(SubmitRequest(["true"], "/", {}, key=key))
-
-
-def test_a_submission_without_a_key_is_always_new(daemon: Daemon) -> None:
-    body = json.dumps({"argv": ["true"], "cwd": "/", "environment": {}})
-    for _ in range(2):
-        with socket.socket(socket.AF_UNIX) as caller:
-            caller.connect(str(daemon.socket))
-            head = f"POST /v1/jobs HTTP/1.1\r\nHost: g\r\nContent-Length: {len(body)}\r\n\r\n"
-            caller.sendall((head + body).encode())
-            assert b" 201 " in caller.recv(1 << 16)
-
-    assert len(numbers(daemon)) == 2

@@ -120,13 +120,6 @@ def test_an_exception_in_the_block_gives_the_lease_back_and_is_not_hidden(daemon
     assert told == "mine released\n"
 
 
-def test_the_death_of_the_process_gives_the_lease_back(daemon: Daemon) -> None:
-    process = Process(daemon, 'lease = gpulease.lease("1G")\ntell(lease.id)\ninput()')
-    number = int(process.told())
-    process.kill()
-    assert daemon.wait_until(number, "ended")["outcome"] == "released"
-
-
 def test_a_lease_lasts_though_nobody_keeps_the_object(daemon: Daemon) -> None:
     process = Process(
         daemon, 'import gc\ngpulease.lease("1G")\ngc.collect()\ntell("there")\ninput()'
@@ -285,26 +278,6 @@ def test_where_no_daemon_answers_one_is_started(
 
     assert (ran.returncode, ran.stdout) == (0, "1\n"), ran.stderr
     assert ran.stderr.startswith("gpulease: ") and ran.stderr.count("\n") == 1
-
-
-def test_what_the_process_holds_counts_on_a_simulated_gpu(daemon: Daemon) -> None:
-    process = Process(
-        daemon,
-        """\
-        lease = gpulease.lease("1G")
-        held = bytearray(2 * 2**30)
-        tell(lease.id)
-        input()
-        """,
-    )
-    number = int(process.told())
-
-    def over() -> bool:
-        (lease,) = daemon.job(number)["leases"]
-        return (lease["used"] or 0) >= 2 * G and lease["over_since_at"] is not None
-
-    wait_for("it is seen to be over its lease", over)
-    process.kill()
 
 
 def test_after_its_end_by_others_a_lease_is_not_held_and_another_can_be_had(

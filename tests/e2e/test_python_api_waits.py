@@ -68,12 +68,6 @@ def test_a_wait_that_somebody_cancels_ends_with_an_error(daemon: Daemon) -> None
     assert "job 2 " in process.end()[0]
 
 
-def test_a_process_that_dies_in_the_queue_leaves_it(daemon: Daemon) -> None:
-    _, process = waiting(daemon)
-    process.kill()
-    assert daemon.wait_until(2, "ended")["started_at"] is None
-
-
 def test_a_wait_outlasts_a_restart_of_the_daemon(daemon: Daemon) -> None:
     filler, process = waiting(daemon)
     daemon.kill()

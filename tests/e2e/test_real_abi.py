@@ -65,25 +65,6 @@ def test_what_a_stranger_holds_cannot_be_leased_and_status_names_them(
     assert daemon.run("run", "--mem", "20G", "--no-wait", "--", "true").returncode == 0
 
 
-def test_a_jobs_own_processes_are_its_own_and_not_counted_twice(
-    make_daemon: Callable[..., Daemon], tmp_path: Path
-) -> None:
-    daemon, stand_in = on(make_daemon, tmp_path, Card(total=80 * G))
-    job = daemon.submit("--mem", "30G", "--", "sh", "-c", "sleep 600; :")
-    pid = daemon.wait_until(job, "active")["pid"]
-    child = wait_for("its child", lambda: _children(pid))[0]
-    # In both of the driver's lists, and still one process.
-    stand_in.change(0, used=10 * G, processes=[(child, 10 * G)], graphics=[(child, 10 * G)])
-    seen = wait_for(
-        "the child's memory is seen", lambda: daemon.job(job)["leases"][0]["used"] == 10 * G
-    )
-    assert seen
-    memory = daemon.status()["gpus"][0]["memory"]
-    assert (memory["committed"], memory["unmanaged"], memory["headroom"]) == (30 * G, 0, 50 * G)
-    # It loads no framework, so nothing but the watch holds it.
-    assert daemon.job(job)["leases"][0]["enforced_by"] == ["watch"]
-
-
 def test_a_process_that_shuts_the_hook_out_is_shown_with_its_job_and_says_why(
     make_daemon: Callable[..., Daemon], tmp_path: Path
 ) -> None:
@@ -107,10 +88,6 @@ def test_a_process_that_shuts_the_hook_out_is_shown_with_its_job_and_says_why(
     examined = json.loads(daemon.run("doctor", "--json", check=False).stdout)["checks"]
     said = {each["message"] for each in examined}
     assert said >= {f"not enforced by {rung}: {why}" for rung, why in lacks.items()}
-
-
-def _children(pid: int) -> list[int]:
-    return [int(each) for each in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
 def test_a_lost_gpu_takes_no_lease_and_the_healthy_one_beside_it_does(
@@ -148,23 +125,6 @@ def test_status_answers_while_the_driver_of_one_gpu_does_not(
     wait_for("it speaks again", lambda: daemon.status()["gpus"][1]["state"] == "available")
 
 
-def test_without_figures_for_processes_a_running_lease_is_taken_to_be_used(
-    make_daemon: Callable[..., Daemon], tmp_path: Path
-) -> None:
-    daemon, stand_in = on(make_daemon, tmp_path, Card(total=80 * G))
-    job = daemon.submit("--mem", "30G", "--", "sleep", "600")
-    pid = daemon.wait_until(job, "active")["pid"]
-    stand_in.change(0, used=40 * G, processes=[(pid, None)])
-
-    def memory_in_use() -> dict[str, int] | None:
-        memory: dict[str, int] = daemon.status()["gpus"][0]["memory"]
-        return memory if memory["used"] else None
-
-    memory = wait_for("the use is seen", memory_in_use)
-    assert (memory["unmanaged"], memory["headroom"]) == (10 * G, 40 * G)
-    assert daemon.job(job)["leases"][0]["used"] is None
-
-
 def memory_when(daemon: Daemon, used: int) -> dict[str, int]:
     """Return the ledger of the first GPU when so much of it is seen to be used."""
 
@@ -200,45 +160,6 @@ def test_what_an_mps_server_holds_for_a_job_is_not_unmanaged_beside_its_lease(
     finally:
         server.kill()
         server.wait()
-
-
-def test_with_the_first_version_of_the_memory_figures_the_drivers_share_is_not_leased(
-    make_daemon: Callable[..., Daemon], tmp_path: Path
-) -> None:
-    stand_in = StandIn(
-        tmp_path, gpus=[Card(total=80 * G, reserved=2 * G)], missing=["nvmlDeviceGetMemoryInfo_v2"]
-    )
-    made: Daemon = make_daemon(simulate=None, environment=stand_in.environment())
-    daemon = made.start()
-    memory = daemon.status()["gpus"][0]["memory"]
-    assert (memory["reserved"], memory["unmanaged"], memory["headroom"]) == (None, 2 * G, 78 * G)
-    job = daemon.submit("--mem", "30G", "--", "sleep", "600")
-    pid = daemon.wait_until(job, "active")["pid"]
-    stand_in.change(0, used=10 * G, processes=[(pid, 10 * G)])
-    memory = memory_when(daemon, 12 * G)
-    assert (memory["committed"], memory["unmanaged"], memory["headroom"]) == (
-        30 * G,
-        2 * G,
-        48 * G,
-    )
-
-
-def test_a_gpu_that_is_lost_keeps_its_leases_and_comes_back_with_its_figures(
-    make_daemon: Callable[..., Daemon], tmp_path: Path
-) -> None:
-    daemon, stand_in = on(make_daemon, tmp_path, Card(total=80 * G))
-    job = daemon.submit("--mem", "30G", "--", "sleep", "600")
-    pid = daemon.wait_until(job, "active")["pid"]
-    stand_in.change(0, used=10 * G, processes=[(pid, 10 * G)], lost=True)
-    wait_for("the loss is seen", lambda: daemon.status()["gpus"][0]["state"] == "lost")
-    gpu = daemon.status()["gpus"][0]
-    assert (gpu["memory"]["leased"], gpu["memory"]["headroom"]) == (30 * G, None)
-    assert daemon.job(job)["state"] == "active"
-    assert daemon.job(job)["leases"][0]["used"] is None
-    stand_in.change(0, lost=False)
-    memory = memory_when(daemon, 10 * G)
-    assert (memory["leased"], memory["unmanaged"], memory["headroom"]) == (30 * G, 0, 50 * G)
-    assert daemon.job(job)["leases"][0]["used"] == 10 * G
 
 
 def test_a_machine_whose_driver_is_not_loaded_gets_an_error_with_a_way_out(

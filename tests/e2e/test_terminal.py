@@ -1,7 +1,6 @@
 """`gpulease run` and `attach` on real terminals: as if the command had been run directly."""
 
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -13,7 +12,6 @@ import pytest
 
 from daemon_rig import Daemon, alive, wait_for
 from daemon_stand_in.terminal import Terminal
-from goldens import mentions
 
 Open = Callable[..., Terminal]
 
@@ -60,63 +58,6 @@ def only_job(daemon: Daemon) -> int:
     return int(job["id"])
 
 
-def test_the_job_finds_a_terminal_of_the_same_kind_and_size(sit: Open) -> None:
-    look = (
-        "import os, sys, termios\n"
-        "print([os.isatty(fd) for fd in (0, 1, 2)], os.get_terminal_size(), "
-        "len({os.ttyname(fd) for fd in (0, 1, 2)}), termios.tcgetattr(0)[6][termios.VERASE])\n"
-        "print(os.tcgetpgrp(0) == os.getpgrp(), open('/dev/tty').isatty())"
-    )
-
-    def unusual(handle: int) -> None:
-        import termios
-
-        attributes = termios.tcgetattr(handle)
-        attributes[6][termios.VERASE] = b"\x08"
-        termios.tcsetattr(handle, termios.TCSANOW, attributes)
-
-    terminal = sit(*python(look), size=(33, 101), prepare=unusual)
-    assert terminal.finish() == 0
-    assert "[True, True, True] os.terminal_size(columns=101, lines=33) 1 b'\\x08'" in terminal.shown
-    assert "True True" in terminal.shown
-    assert terminal.after == terminal.found
-
-
-def test_a_resized_terminal_is_resized_for_the_job(sit: Open) -> None:
-    wait = (
-        "import os, signal\n"
-        # Not with print: a second signal may come while the first is being told.
-        "tell = lambda *_: os.write(1, b'now %d %d\\n' % tuple(os.get_terminal_size()))\n"
-        "signal.signal(signal.SIGWINCH, tell)\n"
-        "print('ready', flush=True)\n"
-        "input()"
-    )
-    terminal = sit(*python(wait))
-    terminal.read_until("ready")
-    terminal.resize(50, 132)
-    terminal.read_until("now 132 50")
-    terminal.type(b"\r")
-    assert terminal.finish() == 0
-
-
-def test_input_is_asked_for_and_echoed_once(sit: Open) -> None:
-    terminal = sit(*python("name = input('name? '); print(f'hello {name}')"))
-    terminal.read_until("name? ")
-    terminal.type(b"adz\x7fa\r")
-    assert terminal.finish() == 0
-    assert terminal.shown.count("hello ada") == 1
-    assert terminal.after == terminal.found
-
-
-def test_ctrl_d_ends_the_input_of_the_job(sit: Open) -> None:
-    terminal = sit("run", "--mem", "1G", "cat")
-    terminal.until(lambda: terminal.is_raw)
-    terminal.type(b"line\r")
-    terminal.read_until("line\r\nline\r\n")
-    terminal.type(b"\x04")
-    assert terminal.finish() == 0
-
-
 def test_ctrl_c_leaves_the_traceback_of_the_script(sit: Open) -> None:
     terminal = sit(*python("import time\nprint('ready', flush=True)\ntime.sleep(600)"))
     terminal.read_until("ready")
@@ -124,19 +65,6 @@ def test_ctrl_c_leaves_the_traceback_of_the_script(sit: Open) -> None:
     assert terminal.finish() == 130
     assert "^C" in terminal.shown
     assert "KeyboardInterrupt" in terminal.shown
-    assert terminal.after == terminal.found
-
-
-def test_ctrl_c_twice_cancels_a_job_that_does_not_answer(sit: Open, daemon: Daemon) -> None:
-    deaf = "import signal, time\nsignal.signal(2, signal.SIG_IGN)\nprint('ready', flush=True)\n"
-    terminal = sit(*python(deaf + "while True: time.sleep(1)"))
-    terminal.read_until("ready")
-    begin = len(terminal.shown)
-    terminal.type(b"\x03")
-    terminal.read_until("^C", after=begin)
-    terminal.type(b"\x03")
-    assert terminal.finish() == 128 + signal.SIGTERM
-    assert re.search(r"\r\ngpulease: job \d+ .+\r\n", terminal.shown)
     assert terminal.after == terminal.found
 
 
@@ -169,82 +97,6 @@ def test_the_debugger_stops_steps_and_quits(sit: Open, tmp_path: Path) -> None:
         terminal.read_until("(Pdb) ", after=begin)
     terminal.type(b"continue\r")
     assert terminal.finish() == 0
-
-
-def test_a_closed_terminal_leaves_the_job_running(sit: Open, daemon: Daemon) -> None:
-    terminal = sit(*python("import sys\nprint('first', flush=True)\nsys.stdin.readline()"))
-    terminal.read_until("first")
-    assert terminal.hang_up() in (129, -signal.SIGHUP)
-    job = only_job(daemon)
-    assert daemon.job(job)["state"] == "active"
-    again = sit("attach", str(job))
-    again.read_until("first")
-    again.type(b"\r")
-    assert again.finish() == 0
-
-
-def test_a_killed_run_is_found_again(sit: Open, daemon: Daemon) -> None:
-    terminal = sit(*python("import sys\nprint('first', flush=True)\nsys.stdin.readline()"))
-    terminal.read_until("first")
-    os.kill(terminal.pid, signal.SIGKILL)
-    assert terminal.finish() == 128 + signal.SIGKILL
-    job = only_job(daemon)
-    again = sit("attach", str(job))
-    again.read_until("first")
-    again.type(b"\r")
-    assert again.finish() == 0
-
-
-def test_the_newest_terminal_writes_and_the_other_watches(sit: Open, daemon: Daemon) -> None:
-    echo = "import sys\nprint('first', flush=True)\nfor line in sys.stdin: print('got', line)"
-    first = sit(*python(echo))
-    first.read_until("first")
-    job = only_job(daemon)
-    second = sit("attach", str(job))
-    first.read_until("gpulease: ")
-    second.read_until("first")
-    first.type(b"from the first\r")
-    second.type(b"from the second\r")
-    second.read_until("got from the second")
-    first.read_until("got from the second")
-    second.type(b"\x04")
-    assert (first.finish(), second.finish()) == (0, 0)
-    assert "from the first" not in first.shown + second.shown
-    assert first.after == first.found
-
-
-def test_who_only_watches_cannot_write(sit: Open, daemon: Daemon) -> None:
-    echo = "import sys\nprint('first', flush=True)\nfor line in sys.stdin: print('got', line)"
-    first = sit(*python(echo))
-    first.read_until("first")
-    job = only_job(daemon)
-    watcher = sit("attach", "--watch", str(job))
-    watcher.read_until("first")
-    watcher.type(b"from the watcher\r")
-    first.type(b"from the first\r")
-    watcher.read_until("got from the first")
-    watcher.type(b"\x03")
-    assert watcher.finish() == 0
-    assert watcher.after == watcher.found
-    first.type(b"\x04")
-    assert first.finish() == 0
-    assert "from the watcher" not in first.shown
-
-
-def test_a_job_on_pipes_is_interrupted_from_attach(sit: Open, daemon: Daemon) -> None:
-    wait = "import time\nprint('ready', flush=True)\ntime.sleep(600)"
-    job = daemon.submit("--mem", "1G", "--", sys.executable, "-c", wait)
-    terminal = sit("attach", str(job))
-    terminal.read_until("ready")
-    terminal.type(b"typed in vain\r\x1cd")
-    assert terminal.finish() == 0
-    assert terminal.after == terminal.found
-    again = sit("attach", str(job))
-    again.read_until("ready")
-    again.type(b"\x03")
-    assert again.finish() == 130
-    assert "KeyboardInterrupt" in again.shown
-    assert again.after == again.found
 
 
 def shell(daemon: Daemon, sit: Open) -> Terminal:
@@ -440,40 +292,6 @@ def test_a_stopped_job_is_shown_as_suspended_until_it_goes_on(daemon: Daemon, ki
             assert " suspended " not in daemon.run("list", "--state", "suspended").stdout
         finally:
             holder.kill()
-
-
-def test_a_shell_has_a_lease_until_it_is_left(sit: Open, daemon: Daemon) -> None:
-    terminal = sit("run", "--mem", "1G", "--shell", SHELL="/bin/sh")
-    terminal.read_until("gpulease: ")
-    assert re.search(r"GPU \d .*1G.*\r\n", terminal.shown)
-    terminal.type(b"echo $((6*7)) $GPULEASE_MEMORY; exit 3\r")
-    assert terminal.finish() == 3
-    assert f"42 {1 << 30}" in terminal.shown
-
-
-def test_an_ended_job_is_told_of_and_not_attached_to(sit: Open, daemon: Daemon) -> None:
-    job = daemon.submit("--mem", "1G", "--", "sh", "-c", "exit 6")
-    daemon.wait_until(job, "ended")
-    terminal = sit("attach", str(job))
-    assert terminal.finish() == 6
-    assert mentions(terminal.shown, f"job {job} ", "exit status 6", f"gpulease logs {job}")
-
-
-def test_redirected_errors_stay_apart(sit: Open, daemon: Daemon, tmp_path: Path) -> None:
-    errors = tmp_path / "err"
-    line = " ".join(daemon.gpulease("run", "--mem", "1G", "--", "sh", "-c"))
-    terminal = sit(command=["/bin/sh", "-c", f"{line} 'echo out; echo err >&2' 2> {errors}"])
-    assert terminal.finish() == 0
-    assert terminal.shown == "out\r\n"
-    assert errors.read_text() == "err\n"
-
-
-def test_a_detached_job_may_have_a_terminal_too(sit: Open, daemon: Daemon) -> None:
-    job = daemon.submit("--pty", "--mem", "1G", "--", "sh", "-c", "stty size; read x; exit $x")
-    terminal = sit("attach", str(job), size=(30, 70))
-    terminal.read_until("24 80")
-    terminal.type(b"4\r")
-    assert terminal.finish() == 4
 
 
 def stat(pid: int) -> str:

@@ -5,7 +5,6 @@ from collections.abc import Callable
 
 import pytest
 
-import gpulease
 from daemon_rig import Daemon
 
 G = 1024**3
@@ -95,17 +94,3 @@ def test_a_command_in_a_job_takes_the_gpu_that_it_names(mixed: Daemon) -> None:
         "run", "--mem", "4G", "--gpu", "1,2", "--", "sh", "-c", inner.format("3"), check=False
     )
     assert "asked for" in outside.stderr
-
-
-def test_a_lease_in_python_is_on_the_gpus_that_it_names(mixed: Daemon) -> None:
-    uuids = [gpu["uuid"] for gpu in mixed.status()["gpus"]]
-    with gpulease.lease("1G", gpu=[1, 3], client=mixed.client) as lease:
-        assert [each.uuid for each in lease.gpus] == [uuids[1], uuids[3]]
-    with gpulease.lease("1G", gpu="2,3", gpus=1, gpu_model="A100", client=mixed.client) as lease:
-        assert lease.gpus[0].uuid in uuids[2:]
-    with gpulease.lease(
-        "1G", gpus=2, same_model=True, min_vram="40G", client=mixed.client
-    ) as lease:
-        assert [each.uuid for each in lease.gpus] == uuids[2:]
-    with pytest.raises(gpulease.errors.CannotLease, match="H100"):
-        gpulease.lease("1G", gpu_model="H100", client=mixed.client)
