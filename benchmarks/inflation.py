@@ -28,7 +28,7 @@ from gpulease.domain.fragmentation import Workload, fragmentation_gradient, poin
 from gpulease.domain.gpu import GpuMemory, GpuReading, GpuUuid, JobId, build_ledger
 from gpulease.domain.lease import Claim
 from gpulease.domain.placement import Placement, granted, place
-from gpulease.domain.rooms import Score, best_fit
+from gpulease.domain.planned_gpu import Score, best_fit
 
 WHOLE = 1000
 """The memory of one GPU, in the unit of the trace."""
@@ -245,7 +245,7 @@ def _empty_gpu(index: int) -> GpuMemory:
 
 def random_score(chance: random.Random) -> Score:
     drawn: dict[GpuUuid, float] = {}
-    return lambda _claim, room: drawn.setdefault(room.uuid, chance.random())
+    return lambda _claim, gpu: drawn.setdefault(gpu.uuid, chance.random())
 
 
 def server(policy: str, runs: int) -> list[float]:
@@ -258,7 +258,7 @@ def server(policy: str, runs: int) -> list[float]:
         "fgd": lambda: gradient,
         "best fit": lambda: best_fit,
         "random": lambda: random_score(chance),
-        "spread": lambda: lambda _claim, room: room.free,
+        "spread": lambda: lambda _claim, gpu: gpu.free,
     }
     orders = (arrivals(pods, 8 * WHOLE, random.Random(seed)) for seed in range(runs))
     return [fill(order, scores[policy]) for order in orders]

@@ -15,9 +15,9 @@ from datetime import timedelta
 from gpulease.domain.gpu import GpuUuid, JobId
 from gpulease.domain.job import Job
 from gpulease.domain.lease import Claim
+from gpulease.domain.planned_gpu import PlannedGpu, Score, choose, fits
 from gpulease.domain.queue import Holding, Need
 from gpulease.domain.queue_policy import QueuePolicy
-from gpulease.domain.rooms import Room, Score, choose, fits
 from gpulease.domain.run_time import RunTimes
 
 
@@ -32,7 +32,7 @@ class Reservation:
     """Whether jobs count with their time limits, not with their predicted run times."""
     memory: Mapping[GpuUuid, int]
     """The bytes that it needs, on each of its GPUs."""
-    rooms: Mapping[GpuUuid, Room]
+    gpus: Mapping[GpuUuid, PlannedGpu]
     """What these GPUs will have free at that instant, beside the job."""
 
     def is_outlasted_by(
@@ -49,7 +49,7 @@ class Reservation:
 
     def leaves(self, gpu: GpuUuid, claim: Claim, utilization: float, policy: QueuePolicy) -> bool:
         """Tell whether a claim fits beside the reserved job, on one GPU."""
-        later = self.rooms.get(gpu)
+        later = self.gpus.get(gpu)
         if later is None:
             return True
         return fits(claim, later) and (self.hard or later.shares(utilization, policy))
@@ -102,7 +102,7 @@ def reserve(
     job: JobId,
     claim: Claim,
     utilization: float,
-    rooms: Iterable[Room],
+    gpus: Iterable[PlannedGpu],
     ends: Iterable[End],
     policy: QueuePolicy,
     score: Score,
@@ -115,10 +115,10 @@ def reserve(
     `ends` are in the order of their latest instants. The job must not start on a GPU after the
     instant in `latest_starts`, in seconds.
     """
-    later = {room.uuid: room.copy() for room in rooms}
-    servers: dict[str, list[Room]] = {}
-    for room in later.values():
-        servers.setdefault(room.server, []).append(room)
+    later = {gpu.uuid: gpu.copy() for gpu in gpus}
+    servers: dict[str, list[PlannedGpu]] = {}
+    for gpu in later.values():
+        servers.setdefault(gpu.server, []).append(gpu)
     free_at = dict.fromkeys(later, 0.0)
     for end in ends:
         touched = set()
@@ -129,15 +129,15 @@ def reserve(
                 free_at[uuid] = max(free_at[uuid], end.at_s)
         for server in touched:
             able = [
-                room
-                for room in servers[server]
-                if end.at_s <= latest_starts.get(room.uuid, math.inf)
-                and fits(claim, room)
-                and (hard or room.shares(utilization, policy))
+                gpu
+                for gpu in servers[server]
+                if end.at_s <= latest_starts.get(gpu.uuid, math.inf)
+                and fits(claim, gpu)
+                and (hard or gpu.shares(utilization, policy))
             ]
             chosen = choose(claim, able, score)
             if chosen is not None:
-                at_s = max(free_at[room.uuid] for room in chosen)
+                at_s = max(free_at[gpu.uuid] for gpu in chosen)
                 return _taken(job, claim, utilization, chosen, at_s, hard=hard)
     return None
 
@@ -146,12 +146,12 @@ def _taken(
     job: JobId,
     claim: Claim,
     utilization: float,
-    rooms: Sequence[Room],
+    gpus: Sequence[PlannedGpu],
     at_s: float,
     *,
     hard: bool,
 ) -> Reservation:
-    needed = {room.uuid: claim.memory_on(room.allocatable) for room in rooms}
-    for room in rooms:
-        room.take(needed[room.uuid], claim.exclusive, utilization)
-    return Reservation(job, at_s, hard, needed, {room.uuid: room for room in rooms})
+    needed = {gpu.uuid: claim.memory_on(gpu.allocatable) for gpu in gpus}
+    for gpu in gpus:
+        gpu.take(needed[gpu.uuid], claim.exclusive, utilization)
+    return Reservation(job, at_s, hard, needed, {gpu.uuid: gpu for gpu in gpus})

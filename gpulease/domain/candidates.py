@@ -1,7 +1,7 @@
 """The waiting jobs in the order in which a pass tries them.
 
 Only the first job of each group is scored. The groups with one claim form a line, so that a claim
-for which no room is left drops out with all its groups at once.
+that does not fit any more drops out with all its groups at once.
 """
 
 import heapq

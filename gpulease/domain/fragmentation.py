@@ -14,7 +14,7 @@ from itertools import accumulate
 from typing import Self, TypeVar
 
 from gpulease.domain.lease import Claim
-from gpulease.domain.rooms import Room, Score
+from gpulease.domain.planned_gpu import PlannedGpu, Score
 
 Shape = TypeVar("Shape", bound=Hashable)
 
@@ -66,9 +66,9 @@ def points(fewer: float) -> int:
 def fragmentation_gradient(workload: Workload) -> Score:
     """Return the placement policy for `workload`; equal scores go to the best fit."""
 
-    def score(claim: Claim, room: Room) -> float:
-        after = 0 if claim.exclusive else room.free - claim.memory_on(room.allocatable)
-        fewer = workload.fragments(room.free) - workload.fragments(after)
-        return points(fewer / room.allocatable) - after / (room.allocatable + 1)
+    def score(claim: Claim, gpu: PlannedGpu) -> float:
+        after = 0 if claim.exclusive else gpu.free - claim.memory_on(gpu.allocatable)
+        fewer = workload.fragments(gpu.free) - workload.fragments(after)
+        return points(fewer / gpu.allocatable) - after / (gpu.allocatable + 1)
 
     return score

@@ -7,7 +7,7 @@ from enum import StrEnum
 from gpulease.domain.choice import suits, why_unsuitable
 from gpulease.domain.gpu import ComputeMode, Fault, GpuMemory, GpuUuid, JobId, LedgerEntry
 from gpulease.domain.lease import Claim
-from gpulease.domain.rooms import Room, Score, best_fit, choose, fits
+from gpulease.domain.planned_gpu import PlannedGpu, Score, best_fit, choose, fits
 from gpulease.units import format_size
 
 
@@ -84,14 +84,14 @@ class Refusal:
 def place(claim: Claim, gpus: Sequence[GpuMemory], score: Score = best_fit) -> Placement | Refusal:
     """Choose GPUs for `claim`, all or none; among equal scores, the lowest index wins."""
     ranked = sorted(gpus, key=lambda gpu: gpu.sort_key)
-    rooms = [Room(gpu, rank) for rank, gpu in enumerate(ranked)]
-    able = [room for room in rooms if fits(claim, room)]
+    planned = [PlannedGpu(gpu, rank) for rank, gpu in enumerate(ranked)]
+    able = [gpu for gpu in planned if fits(claim, gpu)]
     chosen = choose(claim, able, score)
     if chosen is None:
         obstacles = (find_obstacle(claim, gpu) for gpu in gpus)
         return Refusal(
             tuple(each for each in obstacles if each is not None),
-            tuple(room.uuid for room in able),
+            tuple(gpu.uuid for gpu in able),
         )
     return Placement(tuple((each.uuid, claim.memory_on(each.allocatable)) for each in chosen))
 

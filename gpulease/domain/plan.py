@@ -1,7 +1,7 @@
 """One scheduling decision: which waiting jobs start where, and what is reserved.
 
 `plan` is a pure function of a snapshot. `queue` has the waiting jobs in groups, `run_time` and
-`fair_share` what decides their order, `backfill` the reservation, `rooms` the choice of GPUs.
+`fair_share` what decides their order, `backfill` the reservation, `planned_gpu` the choice of GPUs.
 """
 
 from collections.abc import Hashable, Iterator, Mapping, Sequence
@@ -24,9 +24,9 @@ from gpulease.domain.placement import (
     reserved_for,
     shared_by_too_many,
 )
+from gpulease.domain.planned_gpu import PlannedGpu, Score, best_fit, fits
 from gpulease.domain.planning_pass import PlanningPass
 from gpulease.domain.queue import Need, Queue
-from gpulease.domain.rooms import Room, Score, best_fit, fits
 from gpulease.domain.snapshot import Snapshot, capacity, ledgers
 
 
@@ -54,7 +54,7 @@ class Plan:
     """For the job that has waited longest, and for others that wait for other GPUs."""
     limits: LimitCheck
     """What the limits of users leave after the grants."""
-    rooms: Mapping[GpuUuid, Room]
+    planned_gpus: Mapping[GpuUuid, PlannedGpu]
     """What the GPUs have free after the grants."""
     stops_aging: tuple[JobId, ...] = ()
     """The jobs that may not start now or are behind the first of their user: they lose their age,
@@ -189,7 +189,7 @@ def plan(snapshot: Snapshot, score: Score = best_fit) -> Plan:
         planning.newly_aging(),
         tuple(planning.reservations),
         planning.limits,
-        {room.uuid: room for room in planning.rooms},
+        {gpu.uuid: gpu for gpu in planning.planned_gpus},
         planning.stops_aging(),
         planning.closed,
         tuple(planning.making_way.preempts.items()),
@@ -254,11 +254,11 @@ def _why_kept(plan_: Plan, need: Need, job: JobId, gpu: GpuMemory) -> Obstacle |
     snapshot = plan_.snapshot
     history, policy = snapshot.history, snapshot.policy
     utilization = need.utilization(history, policy)
-    if not plan_.rooms[gpu.uuid].shares(utilization, policy):
+    if not plan_.planned_gpus[gpu.uuid].shares(utilization, policy):
         return shared_by_too_many(gpu)
     if plan_.closed not in (None, job):
         return plan_.reserved_for(plan_.closed, gpu)
-    if not fits(need.claim, plan_.rooms[gpu.uuid]) and gpu.uuid in plan_.reserved:
+    if not fits(need.claim, plan_.planned_gpus[gpu.uuid]) and gpu.uuid in plan_.reserved:
         return plan_.reserved_for(plan_.reserved[gpu.uuid], gpu)
     at_s = snapshot.at.timestamp()
     for kept in plan_.reservations:

@@ -30,10 +30,10 @@ from gpulease.domain.limits import LimitCheck
 from gpulease.domain.placement import (
     Placement,
 )
+from gpulease.domain.planned_gpu import PlannedGpu, Score, best_fit, choose, fits, most_free
 from gpulease.domain.preemption import MakingWay, Wanted
 from gpulease.domain.queue import PREEMPTIBLE_RANKS, Group, Holding, Need, Order, Queue
 from gpulease.domain.queue_policy import PolicyName
-from gpulease.domain.rooms import Room, Score, best_fit, choose, fits, most_free
 from gpulease.domain.snapshot import Snapshot, capacity, ledgers
 
 
@@ -61,7 +61,7 @@ class PlanningPass:
         self.now_s = snapshot.at.timestamp()
         self.score = score
         ranked = sorted(gpus, key=lambda gpu: (gpu.reading.server, gpu.sort_key))
-        self.rooms = [Room(gpu, rank) for rank, gpu in enumerate(ranked)]
+        self.planned_gpus = [PlannedGpu(gpu, rank) for rank, gpu in enumerate(ranked)]
         self._count_settling_jobs()
         # A plan of the future, for expected starts, knows windows that have ended by then.
         ahead = [each for each in snapshot.windows if each.ends_at > snapshot.at]
@@ -91,14 +91,14 @@ class PlanningPass:
         )
 
     def _count_settling_jobs(self) -> None:
-        rooms = {room.uuid: room for room in self.rooms}
+        gpus = {gpu.uuid: gpu for gpu in self.planned_gpus}
         settled = self.now_s - self.policy.settling_time.total_seconds()
         for held in self.queue.holding.values():
             if held.start_s > settled:
                 load = held.need.utilization(self.history, self.policy)
                 for lease in held.job.leases:
-                    if lease.gpu in rooms:
-                        rooms[lease.gpu].add_load(load)
+                    if lease.gpu in gpus:
+                        gpus[lease.gpu].add_load(load)
 
     # Windows.
 
@@ -119,12 +119,12 @@ class PlanningPass:
         longest = need.longest_s(self.history, self.policy) if begins else 0.0
         return {gpu: begin - longest for gpu, begin in begins.items()}
 
-    def _open_to(self, need: Need, rooms: Sequence[Room]) -> Sequence[Room]:
+    def _open_to(self, need: Need, gpus: Sequence[PlannedGpu]) -> Sequence[PlannedGpu]:
         """Return the GPUs on which a job may start now as far as windows are concerned."""
         latest = self._latest_starts(need)
         if not latest:
-            return rooms
-        return [room for room in rooms if self.now_s <= latest.get(room.uuid, math.inf)]
+            return gpus
+        return [gpu for gpu in gpus if self.now_s <= latest.get(gpu.uuid, math.inf)]
 
     # The oldest jobs.
 
@@ -135,7 +135,7 @@ class PlanningPass:
         """
         every = (group for groups in self.queue.groups.values() for group in groups.values())
         for rank in sorted({group.need.rank for group in every if not group.need.preemptible}):
-            if len(self._spoken_for) < len(self.rooms):
+            if len(self._spoken_for) < len(self.planned_gpus):
                 self._start_the_oldest(rank)
             if self.closed is not None:
                 return
@@ -163,20 +163,20 @@ class PlanningPass:
             reservation = self._reserve(job, need, left)
             if reservation is not None:
                 self.reservations.append(reservation)
-                self._spoken_for.update(room.uuid for room in left)
+                self._spoken_for.update(gpu.uuid for gpu in left)
                 self.limits.keep_for(job)
                 if self.policy.name is PolicyName.FIFO:
                     self.closed = job.id
-                if self.closed is not None or len(self._spoken_for) == len(self.rooms):
+                if self.closed is not None or len(self._spoken_for) == len(self.planned_gpus):
                     return
 
-    def _left_for(self, claim: Claim) -> list[Room]:
+    def _left_for(self, claim: Claim) -> list[PlannedGpu]:
         """Return the GPUs that suit a claim and none of the jobs with a reservation."""
         return [
-            room
-            for room in self.rooms
-            if room.uuid not in self._spoken_for
-            and (not claim.is_choosy or suits(claim, room.reading))
+            gpu
+            for gpu in self.planned_gpus
+            if gpu.uuid not in self._spoken_for
+            and (not claim.is_choosy or suits(claim, gpu.reading))
         ]
 
     def _oldest(self, rank: int) -> Iterator[Job]:
@@ -194,13 +194,13 @@ class PlanningPass:
                     oldest.append((-age, job.id, job))
         return (job for *_, job in sorted(oldest))
 
-    def _reserve(self, job: Job, need: Need, rooms: Sequence[Room]) -> Reservation | None:
+    def _reserve(self, job: Job, need: Need, gpus: Sequence[PlannedGpu]) -> Reservation | None:
         hard = self._is_hard(job)
         return reserve(
             job.id,
             job.claim,
             need.utilization(self.history, self.policy),
-            rooms,
+            gpus,
             self._ends(hard=hard),
             self.policy,
             self.score,
@@ -266,7 +266,7 @@ class PlanningPass:
                     candidates.refused(each, self._is_worse_than(each.need))
 
     def _note_refusal(self, need: Need) -> None:
-        """Remember the least memory that was refused. Within a pass, room only shrinks."""
+        """Remember the least memory that was refused. Within a pass, free memory only shrinks."""
         memory = need.claim.memory
         if isinstance(memory, int) and not need.claim.exclusive and not self._latest_starts(need):
             key = self._kind(need)
@@ -306,7 +306,7 @@ class PlanningPass:
 
     def _groups_that_fit(self, ranks: Collection[int]) -> Iterator[Iterable[Group]]:
         """Return the groups of each claim that fits now, reserved memory included."""
-        able = [room for room in self.rooms if room.shares(0.0, self.policy)]
+        able = [gpu for gpu in self.planned_gpus if gpu.shares(0.0, self.policy)]
         most: dict[Hashable, int] = {}
         for claim, groups in self.queue.groups.items():
             key = claim.gpus, claim.choice
@@ -315,10 +315,10 @@ class PlanningPass:
             if not isinstance(claim.memory, int) or claim.memory <= most[key]:
                 yield [group for group in groups.values() if group.need.rank in ranks]
 
-    def _has_room(self, claim: Claim) -> bool:
+    def _fits_somewhere(self, claim: Claim) -> bool:
         """Tell whether the memory of a claim is free on GPUs that may take one more job."""
-        able = (room for room in self.rooms if room.shares(0.0, self.policy))
-        return choose(claim, [room for room in able if fits(claim, room)], best_fit) is not None
+        able = (gpu for gpu in self.planned_gpus if gpu.shares(0.0, self.policy))
+        return choose(claim, [gpu for gpu in able if fits(claim, gpu)], best_fit) is not None
 
     def _is_worse_than(self, refused: Need) -> Callable[[Need], bool]:
         """Return a test for needs with the same claim that have to be refused as well.
@@ -326,7 +326,7 @@ class PlanningPass:
         They are for at least as long and for at least as much of the time of a GPU. A window may
         stand against one user and not against another.
         """
-        if not self._has_room(refused.claim):
+        if not self._fits_somewhere(refused.claim):
             return lambda _: True
         run_time = refused.run_time(self.history, self.policy)
         utilization = refused.utilization(self.history, self.policy)
@@ -342,11 +342,11 @@ class PlanningPass:
         utilization = need.utilization(self.history, self.policy)
         least = job.claim.memory if isinstance(job.claim.memory, int) else 1
         able = [
-            room
-            for room in self._open_to(need, self.rooms)
-            if room.free >= least
-            and fits(job.claim, room)
-            and (on_busy or room.shares(utilization, self.policy))
+            gpu
+            for gpu in self._open_to(need, self.planned_gpus)
+            if gpu.free >= least
+            and fits(job.claim, gpu)
+            and (on_busy or gpu.shares(utilization, self.policy))
         ]
         ahead = self._ahead_of(need)
         if ahead:
@@ -372,30 +372,30 @@ class PlanningPass:
         ahead: Sequence[Reservation],
         claim: Claim,
         utilization: float,
-        rooms: Iterable[Room],
-    ) -> list[Room]:
+        gpus: Iterable[PlannedGpu],
+    ) -> list[PlannedGpu]:
         """Return the GPUs where a claim fits beside the jobs with these reservations."""
         return [
-            room
-            for room in rooms
-            if all(kept.leaves(room.uuid, claim, utilization, self.policy) for kept in ahead)
+            gpu
+            for gpu in gpus
+            if all(kept.leaves(gpu.uuid, claim, utilization, self.policy) for kept in ahead)
         ]
 
     def _grant(
         self,
         job: Job,
-        rooms: Sequence[Room],
+        gpus: Sequence[PlannedGpu],
         utilization: float,
         ahead: Sequence[Reservation],
     ) -> None:
         allocations = []
-        for room in rooms:
-            memory = job.claim.memory_on(room.allocatable)
-            allocations.append((room.uuid, memory))
-            room.take(memory, job.claim.exclusive, utilization)
+        for gpu in gpus:
+            memory = job.claim.memory_on(gpu.allocatable)
+            allocations.append((gpu.uuid, memory))
+            gpu.take(memory, job.claim.exclusive, utilization)
             for kept in ahead:
-                if room.uuid in kept.rooms:
-                    kept.rooms[room.uuid].take(memory, job.claim.exclusive, utilization)
+                if gpu.uuid in kept.gpus:
+                    kept.gpus[gpu.uuid].take(memory, job.claim.exclusive, utilization)
         self.grants[job.id] = Placement(tuple(allocations))
         self._count(job, sum(memory for _, memory in allocations))
 
@@ -408,19 +408,19 @@ class PlanningPass:
 
     def keep_promises(self, promised: Mapping[JobId, frozenset[GpuUuid]]) -> None:
         """Start the jobs that others made way for, or keep for them what is being freed."""
-        every = self.rooms
+        every = self.planned_gpus
         for job_id, gpus in promised.items():
             job = self.queue.jobs.get(job_id)
             if job is None:
                 continue
             # Elsewhere it would take what others have been promised.
-            self.rooms = [room for room in every if room.uuid in gpus]
+            self.planned_gpus = [gpu for gpu in every if gpu.uuid in gpus]
             if self.limits.exceeded_by(job) or self._start(job, need := self.queue.need(job)):
                 continue
-            able = self._open_to(need, self.rooms)
-            if self.making_way.keep_for(job_id, self._wanted(need), self.rooms, able):
+            able = self._open_to(need, self.planned_gpus)
+            if self.making_way.keep_for(job_id, self._wanted(need), self.planned_gpus, able):
                 self._count_promise(job)
-        self.rooms = every
+        self.planned_gpus = every
 
     def make_way(self) -> None:
         """Have preemptible jobs make way for those that do not fit, by descending score."""
@@ -436,15 +436,15 @@ class PlanningPass:
                     candidates.started(each)
 
     def _make_way_for(self, job: Job, need: Need) -> bool:
-        """Have the jobs make way without which a job fits; return whether it has room then."""
+        """Have the jobs make way without which a job fits; return whether it fits then."""
         if not self.making_way.is_possible or wait_has_expired(job, self.at):
             return False
         if self.limits.exceeded_by(job) is not None:
             return False
-        wanted, able = self._wanted(need), self._open_to(need, self.rooms)
+        wanted, able = self._wanted(need), self._open_to(need, self.planned_gpus)
         if ahead := self._ahead_of(need):
             able = self._beside(ahead, job.claim, wanted.utilization, able)
-        if not self.making_way.make_room(job.id, wanted, self.rooms, able):
+        if not self.making_way.find_way(job.id, wanted, self.planned_gpus, able):
             return False
         self._count_promise(job)
         return True
@@ -452,7 +452,7 @@ class PlanningPass:
     def _count_promise(self, job: Job) -> None:
         """Count a job for which others make way as if it had started."""
         kept = self.making_way.promised[job.id]
-        sizes = (room.allocatable for room in self.rooms if room.uuid in kept)
+        sizes = (gpu.allocatable for gpu in self.planned_gpus if gpu.uuid in kept)
         self._count(job, sum(job.claim.memory_on(size) for size in sizes))
 
     def _wanted(self, need: Need) -> Wanted:

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from gpulease.domain.gpu import GpuUuid, JobId
 from gpulease.domain.job import Outcome
 from gpulease.domain.lease import Claim
+from gpulease.domain.planned_gpu import PlannedGpu, Score, choose, fits, together
 from gpulease.domain.queue import Holding
 from gpulease.domain.queue_options import Priority
 from gpulease.domain.queue_policy import QueuePolicy
-from gpulease.domain.rooms import Room, Score, choose, fits, together
 from gpulease.domain.run_time import RunTimes
 
 _RANKS = 2 * len(Priority)
@@ -46,25 +46,25 @@ class Preemptible:
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """A claim that needs room."""
+    """A claim that does not fit."""
 
     claim: Claim
     utilization: float
     policy: QueuePolicy
     score: Score
 
-    def room(self, rooms: Iterable[Room]) -> list[Room] | None:
+    def choose(self, gpus: Iterable[PlannedGpu]) -> list[PlannedGpu] | None:
         """Return the GPUs where the claim fits; None if it does not."""
         able = [
-            room
-            for room in rooms
-            if fits(self.claim, room) and room.shares(self.utilization, self.policy)
+            gpu
+            for gpu in gpus
+            if fits(self.claim, gpu) and gpu.shares(self.utilization, self.policy)
         ]
         return choose(self.claim, able, self.score)
 
 
 def who_makes_way(
-    wanted: Wanted, rooms: Sequence[Room], running: Iterable[Preemptible]
+    wanted: Wanted, gpus: Sequence[PlannedGpu], running: Iterable[Preemptible]
 ) -> tuple[Preemptible, ...] | None:
     """Return the jobs without which a claim fits, none of them in excess; None if that is no help.
 
@@ -74,55 +74,55 @@ def who_makes_way(
     running = tuple(running)
     ways = (
         way
-        for part in _parts(wanted.claim, rooms)
+        for part in _parts(wanted.claim, gpus)
         for order in (_by_loss, _by_size)
         if (way := _way(wanted, part, sorted(_on(part, running), key=order))) is not None
     )
     return min(ways, key=_cost, default=None)
 
 
-def without(rooms: Iterable[Room], gone: Iterable[Preemptible]) -> list[Room]:
-    """Return copies of `rooms` after these jobs have ended."""
-    left = {room.uuid: room.copy() for room in rooms}
+def without(gpus: Iterable[PlannedGpu], gone: Iterable[Preemptible]) -> list[PlannedGpu]:
+    """Return copies of `gpus` after these jobs have ended."""
+    left = {gpu.uuid: gpu.copy() for gpu in gpus}
     for each in gone:
         _release(left, each)
     return list(left.values())
 
 
-def _release(rooms: Mapping[GpuUuid, Room], gone: Preemptible) -> None:
+def _release(gpus: Mapping[GpuUuid, PlannedGpu], gone: Preemptible) -> None:
     for uuid, memory in gone.memory.items():
-        if uuid in rooms:
-            rooms[uuid].release(memory, gone.exclusive, gone.utilization)
+        if uuid in gpus:
+            gpus[uuid].release(memory, gone.exclusive, gone.utilization)
 
 
 def _way(
-    wanted: Wanted, rooms: Sequence[Room], in_order: Sequence[Preemptible]
+    wanted: Wanted, gpus: Sequence[PlannedGpu], in_order: Sequence[Preemptible]
 ) -> tuple[Preemptible, ...] | None:
     """Return the first of the jobs that are enough, without those that are not needed."""
-    if not wanted.room(without(rooms, in_order)):
+    if not wanted.choose(without(gpus, in_order)):
         return None
-    left = {room.uuid: room.copy() for room in rooms}
+    left = {gpu.uuid: gpu.copy() for gpu in gpus}
     going: list[Preemptible] = []
     for each in in_order:
-        if wanted.room(left.values()):
+        if wanted.choose(left.values()):
             break
         _release(left, each)
         going.append(each)
     for each in sorted(going, key=_by_loss, reverse=True):
         others = [other for other in going if other is not each]
-        if wanted.room(without(rooms, others)):
+        if wanted.choose(without(gpus, others)):
             going = others
     return tuple(going)
 
 
-def _parts(claim: Claim, rooms: Sequence[Room]) -> Iterable[Sequence[Room]]:
-    """Return the sets of GPUs to make room on: each GPU alone, or those a job may have together."""
-    sets = together(claim, rooms)
-    return [[room] for each in sets for room in each] if claim.gpus == 1 else sets
+def _parts(claim: Claim, gpus: Sequence[PlannedGpu]) -> Iterable[Sequence[PlannedGpu]]:
+    """Return the sets of GPUs to free: each GPU alone, or those that a job may have together."""
+    sets = together(claim, gpus)
+    return [[gpu] for each in sets for gpu in each] if claim.gpus == 1 else sets
 
 
-def _on(rooms: Sequence[Room], running: Iterable[Preemptible]) -> list[Preemptible]:
-    known = {room.uuid for room in rooms}
+def _on(gpus: Sequence[PlannedGpu], running: Iterable[Preemptible]) -> list[Preemptible]:
+    known = {gpu.uuid for gpu in gpus}
     return [each for each in running if known & each.memory.keys()]
 
 
@@ -167,18 +167,18 @@ class MakingWay:
         """Whether a job can make way, or does, and it is worth looking for a way."""
         return bool(self._running or self._going) and len(self._no_way) < _MOST_TRIED
 
-    def make_room(
-        self, job: JobId, wanted: Wanted, rooms: Sequence[Room], able: Sequence[Room]
+    def find_way(
+        self, job: JobId, wanted: Wanted, gpus: Sequence[PlannedGpu], able: Sequence[PlannedGpu]
     ) -> bool:
-        """Have jobs make way for a job that does not fit; return whether it has room then.
+        """Have jobs make way for a job that does not fit; return whether it fits then.
 
         Args:
             job: the job.
             wanted: what it needs.
-            rooms: all GPUs, as they are while no job has gone.
+            gpus: all GPUs, as they are while no job has gone.
             able: those that the job may use.
         """
-        tried = wanted.claim, frozenset(room.uuid for room in able)
+        tried = wanted.claim, frozenset(gpu.uuid for gpu in able)
         if tried in self._no_way:
             return False
         later = without(able, self._going.values())
@@ -189,23 +189,23 @@ class MakingWay:
         for each in way:
             self._going[each.job] = self._running.pop(each.job)
             self.preempts[each.job] = job
-        return self.keep_for(job, wanted, rooms, able)
+        return self.keep_for(job, wanted, gpus, able)
 
     def keep_for(
-        self, job: JobId, wanted: Wanted, rooms: Iterable[Room], able: Iterable[Room]
+        self, job: JobId, wanted: Wanted, gpus: Iterable[PlannedGpu], able: Iterable[PlannedGpu]
     ) -> bool:
-        """Take from `rooms` what a job needs of `able` when the others have gone, if it fits then.
+        """Take from `gpus` what a job needs of `able` when the others have gone, if it fits then.
 
-        The arguments are those of `make_room`.
+        The arguments are those of `find_way`.
         """
-        chosen = wanted.room(without(able, self._going.values()))
+        chosen = wanted.choose(without(able, self._going.values()))
         if chosen is None:
             return False
-        kept = self.promised[job] = frozenset(room.uuid for room in chosen)
-        for room in rooms:
-            if room.uuid in kept:
-                memory = wanted.claim.memory_on(room.allocatable)
-                room.take(memory, wanted.claim.exclusive, wanted.utilization)
+        kept = self.promised[job] = frozenset(gpu.uuid for gpu in chosen)
+        for gpu in gpus:
+            if gpu.uuid in kept:
+                memory = wanted.claim.memory_on(gpu.allocatable)
+                gpu.take(memory, wanted.claim.exclusive, wanted.utilization)
         return True
 
 

@@ -14,9 +14,9 @@ from gpulease.domain.job import Job, JobUsage, Owner, grant, worker_started
 from gpulease.domain.lease import Claim
 from gpulease.domain.placement import Placement
 from gpulease.domain.plan import Plan, plan
+from gpulease.domain.planned_gpu import PlannedGpu, Score, best_fit
 from gpulease.domain.queue import Queue, gpus_leased
 from gpulease.domain.queue_policy import QueuePolicy
-from gpulease.domain.rooms import Room, Score, best_fit
 from gpulease.domain.run_time import Keys, RunTimes
 from gpulease.domain.snapshot import Snapshot
 from gpulease.replay.trace import Run, Server, TraceJob
@@ -321,6 +321,6 @@ def placement_named(name: str, jobs: Iterable[TraceJob]) -> Score:
     return spread if name == "spread" else best_fit
 
 
-def spread(claim: Claim, gpu: Room) -> float:
+def spread(claim: Claim, gpu: PlannedGpu) -> float:
     """Prefer the GPU with the most headroom left."""
     return -best_fit(claim, gpu)

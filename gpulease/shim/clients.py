@@ -29,20 +29,20 @@ else:
 
     Protocol, StrEnum = object, str  # as FrameKind is a number
 
-WATCHER_ROOM = 1 << 20
+WATCHER_BUFFER = 1 << 20
 """Bytes that may wait for a watcher; further output is skipped."""
 MOST_CLIENTS = 64
 _MOST_OF_USER = 48
 """The other places are for the daemon and root, so that a user cannot lock them out."""
-_HELD_ROOM = 1 << 20
+_HELD_BUFFER = 1 << 20
 """Bytes that are held for the first client to attach before the job has to wait for it."""
-_UNSENT_ROOM = 128 << 10
+_UNSENT_BUFFER = 128 << 10
 """Bytes that may wait for the attached client, besides those in the pipe and in the socket."""
 _HELLO_WITHIN_S = 10.0
 _WATCHER_READS_WITHIN_S = 30.0
 _ATTACHED_READS_WITHIN_S = 24 * 3600.0
 """Time for a client that takes nothing after the end of the job; a user may have a pager open."""
-_SOCKET_ROOM = 1 << 20
+_SOCKET_BUFFER = 1 << 20
 """Bytes that the kernel may hold for the attached client, where it allows so many."""
 _READS_AFTER_HANG_UP = 16
 """Reads from a client that has hung up; a socket holds less than these can read."""
@@ -122,7 +122,7 @@ class ShimClient:
 
     def send_output(self, kind: FrameKind, piece: bytes | memoryview) -> None:
         """Send output. A watcher that is too slow for it skips it."""
-        if self.role is ClientRole.WATCH and self.queued > WATCHER_ROOM:
+        if self.role is ClientRole.WATCH and self.queued > WATCHER_BUFFER:
             self._skipped += len(piece)
             return
         self._send_skipped()
@@ -145,7 +145,7 @@ class ShimClient:
 
     def widen_socket(self) -> None:
         """Let the kernel hold more for this client, so that the shim is woken less often."""
-        self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SOCKET_ROOM)
+        self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SOCKET_BUFFER)
 
     def refuse(self, message: str) -> None:
         """Send why, and ignore the client until it closes or its time is over.
@@ -248,8 +248,8 @@ class ShimClients:
     def has_room(self) -> bool:
         """Whether to read more output: the attached client keeps up, or not much is held."""
         if self.attached is not None:
-            return self.attached.queued <= _UNSENT_ROOM
-        return self._held is None or len(self._held) <= _HELD_ROOM
+            return self.attached.queued <= _UNSENT_BUFFER
+        return self._held is None or len(self._held) <= _HELD_BUFFER
 
     @property
     def holds_output(self) -> bool:

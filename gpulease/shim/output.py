@@ -306,7 +306,7 @@ class OutputStream:
             self._fd = None
 
 
-_INPUT_ROOM = 256 << 10
+_INPUT_BUFFER = 256 << 10
 """Bytes of input that wait for the worker before no more is read from the client."""
 
 
@@ -333,7 +333,7 @@ class InputStream:
     @property
     def has_room(self) -> bool:
         """Whether to read more input from the client."""
-        return self._queue.size < _INPUT_ROOM
+        return self._queue.size < _INPUT_BUFFER
 
     def feed(self, piece: bytes) -> None:
         """Pass `piece` on as soon as the worker reads."""

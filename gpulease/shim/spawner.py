@@ -43,7 +43,7 @@ else:
 STOCK = 2
 """Shims that wait. Another is forked in less time than a launch takes."""
 IDLE_TITLE = "gpulease-shim: waits for a job"
-_ROOM = socket.CMSG_SPACE(3 * 4)
+_LONGEST = socket.CMSG_SPACE(3 * 4)
 
 
 def main() -> None:
@@ -133,7 +133,7 @@ def _refuse(channel: socket.socket, error: OSError) -> bool:
 def _receive(channel: socket.socket) -> list[int]:
     """Return the descriptors of the next message; none when the daemon has stopped."""
     descriptors: list[int] = []
-    _, messages, _, _ = channel.recvmsg(1, _ROOM, socket.MSG_CMSG_CLOEXEC)
+    _, messages, _, _ = channel.recvmsg(1, _LONGEST, socket.MSG_CMSG_CLOEXEC)
     for level, kind, content in messages:
         if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
             descriptors += memoryview(content[: len(content) // 4 * 4]).cast("i")

@@ -103,10 +103,10 @@ class Weather:
     def _comes(self) -> None:
         index = self._rng.randrange(len(self._stand_in.gpus))
         gpu = self._stand_in.gpus[index].uuid
-        room, lasts = self._room(index) // G, self._rng.uniform(0.3, self._rng.choice((3, 3, 12)))
-        if room < 1:
+        free, lasts = self._free(index) // G, self._rng.uniform(0.3, self._rng.choice((3, 3, 12)))
+        if free < 1:
             return
-        memory = self._rng.randint(1, room) * G
+        memory = self._rng.randint(1, free) * G
         process = subprocess.Popen(["sleep", "600"])
         before = time.time()
         (self._stand_in.held(index) / str(process.pid)).write_text(str(memory))
@@ -114,7 +114,7 @@ class Weather:
         self._truth.strangers.append(stranger)
         self._alive.append((before + lasts, stranger, process))
 
-    def _room(self, index: int) -> int:
+    def _free(self, index: int) -> int:
         """Return what is free on a GPU now, leased or not: strangers do not ask."""
         used = 0
         for file in self._stand_in.held(index).iterdir():

@@ -35,7 +35,7 @@ LEASE = lease()
 if len(sys.argv) > 2:
     from _gpulease_hooks import shares
 
-    shares.WAIT_FOR_ROOM = float(sys.argv[2])
+    shares.WAIT_FOR_MEMORY = float(sys.argv[2])
 
 
 def take(framework, gpu, wanted, lower=None):

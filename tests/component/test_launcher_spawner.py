@@ -74,14 +74,14 @@ def directories_in(directory: Path, count: int) -> list[Path]:
 def test_two_hundred_quick_jobs_leave_nothing_behind(directory: Path) -> None:
     async def scenario() -> None:
         launcher = Launcher()
-        room = asyncio.Semaphore(16)
+        at_once = asyncio.Semaphore(16)
         places = directories_in(directory, 200)
         first = await launcher.launch(shell(directory, "sleep 1000"))
         spawner = spawner_of(first.shim_pid)
         own = psutil.Process().num_fds()
 
         async def one(place: Path) -> None:
-            async with room:
+            async with at_once:
                 await launcher.launch(shell(place, "exit 3"))
                 last = (await events_of(place))[-1]
                 assert isinstance(last, Exited) and last.exit_code == 3

@@ -78,18 +78,18 @@ STEPS: tuple[Step, ...] = (
 
 
 def kill_at_each_step(
-    folder: Path, seed: int, zygote: Zygote, say: Callable[[str], None], lanes: int = 3
+    folder: Path, seed: int, zygote: Zygote, say: Callable[[str], None], players: int = 3
 ) -> Tally:
     """Play all steps, on so many machines side by side: most of the time they wait."""
 
-    def play(lane: int) -> Tally:
-        place = folder / str(lane)
+    def play(player: int) -> Tally:
+        place = folder / str(player)
         place.mkdir()
-        book = Book(place / "ledgers", random.Random(f"{seed} {lane}"))
-        return _play_all(place, book, zygote, say, STEPS[lane::lanes])
+        book = Book(place / "ledgers", random.Random(f"{seed} {player}"))
+        return _play_all(place, book, zygote, say, STEPS[player::players])
 
-    with ThreadPoolExecutor(lanes) as pool:
-        return sum(pool.map(play, range(lanes)), Tally("steps"))
+    with ThreadPoolExecutor(players) as pool:
+        return sum(pool.map(play, range(players)), Tally("steps"))
 
 
 def _play_all(

@@ -62,8 +62,8 @@ def test_one_pass_never_starts_more_elements_than_the_limit_leaves(
     running = sum(job.holds_memory for job in jobs)
     gpus = tuple(reading(f"GPU-{number}", number) for number in range(18))
     decided = plan(Snapshot(jobs, gpus, NOON))
-    room = len(jobs) if most is None else max(0, most - running)
-    assert len(decided.grants) == min(room, len(jobs) - running)
+    most_started = len(jobs) if most is None else max(0, most - running)
+    assert len(decided.grants) == min(most_started, len(jobs) - running)
     assert len(decided.grants) + len(decided.blocked) == len(jobs) - running
 
 

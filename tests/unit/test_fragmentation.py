@@ -7,7 +7,7 @@ from gpulease.domain.fragmentation import Workload, fragmentation_gradient, poin
 from gpulease.domain.gpu import GpuMemory, GpuUuid, JobId, LedgerEntry, build_ledger
 from gpulease.domain.lease import Claim
 from gpulease.domain.placement import Placement, place
-from gpulease.domain.rooms import best_fit
+from gpulease.domain.planned_gpu import best_fit
 
 HALF_AND_HALF = Workload.of([(4 * G, 0.5), (1 * G, 0.5)])
 

@@ -12,49 +12,49 @@ _PATIENCE = 10.0
 
 
 def test_a_call_brings_its_result() -> None:
-    lane: CallThread[int] = CallThread("test", time.monotonic)
-    call = lane.submit(lambda: 7)
+    caller: CallThread[int] = CallThread("test", time.monotonic)
+    call = caller.submit(lambda: 7)
 
     assert call.wait(_PATIENCE)
     assert call.outcome.result() == 7
-    assert not lane.is_busy
-    lane.close()
+    assert not caller.is_busy
+    caller.close()
 
 
 def test_a_call_brings_its_failure_to_whoever_asks_for_the_outcome() -> None:
-    lane: CallThread[int] = CallThread("test", time.monotonic)
+    caller: CallThread[int] = CallThread("test", time.monotonic)
 
-    call = lane.submit(lambda: 1 // 0)
+    call = caller.submit(lambda: 1 // 0)
 
     assert call.wait(_PATIENCE)
     with pytest.raises(ZeroDivisionError):
         call.outcome.result()
-    assert lane.submit(lambda: 8).wait(_PATIENCE), "the lane goes on after a failure"
-    lane.close()
+    assert caller.submit(lambda: 8).wait(_PATIENCE), "the thread goes on after a failure"
+    caller.close()
 
 
 def test_no_call_is_begun_behind_one_that_has_not_returned() -> None:
-    lane: CallThread[int] = CallThread("test", time.monotonic)
+    caller: CallThread[int] = CallThread("test", time.monotonic)
     release = threading.Event()
-    hanging = lane.submit(lambda: int(release.wait(_PATIENCE)))
+    hanging = caller.submit(lambda: int(release.wait(_PATIENCE)))
 
     assert not hanging.wait(0)
-    assert lane.is_busy
-    assert lane.submit(lambda: 9) is hanging
+    assert caller.is_busy
+    assert caller.submit(lambda: 9) is hanging
 
     release.set()
     assert hanging.wait(_PATIENCE)
-    fresh = lane.submit(lambda: 9)
+    fresh = caller.submit(lambda: 9)
     assert fresh.wait(_PATIENCE)
     assert fresh.outcome.result() == 9
-    lane.close()
+    caller.close()
 
 
-def test_a_closed_lane_ends_its_thread() -> None:
-    lane: CallThread[None] = CallThread("soon gone", time.monotonic)
+def test_close_ends_the_thread() -> None:
+    caller: CallThread[None] = CallThread("soon gone", time.monotonic)
     (thread,) = [each for each in threading.enumerate() if each.name == "soon gone"]
 
-    lane.close()
+    caller.close()
 
     thread.join(_PATIENCE)
     assert not thread.is_alive()

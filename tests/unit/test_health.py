@@ -142,7 +142,7 @@ def test_owners_are_told_whose_fault_it_is_and_nothing_that_nobody_knows() -> No
     assert notice("0", Finding("back", "it can be read again", Blame.UNKNOWN)) is None
 
 
-class Room:
+class Machine:
     """A watch over two GPUs, a job on each, and what was told to whom."""
 
     def __init__(self, policy: HealthPolicy | None = None) -> None:
@@ -185,227 +185,227 @@ class Room:
 
 
 def test_a_fault_of_the_hardware_drains_its_gpu_alone_and_tells_its_owners_alone() -> None:
-    room = Room()
-    room.look(HealthReport(A, (), WELL), HealthReport(B, (), WELL))
-    assert (room.kinds(), room.woken) == ([], 0)
-    room.look(HealthReport(A, (79,)))
-    assert mentions(room.closed(), "gpulease", "XID 79")
-    assert room.closed(B) is None
-    assert [job for job, _ in room.told] == [1]
-    assert room.kinds() == ["xid 79", "faulty"]
-    assert room.woken == 1
+    machine = Machine()
+    machine.look(HealthReport(A, (), WELL), HealthReport(B, (), WELL))
+    assert (machine.kinds(), machine.woken) == ([], 0)
+    machine.look(HealthReport(A, (79,)))
+    assert mentions(machine.closed(), "gpulease", "XID 79")
+    assert machine.closed(B) is None
+    assert [job for job, _ in machine.told] == [1]
+    assert machine.kinds() == ["xid 79", "faulty"]
+    assert machine.woken == 1
 
 
 def test_the_fault_of_a_program_is_told_and_drains_nothing() -> None:
-    room = Room()
-    room.look(HealthReport(B, (31, 31)))
-    room.look(HealthReport(B, (31,)), minutes=1)
-    assert room.closed(B) is None
-    assert [job for job, _ in room.told] == [2], "said again only after a while"
-    room.look(HealthReport(B, (31,)), minutes=11)
-    assert len(room.told) == 2
+    machine = Machine()
+    machine.look(HealthReport(B, (31, 31)))
+    machine.look(HealthReport(B, (31,)), minutes=1)
+    assert machine.closed(B) is None
+    assert [job for job, _ in machine.told] == [2], "said again only after a while"
+    machine.look(HealthReport(B, (31,)), minutes=11)
+    assert len(machine.told) == 2
 
 
 def test_a_storm_of_a_programs_faults_costs_few_transactions_and_is_counted_in_full() -> None:
-    room = Room()
+    machine = Machine()
     for _ in range(60):
-        room.look(HealthReport(A, (13,) * 10_000 + (31,)), minutes=1 / 60)
-    room.look(minutes=1)
-    assert room.store.writes <= 8
+        machine.look(HealthReport(A, (13,) * 10_000 + (31,)), minutes=1 / 60)
+    machine.look(minutes=1)
+    assert machine.store.writes <= 8
     counts = Counter[str]()
-    for each in room.store.noted:
+    for each in machine.store.noted:
         counts[each.kind] += each.count
     assert counts == {"xid 13": 600_000, "xid 31": 60}
-    assert room.watch.faults == {
+    assert machine.watch.faults == {
         (A, "xid 13", Blame.APPLICATION): 600_000,
         (A, "xid 31", Blame.APPLICATION): 60,
     }
-    assert [job for job, _ in room.told] == [1, 1], "once for each kind"
+    assert [job for job, _ in machine.told] == [1, 1], "once for each kind"
 
 
 def test_a_fault_of_the_hardware_in_a_storm_is_acted_on_at_once() -> None:
-    room = Room()
-    room.look(HealthReport(A, (13,) * 1000))
-    room.look(HealthReport(A, (13,) * 1000), minutes=1 / 60)
-    room.look(HealthReport(A, (13, 79, 13)), minutes=1 / 60)
-    assert "XID 79" in (room.closed() or "")
-    assert Counter(room.kinds()) == {"xid 13": 2, "xid 79": 1, "faulty": 1}
+    machine = Machine()
+    machine.look(HealthReport(A, (13,) * 1000))
+    machine.look(HealthReport(A, (13,) * 1000), minutes=1 / 60)
+    machine.look(HealthReport(A, (13, 79, 13)), minutes=1 / 60)
+    assert "XID 79" in (machine.closed() or "")
+    assert Counter(machine.kinds()) == {"xid 13": 2, "xid 79": 1, "faulty": 1}
 
 
 def test_a_storm_while_the_disk_is_full_takes_no_more_memory_than_one_fault() -> None:
-    room = Room()
-    sound = room.store.write
+    machine = Machine()
+    sound = machine.store.write
 
     def full() -> None:
         raise RecordUnwritable("cannot write: the disk is full")
 
-    room.store.write = full  # type: ignore[method-assign, assignment]
+    machine.store.write = full  # type: ignore[method-assign, assignment]
     for _ in range(100):
         with pytest.raises(RecordUnwritable):
-            room.look(HealthReport(A, (13, 79)), minutes=1 / 60)
-    room.store.write = sound  # type: ignore[method-assign]
-    room.look()
-    assert [(each.kind, each.count) for each in room.store.noted][:2] == [
+            machine.look(HealthReport(A, (13, 79)), minutes=1 / 60)
+    machine.store.write = sound  # type: ignore[method-assign]
+    machine.look()
+    assert [(each.kind, each.count) for each in machine.store.noted][:2] == [
         ("xid 13", 100), ("xid 79", 100),
     ]  # fmt: skip
-    assert room.watch.faults == {
+    assert machine.watch.faults == {
         (A, "xid 13", Blame.APPLICATION): 100,
         (A, "xid 79", Blame.HARDWARE): 100,
     }
 
 
 def test_a_gpu_comes_back_after_a_quiet_time_that_doubles_with_each_relapse() -> None:
-    room = Room()
-    room.look(HealthReport(A, (95,), WELL))
-    room.look(minutes=9)
-    assert room.closed()
-    room.look(minutes=2)
-    assert room.closed() is None
-    assert room.kinds()[-1] == "recovered"
-    room.look(HealthReport(A, (95,), WELL))
-    room.look(minutes=11)
-    assert room.closed(), "twice within a day: twice as long"
-    room.look(minutes=10)
-    assert room.closed() is None
-    room.look(HealthReport(A, (95,), WELL), minutes=60 * 25)
-    room.look(minutes=11)
-    assert room.closed() is None, "yesterday's are forgotten"
+    machine = Machine()
+    machine.look(HealthReport(A, (95,), WELL))
+    machine.look(minutes=9)
+    assert machine.closed()
+    machine.look(minutes=2)
+    assert machine.closed() is None
+    assert machine.kinds()[-1] == "recovered"
+    machine.look(HealthReport(A, (95,), WELL))
+    machine.look(minutes=11)
+    assert machine.closed(), "twice within a day: twice as long"
+    machine.look(minutes=10)
+    assert machine.closed() is None
+    machine.look(HealthReport(A, (95,), WELL), minutes=60 * 25)
+    machine.look(minutes=11)
+    assert machine.closed() is None, "yesterday's are forgotten"
 
 
 def test_a_new_fault_begins_the_quiet_time_anew_and_so_does_being_unreadable() -> None:
-    room = Room()
-    room.look(HealthReport(A, (119,), WELL))
-    room.look(HealthReport(A, (119,)), minutes=8)
-    room.look(minutes=8)
-    assert room.closed()
-    room.gpus.broken[A] = reading(A, fault=Fault.UNREADABLE)
-    room.look(minutes=1)
-    del room.gpus.broken[A]
-    room.look(minutes=5)
-    assert room.closed()
-    room.look(minutes=11)
-    assert room.closed() is None
+    machine = Machine()
+    machine.look(HealthReport(A, (119,), WELL))
+    machine.look(HealthReport(A, (119,)), minutes=8)
+    machine.look(minutes=8)
+    assert machine.closed()
+    machine.gpus.broken[A] = reading(A, fault=Fault.UNREADABLE)
+    machine.look(minutes=1)
+    del machine.gpus.broken[A]
+    machine.look(minutes=5)
+    assert machine.closed()
+    machine.look(minutes=11)
+    assert machine.closed() is None
 
 
 @pytest.mark.parametrize("ahead", [timedelta(days=1), timedelta(days=-1)])
 def test_a_clock_that_is_set_makes_no_quiet_time_longer_or_shorter(ahead: timedelta) -> None:
-    room = Room()
-    room.look(HealthReport(A, (95,), WELL))
-    room.look(minutes=5)
-    room.store.standing[B] = GpuAvailability(Drain("alice", "fan", room.clock.now()))
-    room.clock.ahead = ahead
-    follow_clock(room.store, room.clock)
-    assert room.store.standing[B].drain == Drain("alice", "fan", room.clock.now())
-    room.look(minutes=4)
-    assert room.closed()
-    room.look(minutes=2)
-    assert room.closed() is None
+    machine = Machine()
+    machine.look(HealthReport(A, (95,), WELL))
+    machine.look(minutes=5)
+    machine.store.standing[B] = GpuAvailability(Drain("alice", "fan", machine.clock.now()))
+    machine.clock.ahead = ahead
+    follow_clock(machine.store, machine.clock)
+    assert machine.store.standing[B].drain == Drain("alice", "fan", machine.clock.now())
+    machine.look(minutes=4)
+    assert machine.closed()
+    machine.look(minutes=2)
+    assert machine.closed() is None
 
 
 def test_what_lasts_keeps_a_gpu_drained_until_it_is_over() -> None:
-    room = Room()
-    room.look(HealthReport(A, (), replace(WELL, recovery=1)))
-    assert "reset" in (room.closed() or "")
-    room.look(minutes=60 * 24 * 7)
-    assert room.closed()
-    room.look(HealthReport(A, (), WELL), minutes=1)
-    assert room.closed() is None
+    machine = Machine()
+    machine.look(HealthReport(A, (), replace(WELL, recovery=1)))
+    assert "reset" in (machine.closed() or "")
+    machine.look(minutes=60 * 24 * 7)
+    assert machine.closed()
+    machine.look(HealthReport(A, (), WELL), minutes=1)
+    assert machine.closed() is None
 
 
 def test_a_row_that_waits_for_a_reset_is_told_and_keeps_nobody_from_the_gpu() -> None:
-    room = Room()
+    machine = Machine()
     pending = replace(WELL, remap_pending=True)
-    room.look(HealthReport(A, (63,), pending))
-    assert room.closed() is None
-    assert [each.kind for each in room.store.noted] == ["xid 63", "remap_pending"]
+    machine.look(HealthReport(A, (63,), pending))
+    assert machine.closed() is None
+    assert [each.kind for each in machine.store.noted] == ["xid 63", "remap_pending"]
     sentence("health-row-remapped", notice("0", health.xid(63)))
     # As a daemon before this one left it.
-    room.store.standing[A] = GpuAvailability(
-        None, HardwareFault("remap_pending", "a row", room.clock.now())
+    machine.store.standing[A] = GpuAvailability(
+        None, HardwareFault("remap_pending", "a row", machine.clock.now())
     )
-    room.look(HealthReport(A, (), pending), minutes=11)
-    assert room.closed() is None
+    machine.look(HealthReport(A, (), pending), minutes=11)
+    assert machine.closed() is None
 
 
 def test_a_person_may_use_a_gpu_with_a_lasting_fault_until_another_one_comes() -> None:
-    room = Room()
+    machine = Machine()
     failed = replace(WELL, remap_failed=True)
-    room.look(HealthReport(A, (), failed))
-    room.store.set_availability(A, room.store.standing[A].resumed())
-    room.look(HealthReport(A, (), failed), minutes=1)
-    assert room.closed() is None
+    machine.look(HealthReport(A, (), failed))
+    machine.store.set_availability(A, machine.store.standing[A].resumed())
+    machine.look(HealthReport(A, (), failed), minutes=1)
+    assert machine.closed() is None
     # As after a restart of the daemon, which has seen nothing before.
-    room.watch.figures.clear()
-    room.look(HealthReport(A, (), failed), minutes=1)
-    assert room.closed() is None
-    room.look(HealthReport(A, (48,), failed), minutes=1)
-    assert "XID 48" in (room.closed() or "")
-    room.look(HealthReport(A, (), failed), minutes=21)
-    assert room.closed() is None, "the excuse still holds"
-    room.look(HealthReport(A, (), WELL), minutes=1)
-    assert room.store.standing[A].accepted_fault is None
-    room.look(HealthReport(A, (), failed), minutes=1)
-    assert room.closed(), "a new one of the kind is not excused"
+    machine.watch.figures.clear()
+    machine.look(HealthReport(A, (), failed), minutes=1)
+    assert machine.closed() is None
+    machine.look(HealthReport(A, (48,), failed), minutes=1)
+    assert "XID 48" in (machine.closed() or "")
+    machine.look(HealthReport(A, (), failed), minutes=21)
+    assert machine.closed() is None, "the excuse still holds"
+    machine.look(HealthReport(A, (), WELL), minutes=1)
+    assert machine.store.standing[A].accepted_fault is None
+    machine.look(HealthReport(A, (), failed), minutes=1)
+    assert machine.closed(), "a new one of the kind is not excused"
 
 
 def test_what_a_person_has_drained_health_never_resumes() -> None:
-    room = Room()
+    machine = Machine()
     by_hand = GpuAvailability(Drain("alice", "fan", NOON))
-    room.store.set_availability(A, by_hand)
-    room.look(HealthReport(A, (79,), WELL))
-    assert mentions(room.closed(), "alice", "fan")
-    room.look(minutes=11)
-    assert room.store.standing[A] == by_hand
+    machine.store.set_availability(A, by_hand)
+    machine.look(HealthReport(A, (79,), WELL))
+    assert mentions(machine.closed(), "alice", "fan")
+    machine.look(minutes=11)
+    assert machine.store.standing[A] == by_hand
 
 
 def test_a_lost_gpu_is_told_of_once_and_once_when_it_is_back() -> None:
-    room = Room()
-    room.gpus.broken[A] = reading(A, fault=Fault.LOST, detail="GPU is lost")
+    machine = Machine()
+    machine.gpus.broken[A] = reading(A, fault=Fault.LOST, detail="GPU is lost")
     for _ in range(3):
-        room.look()
-    assert room.kinds() == ["lost"]
-    assert [job for job, _ in room.told] == [1]
-    del room.gpus.broken[A]
-    room.look()
-    assert room.kinds() == ["lost", "back"]
-    assert room.closed() is None
+        machine.look()
+    assert machine.kinds() == ["lost"]
+    assert [job for job, _ in machine.told] == [1]
+    del machine.gpus.broken[A]
+    machine.look()
+    assert machine.kinds() == ["lost", "back"]
+    assert machine.closed() is None
 
 
 def test_a_gpu_that_one_call_says_is_lost_alarms_nobody() -> None:
-    room = Room()
+    machine = Machine()
     for _ in range(3):
-        room.gpus.broken[A] = reading(A, fault=Fault.LOST, detail="GPU is lost")
-        room.look()
-        del room.gpus.broken[A]
-        room.look()
-    assert (room.kinds(), room.told) == ([], [])
+        machine.gpus.broken[A] = reading(A, fault=Fault.LOST, detail="GPU is lost")
+        machine.look()
+        del machine.gpus.broken[A]
+        machine.look()
+    assert (machine.kinds(), machine.told) == ([], [])
 
 
 @pytest.mark.parametrize("act", [HealthAction.TELL, HealthAction.OFF])
 def test_with_tell_or_off_nothing_is_drained_and_what_was_comes_back(act: HealthAction) -> None:
-    room = Room()
-    room.look(HealthReport(A, (79,), WELL))
-    room.watch.policy = HealthPolicy(act)
-    room.look()
-    assert room.closed() is None
-    before = len(room.told)
-    room.look(HealthReport(A, (79,)), minutes=20)
-    assert room.closed() is None
-    assert len(room.told) - before == (act is HealthAction.TELL)
+    machine = Machine()
+    machine.look(HealthReport(A, (79,), WELL))
+    machine.watch.policy = HealthPolicy(act)
+    machine.look()
+    assert machine.closed() is None
+    before = len(machine.told)
+    machine.look(HealthReport(A, (79,)), minutes=20)
+    assert machine.closed() is None
+    assert len(machine.told) - before == (act is HealthAction.TELL)
 
 
 def test_what_could_not_be_put_on_record_is_not_lost() -> None:
-    room = Room()
-    sound = room.store.write
+    machine = Machine()
+    sound = machine.store.write
 
     def full() -> None:
         raise RecordUnwritable("cannot write: the disk is full")
 
-    room.store.write = full  # type: ignore[method-assign, assignment]
+    machine.store.write = full  # type: ignore[method-assign, assignment]
     with pytest.raises(RecordUnwritable):
-        room.look(HealthReport(A, (79,), WELL))
-    room.store.write = sound  # type: ignore[method-assign]
-    room.look()
-    assert room.closed()
-    assert room.kinds() == ["xid 79", "faulty"]
-    assert len(room.told) == 1
+        machine.look(HealthReport(A, (79,), WELL))
+    machine.store.write = sound  # type: ignore[method-assign]
+    machine.look()
+    assert machine.closed()
+    assert machine.kinds() == ["xid 79", "faulty"]
+    assert len(machine.told) == 1

@@ -65,10 +65,10 @@ class Clock:
         return self.now
 
 
-def written(lane: WriterThread, call: Callable[[], object]) -> bool:
+def written(writer: WriterThread, call: Callable[[], object]) -> bool:
     async def write() -> bool:
         try:
-            await lane(call)
+            await writer(call)
         except RecordUnwritable as error:
             assert error.is_in_the_log
             return False
@@ -88,26 +88,26 @@ def test_a_disk_that_is_full_for_a_night_is_said_once_and_so_is_its_end(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     clock = Clock()
-    lane = WriterThread("writer", nullcontext, clock)
+    writer = WriterThread("writer", nullcontext, clock)
     for _ in range(200):
         clock.now += 30
-        assert not written(lane, fails(FULL))
+        assert not written(writer, fails(FULL))
         # A little still goes on a full disk.
-        assert written(lane, lambda: None)
+        assert written(writer, lambda: None)
     assert lines(caplog) == [f"{FULL.message}; make room"]
     clock.now += 61
-    assert written(lane, lambda: None)
-    assert written(lane, lambda: None)
+    assert written(writer, lambda: None)
+    assert written(writer, lambda: None)
     assert len(lines(caplog)) == 2
-    assert not written(lane, fails(FULL))
+    assert not written(writer, fails(FULL))
     damaged = RecordDamaged("cannot use the record: malformed", "gpuleased recover")
-    assert not written(lane, fails(damaged))
+    assert not written(writer, fails(damaged))
     assert lines(caplog)[2:] == [
         f"{FULL.message}; make room",
         f"{damaged.message}; gpuleased recover",
     ]
     assert [each.levelname for each in caplog.records][-1] == "ERROR"
-    lane.close()
+    writer.close()
 
 
 def test_jobs_without_a_scope_are_one_line_until_one_has_a_scope(

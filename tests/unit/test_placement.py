@@ -20,7 +20,7 @@ from gpulease.domain.gpu import (
 from gpulease.domain.gpu import build_ledger as stock
 from gpulease.domain.lease import Claim
 from gpulease.domain.placement import ObstacleKind, Placement, Refusal, can_ever_hold, place
-from gpulease.domain.rooms import Room
+from gpulease.domain.planned_gpu import PlannedGpu
 from gpulease.units import Share
 
 ONE = JobId(1)
@@ -57,8 +57,8 @@ def test_equal_gpus_are_taken_by_index() -> None:
 
 
 def test_another_policy_takes_the_gpu_with_the_highest_score() -> None:
-    def emptiest(claim: Claim, room: Room) -> float:
-        return float(room.free)
+    def emptiest(claim: Claim, gpu: PlannedGpu) -> float:
+        return float(gpu.free)
 
     assert chosen(place(Claim(2 * G), gpus(1, 0, 5), emptiest)) == ["GPU-1"]
 

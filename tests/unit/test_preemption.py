@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from fakes import G, reading
 from gpulease.domain.gpu import GpuUuid, JobId, LedgerEntry, build_ledger
 from gpulease.domain.lease import Claim
+from gpulease.domain.planned_gpu import PlannedGpu, best_fit, fits
 from gpulease.domain.preemption import Preemptible, Wanted, who_makes_way, without
 from gpulease.domain.queue_policy import QueuePolicy
-from gpulease.domain.rooms import Room, best_fit, fits
 
 POLICY = QueuePolicy(most_sharing=100)
 A, B = GpuUuid("GPU-0"), GpuUuid("GPU-1")
@@ -23,9 +23,9 @@ def job(number: int, ran_s: float = 0, *, rank: int = 1, **memory: int) -> Preem
     return Preemptible(JobId(number), rank, ran_s, where)
 
 
-def rooms(
+def planned(
     *jobs: Preemptible, gpus: int = 2, others: dict[GpuUuid, int] | None = None
-) -> list[Room]:
+) -> list[PlannedGpu]:
     """Return GPUs of 8 GiB with these jobs on them, and others that make no way."""
     found = []
     for index in range(gpus):
@@ -33,7 +33,7 @@ def rooms(
         entries = [LedgerEntry(each.job, each.memory[uuid]) for each in jobs if uuid in each.memory]
         if others and uuid in others:
             entries.append(LedgerEntry(JobId(99), others[uuid]))
-        found.append(Room(build_ledger(reading(uuid, index), entries, {}), index))
+        found.append(PlannedGpu(build_ledger(reading(uuid, index), entries, {}), index))
     return found
 
 
@@ -42,7 +42,7 @@ def wanted(claim: Claim, utilization: float = 0.0, policy: QueuePolicy = POLICY)
 
 
 def making_way(claim: Claim, *jobs: Preemptible, **more: object) -> set[int] | None:
-    way = who_makes_way(wanted(claim), rooms(*jobs, **more), jobs)  # type: ignore[arg-type]
+    way = who_makes_way(wanted(claim), planned(*jobs, **more), jobs)  # type: ignore[arg-type]
     return None if way is None else {each.job for each in way}
 
 
@@ -107,10 +107,10 @@ def test_a_way_is_enough_and_nobody_in_it_is_in_excess(
             jobs.append(job(number, ran_s, rank=rank, **dict.fromkeys(where, memory)))
             free = {name: left - memory * (name in where) for name, left in free.items()}
     claim = Claim(size * G, gpus, exclusive)
-    here = rooms(*jobs)
+    here = planned(*jobs)
 
     def enough(going: tuple[Preemptible, ...]) -> bool:
-        return sum(fits(claim, room) for room in without(here, going)) >= gpus
+        return sum(fits(claim, gpu) for gpu in without(here, going)) >= gpus
 
     way = who_makes_way(wanted(claim), here, jobs)
 
@@ -126,7 +126,7 @@ def test_a_way_is_enough_and_nobody_in_it_is_in_excess(
 def test_jobs_make_way_for_the_compute_that_they_take() -> None:
     """The memory is free, but the GPU is too busy for one more."""
     busy = replace(job(1, a=1), utilization=0.9), replace(job(2, a=1), utilization=0.1)
-    here = rooms(*busy, gpus=1)
+    here = planned(*busy, gpus=1)
     here[0].utilization = 1.0
     way = who_makes_way(wanted(Claim(G), 0.5, QueuePolicy()), here, busy)
     assert way is not None

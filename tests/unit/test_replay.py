@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from fakes import G, reading
 from gpulease.domain.gpu import build_ledger
 from gpulease.domain.lease import Claim
+from gpulease.domain.planned_gpu import PlannedGpu, best_fit
 from gpulease.domain.queue_policy import PolicyName, QueuePolicy
-from gpulease.domain.rooms import Room, best_fit
 from gpulease.replay.engine import Contention, Moment, placement_named, replay, spread
 from gpulease.replay.results import (
     StartErrors,
@@ -161,16 +161,16 @@ def test_jobs_of_several_gpus_leave_other_servers_whole() -> None:
     assert Counter(run.server for run in runs) == {0: 2}
 
 
-def room(free: int) -> Room:
+def planned_gpu(free: int) -> PlannedGpu:
     """Return a GPU of 8 GiB with so much free."""
-    made = Room(build_ledger(reading(), (), {}, 0, None, frozenset()), 0)
+    made = PlannedGpu(build_ledger(reading(), (), {}, 0, None, frozenset()), 0)
     if free < 8 * G:
         made.take(8 * G - free, False, None)
     return made
 
 
 def test_spread_prefers_the_emptiest_gpu_and_best_fit_the_fullest() -> None:
-    full, empty = room(2 * G), room(8 * G)
+    full, empty = planned_gpu(2 * G), planned_gpu(8 * G)
 
     assert spread(Claim(G), empty) > spread(Claim(G), full)
     assert best_fit(Claim(G), full) > best_fit(Claim(G), empty)
@@ -179,7 +179,7 @@ def test_spread_prefers_the_emptiest_gpu_and_best_fit_the_fullest() -> None:
 def test_fgd_keeps_room_for_the_sizes_that_are_typical() -> None:
     score = placement_named("fgd", [one(1, 0, memory=4 * G)])
     # 2G of the first leave 3G, which no typical job can use; of the second, 4G, which one can.
-    tight, exact = room(5 * G), room(6 * G)
+    tight, exact = planned_gpu(5 * G), planned_gpu(6 * G)
 
     assert best_fit(Claim(2 * G), tight) > best_fit(Claim(2 * G), exact)
     assert score(Claim(2 * G), exact) > score(Claim(2 * G), tight)

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 PIECE = 256 * 1024
 """Bytes read from stdin at once, and kept for a slow reader before no more are fetched."""
-_ROOM = 4096
+_PIECE = 4096
 """Bytes that a writable pipe takes without blocking (PIPE_BUF)."""
 
 
@@ -90,7 +90,7 @@ class Outlet:
             return os.writev(self._reopened, pieces)
         if self._is_file:
             return os.writev(self.handle, pieces)
-        return os.write(self.handle, pieces[0][:_ROOM])
+        return os.write(self.handle, pieces[0][:_PIECE])
 
 
 def _is(handle: int, kind: Callable[[int], bool]) -> bool:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from gpulease.event_loop import EventLoop
 
-_SOCKET_ROOM = 1 << 20
+_SOCKET_BUFFER = 1 << 20
 """Bytes that the kernel may hold on their way to the shim, where it allows so many."""
 
 
@@ -26,7 +26,7 @@ class ShimConnection:
 
     def __init__(self, sock: socket) -> None:
         sock.setblocking(False)
-        sock.setsockopt(SOL_SOCKET, SO_SNDBUF, _SOCKET_ROOM)
+        sock.setsockopt(SOL_SOCKET, SO_SNDBUF, _SOCKET_BUFFER)
         self._sock = sock
         self._frames = FrameReader()
         self._unsent = WriteBuffer()

@@ -26,7 +26,7 @@ _FLOCK = "hhqqi"
 """struct flock: type, whence, start, length, pid."""
 _BITS = 44
 """A GPU has 2**44 offsets, from this many times its place plus one; control bytes are below."""
-_BELL, _LONGEST = b"!", 4096
+_WAKEUP, _LONGEST = b"!", 4096
 _HIGH = 500
 """The least number of the descriptor, if the limit allows it: scripts close and reuse low ones."""
 _LOCK_EVERY = 5.0
@@ -34,7 +34,7 @@ _LOOK_EVERY = 0.01
 WAIT_FOR_TURN = 3.0
 """Seconds that a process waits for its turn. The process that has it may be stopped."""
 _PRESENCE_BITS = 20
-_LANE_BITS = 10
+_KIND_BITS = 10
 
 Range = Tuple[int, int]
 
@@ -99,23 +99,23 @@ class Ledger:
         """Tell whether other processes are counted: there is a file."""
         return self._fd is not None
 
-    def ring(self) -> None:
-        """Wake the processes in `wait_for_bell`, and keep them awake until `silence`."""
+    def wake(self) -> None:
+        """Wake the processes in `wait_for_wakeup`, and keep them awake until `end_wakeup`."""
         fd = self._descriptor()
         if fd is not None and not _has_data(fd, 0):
-            os.write(fd, _BELL)
+            os.write(fd, _WAKEUP)
 
-    def silence(self) -> None:
-        """End what `ring` has begun."""
+    def end_wakeup(self) -> None:
+        """End what `wake` has begun."""
         fd = self._descriptor()
         try:
             if fd is not None:
                 os.read(fd, _LONGEST)
         except BlockingIOError:
-            pass  # it is silent
+            pass  # nobody has called `wake`
 
-    def wait_for_bell(self) -> None:
-        """Return while another process rings, or after some seconds."""
+    def wait_for_wakeup(self) -> None:
+        """Return while another process calls `wake`, or after some seconds."""
         self.open()
         fd = self._descriptor()
         if fd is not None:
@@ -168,28 +168,28 @@ class Ledger:
             sizes[pid] = sizes.get(pid, 0) + end - start
         return sorted((Taken(*each) for each in sizes.items()), key=lambda one: -one.size)
 
-    def mark(self, place: int, lane: int) -> None:
-        """Show other processes a pool of this one on the GPU at `place`, of the kind `lane`."""
+    def mark(self, place: int, kind: int) -> None:
+        """Show other processes a pool of this one on the GPU at `place`, of the kind `kind`."""
         with self._state:
-            base = _lane(place, lane)
+            base = _marks_at(place, kind)
             at = base
             while at in self._marks.values() or not self._try_lock(at, at + 1):
                 at += 1
-                if at == base + (1 << _LANE_BITS):
+                if at == base + (1 << _KIND_BITS):
                     return  # so many that one more makes no difference
             self._marks[base] = at
 
-    def unmark(self, place: int, lane: int) -> None:
+    def unmark(self, place: int, kind: int) -> None:
         """Remove the mark of a pool."""
         with self._state:
-            at = self._marks.pop(_lane(place, lane), None)
+            at = self._marks.pop(_marks_at(place, kind), None)
             if at is not None:
                 self._unlock(at, at + 1)
 
-    def marked(self, place: int, lane: int) -> int:
-        """Return how many pools of the kind `lane` other processes show there."""
-        base = _lane(place, lane)
-        return _size(each[:2] for each in self._others(base, base + (1 << _LANE_BITS)))
+    def marked(self, place: int, kind: int) -> int:
+        """Return how many pools of the kind `kind` other processes show there."""
+        base = _marks_at(place, kind)
+        return _size(each[:2] for each in self._others(base, base + (1 << _KIND_BITS)))
 
     def _gaps(self, start: int, end: int, own: List[Range]) -> List[Range]:
         """Return the parts of a range that no process has locked."""
@@ -252,8 +252,8 @@ def _identity(fd: int) -> Tuple[int, int]:
     return status.st_dev, status.st_ino
 
 
-def _lane(place: int, lane: int) -> int:
-    return (place + 1) << _PRESENCE_BITS | lane << _LANE_BITS
+def _marks_at(place: int, kind: int) -> int:
+    return (place + 1) << _PRESENCE_BITS | kind << _KIND_BITS
 
 
 def _size(ranges: "Iterator[Range] | List[Range]") -> int:

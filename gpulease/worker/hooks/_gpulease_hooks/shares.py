@@ -23,7 +23,7 @@ Called in any thread. Returns UNCHANGED at once if it would have to wait.
 """
 UNCHANGED = 1 << 62
 
-WAIT_FOR_ROOM = 2.0
+WAIT_FOR_MEMORY = 2.0
 """Seconds that other processes have for lowering their limits."""
 LOOK_EVERY = 0.02
 SMALLEST = 256 * 2**20
@@ -129,7 +129,7 @@ class Shares:
             try:
                 self._grow(at, pool, part)
                 if pool.size < max(0, min(part, self._equal_part(at.place) - overhead)):
-                    self._make_room(at, pool, part)
+                    self._lower_others(at, pool, part)
                 if pool.size < sizes[0]:
                     raise self._refusal(at, framework, sizes[0] + overhead)
             except BaseException:
@@ -194,24 +194,24 @@ class Shares:
 
     def _equal_part(self, place: int, newcomers: int = 0) -> int:
         """Return the bytes of one pool, with its overhead, if all on the GPU were equal."""
-        others = sum(self._ledger.marked(place, lane) for lane in (0, 1))
+        others = sum(self._ledger.marked(place, kind) for kind in (0, 1))
         pools = len(self._pools[place]) + others + newcomers
         return self._places[place].capacity // max(1, pools)
 
-    def _make_room(self, at: Place, pool: Pool, part: int) -> None:
+    def _lower_others(self, at: Place, pool: Pool, part: int) -> None:
         """Let other pools give way until `pool` has an equal part; wait for other processes."""
         equal = self._equal_part(at.place)
         part = max(0, min(part, equal - pool.overhead))
         self._give_way(at, equal)
         self._grow(at, pool, part)
-        deadline = time.monotonic() + WAIT_FOR_ROOM
+        deadline = time.monotonic() + WAIT_FOR_MEMORY
         while pool.size < part and self._ledger.marked(at.place, 1):
             if time.monotonic() > deadline:
                 break
-            self._ledger.ring()
+            self._ledger.wake()
             time.sleep(LOOK_EVERY)
             self._grow(at, pool, part)
-        self._ledger.silence()
+        self._ledger.end_wakeup()
 
     def _give_way(self, at: Place, equal: int) -> None:
         """Lower the limits of this process's pools to an equal part, as far as they can."""
@@ -245,7 +245,7 @@ class Shares:
             signals = getattr(signal, "valid_signals", lambda: range(1, signal.NSIG))
             signal.pthread_sigmask(signal.SIG_BLOCK, signals())
             while self._ledger.is_shared():
-                self._ledger.wait_for_bell()
+                self._ledger.wait_for_wakeup()
                 parts = {place: self._equal_part(place, 1) for place in list(self._places)}
                 turns = self._ledger.turns()
                 for place in turns:
@@ -253,7 +253,7 @@ class Shares:
                         self._give_way(self._places[place], parts[place])
                 time.sleep(LOOK_EVERY)
                 if not turns and not self._ledger.turns() and not self._taking.locked():
-                    self._ledger.silence()  # a process was killed while it rang
+                    self._ledger.end_wakeup()  # a process was killed before it did this
         except Exception:  # noqa: BLE001  (the script must not notice the thread)
             return
 

@@ -1,7 +1,7 @@
-"""The room on each GPU during a planning pass, as plain numbers, and the choice among GPUs.
+"""What each GPU has free during a planning pass, as plain numbers, and the choice among GPUs.
 
-A `Room` takes and releases jobs in constant time. The ledgers in `gpu` say the same with every
-lease by name; a pass tries thousands of claims and needs only sums.
+A `PlannedGpu` takes and releases jobs in constant time. The ledgers in `gpu` say the same with
+every lease by name; a pass tries thousands of claims and needs only sums.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -14,7 +14,7 @@ from gpulease.domain.queue_policy import QueuePolicy
 _ROUNDING = 1e-6
 
 
-class Room:
+class PlannedGpu:
     """What one GPU has free, now or at a later instant."""
 
     __slots__ = (
@@ -69,10 +69,10 @@ class Room:
         closed = not self.open or self.alone or (self.single and self.jobs)
         self.free = 0 if closed else max(0, self.spare)
 
-    def copy(self) -> "Room":
+    def copy(self) -> "PlannedGpu":
         """Return a copy that may change by itself."""
-        twin = Room.__new__(Room)
-        for name in Room.__slots__:
+        twin = PlannedGpu.__new__(PlannedGpu)
+        for name in PlannedGpu.__slots__:
             setattr(twin, name, getattr(self, name))
         return twin
 
@@ -112,58 +112,58 @@ class Room:
         return self.utilization + utilization <= policy.most_utilization + _ROUNDING
 
 
-Score = Callable[[Claim, Room], float]
+Score = Callable[[Claim, PlannedGpu], float]
 """Says how good a GPU is for a claim; the highest wins, and among equals the first GPU."""
 
 
-def best_fit(claim: Claim, room: Room) -> float:
+def best_fit(claim: Claim, gpu: PlannedGpu) -> float:
     """Prefer the GPU with the least memory left."""
-    return -room.free
+    return -gpu.free
 
 
-def fits(claim: Claim, room: Room) -> bool:
+def fits(claim: Claim, gpu: PlannedGpu) -> bool:
     """Tell whether a GPU has the free memory that a claim needs, however busy it is."""
-    memory = claim.memory_on(room.allocatable)
-    if not 0 < memory <= room.free or (claim.gpus > 1 and not room.combines):
+    memory = claim.memory_on(gpu.allocatable)
+    if not 0 < memory <= gpu.free or (claim.gpus > 1 and not gpu.combines):
         return False
-    if claim.is_choosy and not suits(claim, room.reading):
+    if claim.is_choosy and not suits(claim, gpu.reading):
         return False
-    return not (claim.exclusive and (room.jobs or room.strangers))
+    return not (claim.exclusive and (gpu.jobs or gpu.strangers))
 
 
-def together(claim: Claim, rooms: Iterable[Room]) -> Iterable[Sequence[Room]]:
+def together(claim: Claim, gpus: Iterable[PlannedGpu]) -> Iterable[Sequence[PlannedGpu]]:
     """Return the sets of GPUs that a job may have together, without those that do not suit it."""
-    suited = [room for room in rooms if not claim.is_choosy or suits(claim, room.reading)]
+    suited = [gpu for gpu in gpus if not claim.is_choosy or suits(claim, gpu.reading)]
     return sets_of(claim, suited, _reading).values()
 
 
-def _reading(room: Room) -> GpuReading:
-    return room.reading
+def _reading(gpu: PlannedGpu) -> GpuReading:
+    return gpu.reading
 
 
-def most_free(claim: Claim, rooms: Iterable[Room]) -> int:
+def most_free(claim: Claim, gpus: Iterable[PlannedGpu]) -> int:
     """Return the most memory that is free on each of as many GPUs as `claim` asks for."""
-    sets = ([room.free for room in each] for each in together(claim, rooms))
+    sets = ([gpu.free for gpu in each] for each in together(claim, gpus))
     wide = (sorted(free)[-claim.gpus] for free in sets if len(free) >= claim.gpus)
     return max(wide, default=0)
 
 
-def choose(claim: Claim, rooms: Sequence[Room], score: Score) -> list[Room] | None:
+def choose(claim: Claim, gpus: Sequence[PlannedGpu], score: Score) -> list[PlannedGpu] | None:
     """Choose among GPUs that fit, all on one server, perhaps of one model. None: too few.
 
     Among equals, GPUs of the server with the fewest others that fit are taken, so that whole
     servers stay free for wide jobs. A preference for GPUs that are linked would be a score too.
     """
     best, chosen = None, None
-    for on_server in sets_of(claim, rooms, _reading).values():
+    for on_server in sets_of(claim, gpus, _reading).values():
         if len(on_server) < claim.gpus:
             continue
-        rated = sorted((-score(claim, room), room.rank, room) for room in on_server)[: claim.gpus]
+        rated = sorted((-score(claim, gpu), gpu.rank, gpu) for gpu in on_server)[: claim.gpus]
         rating = sum(each[0] for each in rated), len(on_server), rated[0][1]
         if best is None or rating < best:
             best, chosen = rating, rated
-    return None if chosen is None else [room for _, _, room in sorted(chosen, key=_rank)]
+    return None if chosen is None else [gpu for _, _, gpu in sorted(chosen, key=_rank)]
 
 
-def _rank(rated: tuple[float, int, Room]) -> int:
+def _rank(rated: tuple[float, int, PlannedGpu]) -> int:
     return rated[1]
