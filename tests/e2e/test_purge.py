@@ -66,9 +66,7 @@ def test_a_record_that_cannot_be_read_is_said_to_be_so(tmp_path: Path) -> None:
     ("answer", "agreed"), [("y", True), ("yes", True), ("n", False), ("", False)]
 )
 def test_a_purge_is_confirmed_on_the_terminal(answer: str, agreed: bool) -> None:
-    ask = (
-        "import sys; from gpulease.setup.command import _ask; sys.exit(not _ask('this deletes it'))"
-    )
+    ask = "from gpulease.setup.__main__ import _ask; raise SystemExit(not _ask('this deletes it'))"
     ours, theirs = pty.openpty()
     os.write(ours, f"{answer}\n".encode())
     asked = subprocess.run([sys.executable, "-c", ask], stdin=theirs, stdout=theirs, check=False)
@@ -80,7 +78,7 @@ def test_a_purge_is_confirmed_on_the_terminal(answer: str, agreed: bool) -> None
 
 
 def test_without_a_terminal_a_purge_is_refused_with_a_hint() -> None:
-    ask = "from gpulease.setup.command import _ask; _ask('this deletes it')"
+    ask = "from gpulease.setup.__main__ import _ask; _ask('this deletes it')"
     asked = subprocess.run(
         [sys.executable, "-c", ask], stdin=subprocess.DEVNULL, capture_output=True, text=True,
         check=False,
