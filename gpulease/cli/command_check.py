@@ -15,6 +15,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from os import PathLike
+    from pathlib import Path
 
     StrPath = PathLike[str] | str
 
@@ -27,6 +28,8 @@ _OF_SHELLS = frozenset(
 )  # fmt: skip
 """Commands that change the shell that runs them, so that they are parts or functions of it."""
 _OPERATORS = ("&&", "||", ";", "|", ">", "<", "$(", "`")
+_OLDEST_NOTEBOOK = 4
+"""Of the formats of notebooks; Jupyter has written this one since 2015."""
 _QUOTED_IN_ENV = frozenset("'\"\\${}=")
 
 
@@ -238,3 +241,47 @@ def _how_to_run(path: str) -> str:
     if interpreter is None:
         return f"chmod +x {path}, or name its interpreter: gpulease run -- INTERPRETER {path}"
     return f"gpulease run -- {interpreter} {path}, or chmod +x {path}"
+
+
+def refuse_notebook(name: str, words: Sequence[str], cwd: Path) -> None:
+    """Refuse a notebook that could not be executed or saved, before its job waits in the queue.
+
+    `words` are its arguments: none, or the file of --output.
+
+    Raises:
+        CommandNotExecutable: it is no notebook, or its output cannot be written.
+    """
+    why = _fault_of(cwd / name)
+    if why is not None:
+        raise CommandNotExecutable(f"cannot run {name}: {why}")
+    asked = (
+        words[-1].removeprefix("--output=") if words else f"{name.removesuffix('.ipynb')}.out.ipynb"
+    )
+    output = cwd / asked
+    if output.is_dir():
+        raise CommandNotExecutable(f"cannot write the output of {name}: {asked} is a directory")
+    if not os.access(output.parent, os.W_OK | os.X_OK):
+        what = "you have no permission to write" if output.parent.is_dir() else "no such directory"
+        raise CommandNotExecutable(
+            f"cannot write the output of {name}: {output.parent}: {what}",
+            f"name another file: gpulease run {name} --output FILE",
+        )
+
+
+def _fault_of(notebook: Path) -> str | None:
+    import json  # only for notebooks
+
+    try:
+        content = json.loads(notebook.read_bytes())
+    except (ValueError, RecursionError):
+        return "it is no notebook: it has no JSON"
+    except OSError as error:
+        return error.strerror
+    version = content.get("nbformat") if isinstance(content, dict) else None
+    if not isinstance(version, int):
+        return "it is no notebook: it has no nbformat"
+    if version < _OLDEST_NOTEBOOK:
+        return f"its format is {version}: convert it with jupyter nbconvert --to notebook"
+    if not isinstance(content.get("cells"), list):
+        return "it is no notebook: it has no cells"
+    return None

@@ -68,9 +68,9 @@ def resolve(
         python = _notebook_python(name, cwd, environment)
         from pathlib import Path
 
-        from gpulease.cli.notebook_check import refuse_unusable
+        from gpulease.cli.command_check import refuse_notebook
 
-        refuse_unusable(name, rest, Path(cwd))
+        refuse_notebook(name, rest, Path(cwd))
         return (python, _NOTEBOOK_MAIN, name, *rest)
     program = _program(command, cwd, environment)
     try:
