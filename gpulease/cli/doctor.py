@@ -31,7 +31,7 @@ from gpulease.errors import (
     NotTrusted,
 )
 from gpulease.light_json import indent
-from gpulease.notify.receivers import receivers_of
+from gpulease.notifications.receivers import receivers_of
 from gpulease.wire.machine import CheckState, CheckView, DoctorView, OveruseView
 
 _HOOKS = Path(gpulease.__file__).parent / "worker" / "hooks"
@@ -142,7 +142,7 @@ def _notification_checks() -> Iterator[CheckView]:
         yield CheckView("notifications", "ok", f"{names}; gpulease notify --test tests them")
     elif settings.events:
         why = "events are set, and no receiver"
-        hint = 'add one to [notify], such as mail = "me@example.org"'
+        hint = 'add one to [notify], such as urls = ["ntfy://my-topic"]'
         yield CheckView("notifications", "warning", why, hint)
 
 

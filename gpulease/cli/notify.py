@@ -12,8 +12,8 @@ from gpulease.client import encode
 from gpulease.drawing.words import clean, sentence
 from gpulease.errors import EXIT_OWN_FAILURE
 from gpulease.light_json import indent
-from gpulease.notify.receivers import receivers_of
-from gpulease.notify.settings import NotifySettings
+from gpulease.notifications.receivers import receivers_of
+from gpulease.notifications.settings import NotifySettings
 from gpulease.units import format_span
 from gpulease.wire.notifications import NotifyTestView, ReceiverView
 
@@ -24,7 +24,6 @@ hint: write this into ~/.config/gpulease/config.toml, with one or more of the re
 
   [notify]
   events = ["fail", "oom"]                 # of all jobs, without --notify
-  mail = "me@example.org"                  # by the sendmail of the machine
   command = "~/bin/notify"                 # reads the message from its standard input
   urls = ["slack://...", "mailto://..."]   # see https://appriseit.com/services"""
 

@@ -8,15 +8,15 @@ from gpulease.cli.request import listed_events
 from gpulease.config import NOTIFY_TABLE, personal_config
 from gpulease.drawing.words import clean
 from gpulease.errors import BadConfiguration, BadValue
-from gpulease.notify.settings import NotifySettings, read_notify_settings
+from gpulease.notifications.settings import NotifySettings, read_notify_settings
 from gpulease.units import parse_span
 from gpulease.wire.notifications import TIME_LEFT, notify_events
 
 _NO_RECEIVER = """\
 gpulease: no notification will be sent: no receiver is configured
 
-hint: [notify] in ~/.config/gpulease/config.toml, such as mail = "me@example.org"; then test it \
-with gpulease notify --test"""
+hint: [notify] in ~/.config/gpulease/config.toml, such as urls = ["ntfy://my-topic"]; then test \
+it with gpulease notify --test"""
 
 
 def completed(events: Sequence[str]) -> list[str]:

@@ -19,7 +19,6 @@ from gpulease.daemon.enforcement_setup import EnforcementSetup, build_enforcemen
 from gpulease.daemon.foundation import Foundation, open_foundation, simulated_gpus
 from gpulease.daemon.housekeeping import Sampler
 from gpulease.daemon.metrics import Metrics
-from gpulease.daemon.notifications import DaemonNotifications
 from gpulease.daemon.user_policy import UserPolicy, groups_of, with_names_of_groups
 from gpulease.domain.health import HealthAction
 from gpulease.domain.job import Job, Owner
@@ -39,6 +38,8 @@ from gpulease.host.process_finder import Finder
 from gpulease.host.process_watch import ProcessWatch
 from gpulease.host.processes import ProcessTable
 from gpulease.host.shim_control import has_living_shim, has_scope
+from gpulease.notifications.app import DaemonNotifications
+from gpulease.notifications.messages import JobDetails, TimeLeftWatch
 from gpulease.server.auth import Rights
 from gpulease.server.context import RequestContext
 from gpulease.server.http_server import HttpProtocol
@@ -53,7 +54,6 @@ from gpulease.service.hook_reports import HookReports
 from gpulease.service.idleness import IdleWatch
 from gpulease.service.job_accounting import JobAccounting
 from gpulease.service.job_supervisor import LauncherOf
-from gpulease.service.notifications import TimeLeftWatch
 from gpulease.service.observation import GpuObserver, Observation
 from gpulease.service.overuse import OveruseWatch
 from gpulease.service.pause import Pauses
@@ -154,9 +154,7 @@ def build(settings: Settings, *, confined: bool = False) -> DaemonApp:
     overuse, idleness = _overuse_watch(base, user_policy, records), IdleWatch(user_policy.idleness)
     enforcement = build_enforcement(base, user_policy, observer, confined=confined)
     launcher = Launcher(confined=confined, sandbox=enforcement.sandbox)
-    notifications = DaemonNotifications(
-        base, launcher, observer.readings, as_other_users=os.geteuid() == 0
-    )
+    notifications = _notifications(base, launcher, observer)
     launch_context = _launch_context(base, observer, enforcement, records.usage)
     runner = JobRunner(launcher, table, base.state, launch_context, base.clock)
     of_slurm = build_launchers(base, table, processes, enforcement)
@@ -179,6 +177,21 @@ def build(settings: Settings, *, confined: bool = False) -> DaemonApp:
         base=base, launcher=launcher, runner=runner, scheduler=scheduler, waiting_clients=clients,
         sampler=sampler, health=health, user_policy=user_policy, enforcement=enforcement,
         slurm=slurm, notifications=notifications, context=context,
+    )  # fmt: skip
+
+
+def _notifications(
+    base: Foundation, launcher: Launcher, observer: GpuObserver
+) -> DaemonNotifications:
+    details = JobDetails(
+        base.store,
+        lambda: base.settings().smallest_lease,
+        observer.readings,
+        LogTail(base.state.job).of,
+    )
+    return DaemonNotifications(
+        base.store, base.clock, base.writer, base.state.path, launcher, details,
+        base.settings().notify, as_other_users=os.geteuid() == 0,
     )  # fmt: skip
 
 
@@ -388,9 +401,7 @@ def _request_context(  # noqa: PLR0913  requests reach every part
         log_limit=settings.log_limit,
         most_streams=settings.most_streams,
         doctor=_doctor(base, scheduler, health, sources, slurm).results,
-        metrics=Metrics(
-            store, scheduler, health, HttpProtocol.counts, notifications.delivery, clock
-        ).view,
+        metrics=Metrics(store, scheduler, health, HttpProtocol.counts, notifications, clock).view,
         overuse_of=lambda owner: overuse_view(sources.overuse.policy_of(owner)),
         processes=processes,
         drains=Drains(store, clock, base.writer, scheduler.wake, notifications.admins.of_gpu),
@@ -398,7 +409,7 @@ def _request_context(  # noqa: PLR0913  requests reach every part
         windows=windows,
         environment=runner.environment,
         command=runner.command,
-        test_notification=notifications.sender.test,
+        test_notification=notifications.program.test,
         watch_holder=watch_client,
         slurm=slurm.leases if os.geteuid() == 0 else None,
         look=sampler.look,

@@ -11,14 +11,13 @@ from typing import Final
 from gpulease import __version__
 from gpulease.domain.job import Outcome
 from gpulease.domain.lease import State
+from gpulease.notifications.app import DaemonNotifications
 from gpulease.server.listener import ConnectionCounts
 from gpulease.server.view_sources import instant
 from gpulease.service.health import HealthWatch
 from gpulease.service.metrics import Histogram, UserMetrics
-from gpulease.service.notification_delivery import NotificationDelivery
 from gpulease.service.ports import Clock
 from gpulease.service.scheduler import Scheduler
-from gpulease.store.notifications import Notifications
 from gpulease.store.store import SqlStore
 from gpulease.wire.metrics import GpuFaultsView, HistogramView, MetricsView, UserMetricsView
 
@@ -34,14 +33,14 @@ class Metrics:
         scheduler: Scheduler,
         health: HealthWatch,
         connections: ConnectionCounts,
-        delivery: NotificationDelivery,
+        notifications: DaemonNotifications,
         clock: Clock,
     ) -> None:
         self._store = store
         self._scheduler = scheduler
         self._health = health
         self._connections = connections
-        self._delivery = delivery
+        self._notifications = notifications
         self._clock = clock
         self._began_at = _text(clock.now())
 
@@ -66,9 +65,9 @@ class Metrics:
             database=_size(store.path),
             cpu_seconds=_cpu_seconds(),
             resident=_resident(),
-            notifications_sent=self._delivery.sent,
-            notifications_given_up=self._delivery.given_up,
-            notifications_waiting=Notifications(store).waiting(),
+            notifications_sent=self._notifications.sending.sent,
+            notifications_given_up=self._notifications.sending.given_up,
+            notifications_waiting=self._notifications.outbox.waiting(),
         )
 
     def _users(self) -> Iterator[UserMetricsView]:

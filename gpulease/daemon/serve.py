@@ -257,7 +257,7 @@ def _timers(
     cleaner = StateCleaner(base.state, base.store, base.settings, base.clock, base.writer)
     timers.every(_LIMIT_OUTPUT_EVERY, cleaner.limit_output)
     timers.every(_REMOVE_OLD_EVERY, cleaner.remove_old)
-    timers.every(_REMOVE_OLD_EVERY, app.notifications.delivery.delete_old)
+    timers.every(_REMOVE_OLD_EVERY, app.notifications.sending.delete_old)
     timers.every(_CHECK_FILES_EVERY, FileWatch(base.store, base.state, base.writer).check)
     space = DiskSpace(base.store, base.settings, app.scheduler.notify_owner)
     timers.every(_LIMIT_RUNNING_OUTPUT_EVERY, space.limit_running)

@@ -5,7 +5,6 @@ job is one message at most, however many of its events it is. Of the elements of
 of each event is a message, and the end of the last one is a summary.
 """
 
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
@@ -17,9 +16,8 @@ from gpulease.domain.gpu import JobId
 from gpulease.domain.health import GpuAvailability
 from gpulease.domain.job import Job, Outcome, one_line
 from gpulease.domain.lease import State
-from gpulease.domain.memory_estimate import size_next_time
 from gpulease.errors import split_hint
-from gpulease.units import format_size, format_span
+from gpulease.units import format_span
 
 
 class NotifyEvent(StrEnum):
@@ -46,11 +44,6 @@ LONGEST_BODY = 4000
 """Characters of a message."""
 LISTED = 20
 """Titles in a collected message."""
-_LINES_SHOWN = 20
-_MOST_SHOWN = 2000
-"""Lines and characters of a failed job's output: chat services cut longer messages."""
-_ESCAPES = re.compile(r"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|.)?")
-"""Sequences for a terminal (ECMA-48): colours, and titles of windows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,30 +145,6 @@ def _sentence(text: str) -> str:
     return f"{text[:1].upper()}{text[1:]}." if text else ""
 
 
-def memory_use(job: Job, smallest: int) -> str | None:
-    """Return the peak of an ended job against its lease, and the size to ask for next time.
-
-    `smallest` is the smallest lease, in bytes.
-    """
-    used = [(lease.used, lease.memory) for lease in job.leases if lease.used is not None]
-    if not used:
-        return None
-    peak, memory = max(used)
-    text = f"It used {format_size(peak)} at most, of a lease of {format_size(memory)}"
-    size = size_next_time(job, smallest)
-    return f"{text}." if size is None else f"{text}; next time --mem {format_size(size)}."
-
-
-def last_lines(output: str) -> Sequence[str]:
-    """Return the last lines of an output, as a terminal would show them, without empty ones."""
-    lines = [_ESCAPES.sub("", each).rstrip().rpartition("\r")[2] for each in output.split("\n")]
-    clean = ["".join(char if char.isprintable() else " " for char in each) for each in lines]
-    shown = [each for each in clean if each.strip()][-_LINES_SHOWN:]
-    while shown and sum(len(each) + 1 for each in shown) > _MOST_SHOWN:
-        shown = shown[1:] if len(shown) > 1 else [shown[0][-_MOST_SHOWN + 1 :]]
-    return shown
-
-
 def first_of_array(message: Message, array: JobId) -> Message:
     """Return a message about an element, which is the only one of its event in the array."""
     more = f"Further elements of array {array} send no such message; gpulease show {array} has all."
@@ -247,65 +216,3 @@ def about_gpu(
         return Message(uid, NotifyEvent.GPU_RESUMED, f"GPU {label} was resumed", text)
     text = f"{_sentence(after.reason)}\ngpulease doctor shows more."
     return Message(uid, NotifyEvent.GPU_DRAINED, f"GPU {label} was drained", text)
-
-
-def about_trouble(uid: int, what: str) -> Message:
-    """Return the message to an admin that the daemon is in trouble."""
-    title, _, rest = what.partition("\n")
-    body = f"{rest}\ngpulease doctor and the log of the daemon show more.".strip()
-    return Message(uid, NotifyEvent.TROUBLE, one_line(title), body[-LONGEST_BODY:])
-
-
-def test_message(uid: int) -> Message:
-    """Return a message that the user asked for, to see that it arrives."""
-    return Message(uid, NotifyEvent.TEST, "test of gpulease notify", "Notifications reach you.")
-
-
-def collected(uid: int, titles: Sequence[str], number: int) -> Message:
-    """Return one message in place of `number` ones, of which `titles` are the first."""
-    lines = list(titles[:LISTED])
-    if number > len(lines):
-        lines.append(f"and {number - len(lines)} more; gpulease history lists past jobs")
-    body = "\n".join(lines)[:LONGEST_BODY]
-    return Message(uid, NotifyEvent.COLLECTED, f"{number} notifications of jobs", body)
-
-
-BURST = 10
-"""Messages to one user that are sent one by one, as for some jobs by hand; then they are collected.
-Mail servers and chat services refuse senders of much more."""
-QUIET_AFTER = timedelta(minutes=10)
-"""Time after which a message no longer counts, and without collecting the pauses are short again.
-"""
-FIRST_PAUSE = timedelta(minutes=1)
-LONGEST_PAUSE = timedelta(hours=1)
-
-
-class MessageBudget:
-    """Limits the messages to one user: a burst, then collected ones with growing pauses.
-
-    The instants are those of a steady clock.
-    """
-
-    def __init__(self) -> None:
-        self._sent: list[timedelta] = []
-        self._pause = timedelta(0)
-        self._not_before = timedelta(0)
-
-    def takes_one(self, now: timedelta) -> bool:
-        """Return whether a message may be sent alone, and count it."""
-        self._sent = [at for at in self._sent if now - at < QUIET_AFTER]
-        if len(self._sent) >= BURST:
-            return False
-        self._sent.append(now)
-        return True
-
-    def wait(self, now: timedelta) -> timedelta:
-        """Return the time until the next collected message may be sent."""
-        return max(timedelta(0), self._not_before - now)
-
-    def note_collected(self, now: timedelta) -> None:
-        """Count a collected message."""
-        is_quiet = now - self._not_before > QUIET_AFTER
-        self._pause = FIRST_PAUSE if is_quiet else min(2 * self._pause, LONGEST_PAUSE)
-        self._pause = max(self._pause, FIRST_PAUSE)
-        self._not_before = now + self._pause

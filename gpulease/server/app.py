@@ -13,7 +13,6 @@ from gpulease.server.jobs import FRAMES, JSON_LINES, JobHandlers
 from gpulease.server.machine import MachineHandlers
 from gpulease.server.memory_series import MemorySeriesHandlers
 from gpulease.server.messages import PLAIN_TEXT, Response
-from gpulease.server.notifications import NotificationHandlers
 from gpulease.server.request_limits import RequestLimits
 from gpulease.server.router import Endpoint, Route, Router, error_response
 from gpulease.server.usage import UsageHandlers
@@ -76,7 +75,6 @@ def routes(context: RequestContext) -> tuple[Route, ...]:
     history, series = HistoryHandlers(context), MemorySeriesHandlers(context)
     windows = WindowHandlers(context)
     slurm = SlurmHandlers(context)
-    notifications = NotificationHandlers(context)
     everyone, submitter = Access.ANYONE, Access.SUBMITTER
     owner, manager, admin = Access.OWNER, Access.MANAGER, Access.ADMIN
     each, root = Access.EACH, Access.ROOT
@@ -157,7 +155,7 @@ def routes(context: RequestContext) -> tuple[Route, ...]:
             slurm.environment, PLAIN_TEXT, SlurmEnvironmentRequest, plain_errors=True,
         ),
         Route(
-            post, "/notifications/test", submitter, "send notifications", notifications.test,
+            post, "/notifications/test", submitter, "send notifications", machine.test_notification,
             NotifyTestView,
         ),
         Route(get, "/windows", everyone, "", windows.windows, WindowList),

@@ -19,7 +19,6 @@ from gpulease.domain.job import (
     UserWaits,
 )
 from gpulease.domain.lease import State
-from gpulease.domain.notifications import Message
 from gpulease.errors import BadValue, NoSuchJob
 from gpulease.server.auth import Caller, Rights, caller_in
 from gpulease.server.job_queries import LARGEST_ID
@@ -100,7 +99,7 @@ class RequestContext:
     """None in a personal daemon."""
     look: Callable[[], Awaitable[None]]
     """Reads the GPUs, unless that has just been done; to be awaited before they are shown."""
-    test_notification: Callable[[Message], Awaitable[NotifyTestView]]
+    test_notification: Callable[[int], Awaitable[NotifyTestView]]
     """Sends a message, and tells what happened at each receiver."""
     watch_holder: Callable[[Job], None]
     """Removes a hold from the queue when the process that asked for it ends."""

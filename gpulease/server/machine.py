@@ -1,4 +1,4 @@
-"""The routes about the machine: its status, its checks, and draining GPUs."""
+"""The routes about the machine: its status, its checks, draining GPUs, a test message."""
 
 import asyncio
 from dataclasses import replace
@@ -69,6 +69,11 @@ class MachineHandlers:
     async def unpause(self) -> Response:
         """Start jobs again."""
         return json_response(PauseChangeView(None, await self._context.pauses.unpause()))
+
+    async def test_notification(self, request: Request) -> Response:
+        """Send a message as the caller, and show what happened at each of their receivers."""
+        uid = caller_of_request(request).uid
+        return json_response(await self._context.test_notification(uid))
 
 
 def _first_of(queue: str | None) -> int | None:

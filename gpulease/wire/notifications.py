@@ -7,7 +7,7 @@ from gpulease.errors import BadValue
 
 VARIABLE = "GPULEASE_NOTIFICATION"
 """Has a `NotificationOrder` as JSON, in the environment of the program."""
-MODULE = "gpulease.notify"
+MODULE = "gpulease.notifications"
 """The program, which runs as the user."""
 END = b"end"
 """The last line of what the program reports: all results are above."""
@@ -75,7 +75,7 @@ class ReceiverView:
     """What happened at one receiver; the program writes one for each, as a line of JSON."""
 
     name: str
-    """Without secrets: "command", "mail", "url 1 (slack)"; empty if the file cannot be used."""
+    """Without secrets: "command", "url 1 (slack)"; empty if the file cannot be used."""
     key: str = ""
     """Identifies the receiver in later attempts."""
     error: str | None = None
@@ -84,7 +84,7 @@ class ReceiverView:
     is_final: bool = False
     """Another attempt would fail in the same way."""
     output: str = ""
-    """With `verbose`: what the command, sendmail or Apprise said."""
+    """With `verbose`: what the command or Apprise said."""
 
 
 @dataclass(slots=True)

@@ -27,21 +27,20 @@ from gpulease.domain.job import (
     worker_started,
 )
 from gpulease.domain.lease import Trigger
-from gpulease.domain.notifications import BURST, Message, Notification, NotifyEvent
+from gpulease.domain.notifications import Message, Notification, NotifyEvent
 from gpulease.domain.placement import Placement
 from gpulease.domain.queue_options import Indices
 from gpulease.errors import TooMany
 from gpulease.host.launcher import Launcher
-from gpulease.host.notification_sender import NotificationSender
-from gpulease.notify.receivers import NotSent, kind_of, receivers_of
-from gpulease.notify.settings import NotifySettings
-from gpulease.service import jobs, notification_delivery, scheduler, submission
-from gpulease.service.notification_delivery import Delivery, NotificationDelivery
-from gpulease.service.notifications import TimeLeftWatch
+from gpulease.notifications.messages import TimeLeftWatch
+from gpulease.notifications.outbox import KEPT_FOR, Outbox
+from gpulease.notifications.receivers import NotSent, kind_of, receivers_of
+from gpulease.notifications.sender import BURST, Delivery, Program, Sending
+from gpulease.notifications.settings import NotifySettings
+from gpulease.service import jobs, scheduler, submission
 from gpulease.service.observation import Observation
 from gpulease.service.ports import Policy, WorkerStarted
 from gpulease.service.queue_state import QueueState
-from gpulease.store.notifications import KEPT_FOR, Notifications
 from gpulease.store.store import SqlStore
 from gpulease.wire.notifications import NotificationOrder
 
@@ -72,8 +71,8 @@ def configure(home: Path, *lines: str) -> None:
     (folder / "config.toml").write_text("\n".join(["[notify]", *lines]))
 
 
-def sender_of(launcher: Launcher, home: Path, within_s: float = 25) -> NotificationSender:
-    return NotificationSender(
+def program_of(launcher: Launcher, home: Path, within_s: float = 25) -> Program:
+    return Program(
         launcher, home / "notifications", {"XDG_CONFIG_HOME": str(home)}, as_other_users=False,
         within=timedelta(seconds=within_s),
     )  # fmt: skip
@@ -82,12 +81,12 @@ def sender_of(launcher: Launcher, home: Path, within_s: float = 25) -> Notificat
 @asynccontextmanager
 async def delivering(
     store: SqlStore, home: Path, *lines: str, pauses: int = 2, within_s: float = 25
-) -> AsyncIterator[NotificationDelivery]:
+) -> AsyncIterator[Sending]:
     configure(home, *lines)
     launcher = Launcher()
-    sender = sender_of(launcher, home, within_s)
-    delivery = NotificationDelivery(
-        Notifications(store), sender, SystemClock(), in_writer, [timedelta(seconds=0.05)] * pauses
+    sender = program_of(launcher, home, within_s)
+    delivery = Sending(
+        Outbox(store), sender, SystemClock(), in_writer, [timedelta(seconds=0.05)] * pauses
     )
     store.announced = delivery.wake
     running = asyncio.create_task(delivery.run())
@@ -141,10 +140,10 @@ def test_only_the_receivers_that_failed_get_it_again(
     async def scenario() -> None:
         async with delivering(store, tmp_path, f'urls = ["{receiver.url}"]', command) as delivery:
             add(store, message("job 1 ended"))
-            assert Notifications(store).waiting() == 1
+            assert Outbox(store).waiting() == 1
             assert await settled(store) == [(2, False, None)]
             await is_soon(lambda: delivery.sent == 1)
-            assert (delivery.given_up, Notifications(store).waiting()) == (0, 0)
+            assert (delivery.given_up, Outbox(store).waiting()) == (0, 0)
             while list((tmp_path / "notifications").iterdir()):
                 await asyncio.sleep(0.02)
 
@@ -246,12 +245,12 @@ def test_the_elements_of_an_array_are_one_message_for_each_event_and_a_summary(
     add(store, other)
     for job in jobs[:-1]:
         end(store, job, 0 if job.queue.array and job.queue.array.index < 9 else 3)
-    titles, _ = Notifications(store).new_of(SELF, 99)
+    titles, _ = Outbox(store).new_of(SELF, 99)
     assert titles == [
         "job 1_0 (test) has started", "another job", "job 1_9 (test) failed: exit status 3"
     ]  # fmt: skip
     end(store, jobs[-1], 0)
-    titles, _ = Notifications(store).new_of(SELF, 99)
+    titles, _ = Outbox(store).new_of(SELF, 99)
     assert titles[3:] == ["array 1 (test) has ended: 10 of 40 elements succeeded"]
     with store.engine.connect() as connection:
         bodies = connection.exec_driver_sql("SELECT body FROM notifications ORDER BY id").scalars()
@@ -270,10 +269,11 @@ def test_a_user_who_does_not_exist_is_an_error_on_record(store: SqlStore, tmp_pa
     asyncio.run(scenario())
 
 
-class Refusing:
+class Refusing(Program):
     """A sender that starts nothing at first when it gets a collected message."""
 
     def __init__(self) -> None:
+        super().__init__(Launcher(), Path("/nonexistent"), {}, as_other_users=False)
         self.sent: list[Message] = []
         self.refuses = 3
 
@@ -284,17 +284,8 @@ class Refusing:
         self.sent.append(sent.message)
         return Delivery()
 
-    async def clean(self, _: frozenset[int]) -> None:
-        pass
 
-    async def forget(self, _: int) -> None:
-        pass
-
-
-def test_what_is_stored_while_messages_are_collected_is_not_lost(
-    store: SqlStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(notification_delivery, "_TRY_AGAIN_S", 0.01)
+def test_what_is_stored_while_messages_are_collected_is_not_lost(store: SqlStore) -> None:
     sender, stored = Refusing(), list[str]()
 
     def and_store_one(call: Callable[[], T]) -> T:
@@ -308,7 +299,7 @@ def test_what_is_stored_while_messages_are_collected_is_not_lost(
         return asyncio.to_thread(and_store_one, call)
 
     async def scenario() -> None:
-        delivery = NotificationDelivery(Notifications(store), sender, SystemClock(), busy_writer)
+        delivery = Sending(Outbox(store), sender, SystemClock(), busy_writer, try_again_s=0.01)
         running = asyncio.create_task(delivery.run())
         until = time.monotonic() + 60
         while len(sender.sent) <= BURST:
@@ -321,7 +312,7 @@ def test_what_is_stored_while_messages_are_collected_is_not_lost(
     *single, last = sender.sent
     assert len(single) == BURST and sender.refuses == 0
     number = int(last.title.split()[0])
-    _, waiting = Notifications(store).new_of(SELF, 0)
+    _, waiting = Outbox(store).new_of(SELF, 0)
     assert BURST + number + waiting == len(stored)
 
 
@@ -340,7 +331,7 @@ def test_a_job_that_is_extended_is_announced_again_and_a_restart_announces_nothi
     def titles(watch: TimeLeftWatch, minutes: int) -> list[str]:
         clock.at = NOON + timedelta(minutes=minutes)
         asyncio.run(watch.observe(seen))
-        return [each.partition(") ")[2] for each in Notifications(store).new_of(ALICE.uid, 9)[0]]
+        return [each.partition(") ")[2] for each in Outbox(store).new_of(ALICE.uid, 9)[0]]
 
     watch = TimeLeftWatch(store, clock, in_writer)
     assert titles(watch, 49) == []
@@ -351,7 +342,7 @@ def test_a_job_that_is_extended_is_announced_again_and_a_restart_announces_nothi
     assert len(titles(TimeLeftWatch(store, clock, in_writer), 82)) == 2
     with store.write_connection() as connection:
         connection.exec_driver_sql("UPDATE notifications SET next_at = NULL")
-    Notifications(store).delete_old(clock.at + 2 * KEPT_FOR)
+    Outbox(store).delete_old(clock.at + 2 * KEPT_FOR)
     assert len(rows(store)) == 2, "the job still runs"
 
 
@@ -376,14 +367,14 @@ def test_a_user_tests_once_at_a_time(tmp_path: Path) -> None:
 
     async def scenario() -> None:
         launcher = Launcher()
-        sender = sender_of(launcher, tmp_path)
-        first = asyncio.create_task(sender.test(message("test")))
+        sender = program_of(launcher, tmp_path)
+        first = asyncio.create_task(sender.test(SELF))
         await asyncio.sleep(0)
         with pytest.raises(TooMany):
-            await sender.test(message("test"))
+            await sender.test(SELF)
         gate.touch()
         assert [each.error for each in (await first).receivers] == [None]
-        assert [each.error for each in (await sender.test(message("test"))).receivers] == [None]
+        assert [each.error for each in (await sender.test(SELF)).receivers] == [None]
         await launcher.close()
 
     asyncio.run(scenario())
@@ -391,7 +382,7 @@ def test_a_user_tests_once_at_a_time(tmp_path: Path) -> None:
 
 def test_old_notifications_are_deleted_and_pending_ones_stay(store: SqlStore) -> None:
     add(store, message("one"), message("two"))
-    records = Notifications(store)
+    records = Outbox(store)
     first = records.next_of(SELF, datetime.now(UTC))
     assert first is not None
     records.settle(first, None, None, None)
@@ -423,17 +414,13 @@ def test_each_receiver_says_what_is_wrong_with_it(receiver: Receiver) -> None:
     receiver.refuses = 1
     asked = NotificationOrder("test", "title", "body", 10, verbose=True)
     nowhere = "/nonexistent/program"
-    settings = NotifySettings(
-        command=(nowhere,), mail="me@example.org", sendmail=nowhere,
-        urls=(receiver.url, "json://127.0.0.1:9/"),
-    )  # fmt: skip
+    settings = NotifySettings(command=(nowhere,), urls=(receiver.url, "json://127.0.0.1:9/"))
     receivers = receivers_of(settings)
     with ThreadPoolExecutor(len(receivers)) as pool:
         sent = [pool.submit(each.send, asked, 10) for each in receivers]
-    command, mail, refused, unreachable = (each.exception() for each in sent)
-    assert isinstance(command, NotSent) and isinstance(mail, NotSent)
+    command, refused, unreachable = (each.exception() for each in sent)
+    assert isinstance(command, NotSent)
     assert nowhere not in str(command) and nowhere in (command.hint or "")
-    assert "sendmail" in str(mail) and nowhere in (mail.hint or "")
     assert isinstance(refused, NotSent) and isinstance(unreachable, NotSent)
     assert "503" in refused.output and "Connection" not in refused.output
     assert "Connection" in unreachable.output and "503" not in unreachable.output

@@ -13,22 +13,18 @@ from gpulease.domain.health import Drain, GpuAvailability
 from gpulease.domain.job import Exit, Job, Outcome, grant, worker_gone, worker_started
 from gpulease.domain.lease import LONGEST_TIME, Trigger
 from gpulease.domain.memory_estimate import size_next_time
-from gpulease.domain.notifications import (
+from gpulease.domain.notifications import NotifyEvent, about_gpu, message_on, time_is_short
+from gpulease.domain.placement import Placement
+from gpulease.errors import BadConfiguration, BadValue, with_hint
+from gpulease.notifications.messages import last_lines, memory_use
+from gpulease.notifications.sender import (
     BURST,
     FIRST_PAUSE,
     LONGEST_PAUSE,
     QUIET_AFTER,
     MessageBudget,
-    NotifyEvent,
-    about_gpu,
     collected,
-    last_lines,
-    memory_use,
-    message_on,
-    time_is_short,
 )
-from gpulease.domain.placement import Placement
-from gpulease.errors import BadConfiguration, BadValue, with_hint
 from gpulease.units import format_size
 from gpulease.wire.notifications import EVENTS_OF_JOBS, notify_events
 
@@ -191,7 +187,7 @@ def test_events_are_checked_and_each_counts_once() -> None:
     [
         ('events = "fail,time-left=2h"', None),
         ('events = ["none"]', None),
-        ("mail = 'me@example.org'", None),
+        ("mail = 'me@example.org'", "no longer sends mail"),
         ('events = ["fale"]', "no event named 'fale'"),
         ('events = ["time-left=soon"]', "cannot read the time 'soon'"),
         ('time_left = "0.3s"', "cannot read the time"),

@@ -1,4 +1,4 @@
-"""The receivers of notifications: a command, mail by sendmail, and what Apprise knows.
+"""The receivers of notifications: a command, and what Apprise knows.
 
 A reason why a message could not be sent may be shown to others, so it contains nothing of the
 user's file. What programs print is the output, which only the user sees.
@@ -11,23 +11,19 @@ import os
 import signal
 import subprocess
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from email.message import EmailMessage
-from email.policy import SMTP
 from pathlib import Path
 from typing import IO, Protocol
 
 from gpulease.daemon_packages import install_hint
-from gpulease.notify.settings import NotifySettings
+from gpulease.notifications.settings import NotifySettings
 from gpulease.wire.notifications import NotificationOrder
 
 _MOST_OUTPUT = 4000
 """Bytes of the output of a program."""
-_MAILERS_PAUSE = 75
-"""EX_TEMPFAIL of sysexits(3)."""
 
 
 class NotSent(Exception):
@@ -66,8 +62,6 @@ def receivers_of(settings: NotifySettings) -> Sequence[Receiver]:
     found: list[Receiver] = []
     if settings.command:
         found.append(_Command(settings.command))
-    if settings.mail is not None:
-        found.append(_Mail(settings.mail, settings.sendmail))
     found += [_Url(number, url) for number, url in enumerate(settings.urls, 1)]
     return found
 
@@ -122,90 +116,38 @@ class _Command:
             "GPULEASE_JOB": "" if order.job is None else str(order.job),
             "GPULEASE_TITLE": title_of(order),
         }
-        text = f"{title_of(order)}\n\n{text_of(order)}\n"
-        try:
-            return _run(self.argv, text.encode(), variables, order, within_s)
-        except OSError as error:
-            hint = f"set command in [notify] to a program, instead of {self.argv[0]}"
-            raise NotSent(f"its program cannot be run: {error.strerror}", hint) from error
-
-
-@dataclass(frozen=True)
-class _Mail:
-    """A mail by the sendmail of this machine."""
-
-    address: str
-    sendmail: str
-    name: str = "mail"
-
-    @property
-    def key(self) -> str:
-        return _digest("mail", self.address)
-
-    def send(self, order: NotificationOrder, within_s: float) -> str:
-        mail = EmailMessage(policy=SMTP.clone(linesep="\n"))
-        mail["To"] = self.address
-        mail["Subject"] = title_of(order)
-        mail["Auto-Submitted"] = "auto-generated"
-        mail.set_content(f"{text_of(order)}\n")
-        # -i: a line with a dot does not end the message.
-        argv = (self.sendmail, "-i", "--", self.address)
-        try:
-            return _run(argv, mail.as_bytes(), {}, order, within_s)
-        except OSError as error:
-            hint = f"install a mail server, or set sendmail in [notify]; it is {self.sendmail}"
-            raise NotSent(f"sendmail cannot be run: {error.strerror}", hint) from error
-
-
-def _run(
-    argv: Sequence[str],
-    text: bytes,
-    variables: Mapping[str, str],
-    order: NotificationOrder,
-    within_s: float,
-) -> str:
-    """Run a program that reads `text`, and return its output.
-
-    Raises:
-        OSError: it cannot be run.
-        NotSent: it failed.
-    """
-    with tempfile.TemporaryFile() as output:
-        to = output if order.verbose else subprocess.DEVNULL
-        process = subprocess.Popen(
-            argv,
-            stdin=subprocess.PIPE,
-            stdout=to,
-            stderr=to,
-            cwd=_directory(),
-            env={**os.environ, **variables},
-            start_new_session=True,
-        )
-        try:
-            process.communicate(text, within_s)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            raise NotSent(f"no end within {within_s:.0f}s", output=_end_of(output)) from None
-        if process.returncode:
-            raise NotSent(_how(process.returncode), output=_end_of(output))
-        return _end_of(output)
-
-
-def _how(status: int) -> str:
-    if status == _MAILERS_PAUSE:
-        return "its program failed for now (exit status 75)"
-    return f"signal {-status}" if status < 0 else f"exit status {status}"
+        home = os.environ.get("HOME", "/")
+        # A file, and no pipe: what the command leaves behind may keep its output open.
+        with tempfile.TemporaryFile() as output:
+            to = output if order.verbose else subprocess.DEVNULL
+            try:
+                process = subprocess.Popen(
+                    self.argv,
+                    stdin=subprocess.PIPE,
+                    stdout=to,
+                    stderr=to,
+                    cwd=home if Path(home).is_dir() else "/",
+                    env={**os.environ, **variables},
+                    start_new_session=True,
+                )
+                text = f"{title_of(order)}\n\n{text_of(order)}\n"
+                process.communicate(text.encode(), within_s)
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)
+                raise NotSent(f"no end within {within_s:.0f}s", output=_end_of(output)) from None
+            except OSError as error:
+                hint = f"set command in [notify] to a program, instead of {self.argv[0]}"
+                raise NotSent(f"its program cannot be run: {error.strerror}", hint) from error
+            if status := process.returncode:
+                how = f"signal {-status}" if status < 0 else f"exit status {status}"
+                raise NotSent(how, output=_end_of(output))
+            return _end_of(output)
 
 
 def _end_of(output: IO[bytes]) -> str:
     size = output.seek(0, os.SEEK_END)
     output.seek(max(0, size - _MOST_OUTPUT))
     return output.read().decode(errors="replace")
-
-
-def _directory() -> str:
-    home = os.environ.get("HOME", "/")
-    return home if Path(home).is_dir() else "/"
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ _IS_NEW = (
 )
 
 
-class Notifications:
+class Outbox:
     """Reads and changes notifications; only `waiting` may run in another thread than the writer."""
 
     def __init__(self, store: SqlStore) -> None:

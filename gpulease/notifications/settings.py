@@ -8,12 +8,16 @@ from pathlib import Path
 from typing import Any
 
 from gpulease import config
-from gpulease.errors import BadConfiguration, GpuleaseError
+from gpulease.errors import BadConfiguration, BadValue, GpuleaseError
 from gpulease.setting_parsers import read_toml
 from gpulease.units import parse_setting_span
 
-SENDMAIL = "/usr/sbin/sendmail"
-_KEYS = ("events", "command", "mail", "sendmail", "urls", "time_left", "details")
+_KEYS = ("events", "command", "urls", "time_left", "details")
+_ONCE_KNOWN = ("mail", "sendmail")
+_MAIL_HINT = (
+    'for mail, use urls = ["mailto://..."] as Apprise has them, or '
+    """command = ["sh", "-c", 'mail -s "$GPULEASE_TITLE" me@example.org']"""
+)
 _MOST_URLS = 16
 
 
@@ -24,9 +28,6 @@ class NotifySettings:
     events: tuple[str, ...] = ()
     command: tuple[str, ...] = ()
     """The command and its arguments."""
-    mail: str | None = None
-    sendmail: str = SENDMAIL
-    """The program that sends mail, as the system's mail server installs it."""
     urls: tuple[str, ...] = ()
     """As Apprise has them. They contain secrets."""
     time_left: timedelta = timedelta(minutes=10)
@@ -36,7 +37,7 @@ class NotifySettings:
 
     @property
     def has_receiver(self) -> bool:
-        return bool(self.command or self.mail or self.urls)
+        return bool(self.command or self.urls)
 
 
 def read_notify_settings(environment: Mapping[str, str]) -> NotifySettings:
@@ -60,7 +61,7 @@ def read_notify_settings(environment: Mapping[str, str]) -> NotifySettings:
     try:
         return _settings_of(table)
     except (ValueError, GpuleaseError) as error:
-        hint = "see docs/commands/notify.md for an example"
+        hint = getattr(error, "hint", None) or "see docs/commands/notify.md for an example"
         raise BadConfiguration(
             f"cannot use [{config.NOTIFY_TABLE}] in {path}: {error}", hint
         ) from None
@@ -69,32 +70,27 @@ def read_notify_settings(environment: Mapping[str, str]) -> NotifySettings:
 def _settings_of(table: Any) -> NotifySettings:
     if not isinstance(table, dict):
         raise ValueError("it is a table")
+    if gone := [key for key in _ONCE_KNOWN if key in table]:
+        raise BadValue(f"gpulease no longer sends mail itself, so {gone[0]} has no use", _MAIL_HINT)
     if unknown := [key for key in table if key not in _KEYS]:
         raise ValueError(f"it has an unknown key {unknown[0]!r}; known keys: {', '.join(_KEYS)}")
     urls = _texts(table, "urls")
     if len(urls) > _MOST_URLS:
         raise ValueError(f"urls has {len(urls)} entries, and the limit is {_MOST_URLS}")
     default = NotifySettings()
-    time_left = _text(table, "time_left")
+    time_left = table.get("time_left")
+    if time_left is not None and not isinstance(time_left, str):
+        raise ValueError("time_left is a text")
     details = table.get("details", default.details)
     if not isinstance(details, bool):
         raise ValueError("details is true or false")
     return NotifySettings(
         events=_texts(table, "events"),
         command=_command(table),
-        mail=_address(_text(table, "mail")),
-        sendmail=_text(table, "sendmail") or default.sendmail,
         urls=urls,
         time_left=default.time_left if time_left is None else parse_setting_span(time_left),
         details=details,
     )
-
-
-def _text(table: Mapping[str, Any], key: str) -> str | None:
-    value = table.get(key)
-    if value is not None and not (isinstance(value, str) and value and "\0" not in value):
-        raise ValueError(f"{key} is a text")
-    return value
 
 
 def _texts(table: Mapping[str, Any], key: str) -> tuple[str, ...]:
@@ -112,9 +108,3 @@ def _command(table: Mapping[str, Any]) -> tuple[str, ...]:
     line = table.get("command")
     words = tuple(shlex.split(line)) if isinstance(line, str) else _texts(table, "command")
     return (str(Path(words[0]).expanduser()), *words[1:]) if words else ()
-
-
-def _address(mail: str | None) -> str | None:
-    if mail is not None and not (mail.isprintable() and " " not in mail):
-        raise ValueError("mail is the address of one person")
-    return mail

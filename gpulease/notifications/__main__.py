@@ -15,8 +15,8 @@ from queue import Empty, SimpleQueue
 import msgspec
 
 from gpulease.errors import GpuleaseError
-from gpulease.notify.receivers import NotSent, Receiver, receivers_of
-from gpulease.notify.settings import read_notify_settings
+from gpulease.notifications.receivers import NotSent, Receiver, receivers_of
+from gpulease.notifications.settings import read_notify_settings
 from gpulease.wire.notifications import (
     END,
     VARIABLE,
@@ -28,7 +28,7 @@ _SHARE = 0.9
 """The part of the time that each receiver has."""
 _NONE = (
     "no receiver is configured",
-    "set command, mail or urls in [notify] of ~/.config/gpulease/config.toml",
+    "set command or urls in [notify] of ~/.config/gpulease/config.toml",
 )
 
 
