@@ -14,6 +14,7 @@ from apscheduler.triggers.cron import CronTrigger
 
 from gpulease.errors import BadValue
 from gpulease.service.log_once import LogOnce
+from gpulease.units import format_instant
 
 _log = logging.getLogger(__name__)
 
@@ -127,11 +128,7 @@ class LocalTime:
 
     def text(self, at: datetime, now: datetime) -> str:
         """Return an instant for people, without the day if that is today."""
-        local, today = at.astimezone(self._zone), now.astimezone(self._zone)
-        if local.date() == today.date():
-            return f"{local:%H:%M}"
-        near = abs(local - today) < timedelta(days=6)
-        return f"{local:%a %H:%M}" if near else f"{local:%Y-%m-%d %H:%M}"
+        return format_instant(at.astimezone(self._zone), now.astimezone(self._zone))
 
 
 @lru_cache(maxsize=64)

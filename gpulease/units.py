@@ -28,6 +28,8 @@ _FACTORS = {
 _CLOCK = r"(?:(\d+)-)?(\d{1,3}):([0-5]\d)(?::([0-5]\d))?"
 _LARGEST_SIZE = 1024 * TIB
 _LONGEST_SPAN = timedelta(days=3650)
+_WITH_WEEKDAY = timedelta(days=6)
+"""How near times are that have the day of the week."""
 _SHOWN_LENGTH = 40
 _LONGEST = 100
 """Characters of any value; Python refuses to convert numbers with thousands of digits."""
@@ -311,6 +313,19 @@ def format_above(size: int, limit: int) -> str:
     """Write a size above `limit` so that it does not read as the limit: 1.1G, but 1030M for 1G."""
     shown = format_size(size)
     return f"{-(-size // MIB)}M" if size > limit and shown == format_size(limit) else shown
+
+
+def format_instant(local: datetime, now: datetime, *, seconds: bool = False) -> str:
+    """Write an instant, in the time zone that it has, with the day if that is not the day of `now`.
+
+    The day of another week is a date.
+    """
+    # A format such as %H:%M takes several times as long.
+    text = local.isoformat(" ")
+    clock = text[11 : 19 if seconds else 16]
+    if local.toordinal() == now.toordinal():
+        return clock
+    return f"{local:%a} {clock}" if abs(local - now) < _WITH_WEEKDAY else f"{text[:10]} {clock}"
 
 
 def format_span(span: timedelta) -> str:

@@ -9,7 +9,7 @@ from gpulease.cli import options as given
 from gpulease.cli.connect import SocketOption, connect
 from gpulease.cli.render import print_stderr, print_stdout
 from gpulease.client import Client, encode
-from gpulease.drawing.words import clean, id_of, index_of, size
+from gpulease.drawing.words import clean, id_of, labels_of, size
 from gpulease.light_json import indent
 from gpulease.units import Share, format_span, parse_memory, parse_span
 from gpulease.wire.jobs import JobView
@@ -66,7 +66,7 @@ def adopt(
 
 def adopted(client: Client, job: JobView, pid: int) -> str:
     """Describe the lease of a process that was adopted."""
-    labels = {gpu.uuid: index_of(gpu) for gpu in client.status(queue=0).gpus}
+    labels = labels_of(client.status(queue=0).gpus)
     leases = [f"{size(each.memory)} of GPU {labels.get(each.gpu, each.gpu)}" for each in job.leases]
     ends = f"until process {pid} ends"
     if job.claim.time_limit is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from gpulease.cli.tables import Block, Column, Hanging, Line, Page, Span, Table, line
+from gpulease.drawing.arrays import Array, array_of, indices_of
 from gpulease.drawing.words import (
     between,
     clean,
@@ -13,7 +14,7 @@ from gpulease.drawing.words import (
     reason_of,
     requested,
 )
-from gpulease.wire.text import has_failed, ranges
+from gpulease.wire.text import has_failed
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -24,17 +25,15 @@ if TYPE_CHECKING:
 
 _LABELS = 12
 _MOST_ROWS = 30
-_RUNNING = ("granted", "active", "releasing")
 
 
 def page(elements: Sequence[JobView], now: datetime) -> Page:
-    """Lay out an array; of an element that was tried again only the last attempt counts."""
-    first = elements[0]
-    last_tries = {job.queue.array_index: job for job in elements if job.queue is not None}
+    """Lay out an array."""
+    array = array_of(elements, now)
     return [
-        (Span(f"array {first.id}", "title"), Span(f"  {named(first)}")),
-        *(_pair(name, text) for name, text in _fields(first, list(last_tries.values()), now)),
-        *_groups(list(last_tries.values()), now),
+        (Span(f"array {array.first.id}", "title"), Span(f"  {named(array.first)}")),
+        *(_pair(name, text) for name, text in _fields(array, now)),
+        *_groups(array, now),
     ]
 
 
@@ -42,18 +41,16 @@ def _pair(name: str, text: str) -> Block:
     return Hanging((Span(f"  {name:<{_LABELS}}", "dim"), Span(text)), _LABELS + 2)
 
 
-def _fields(
-    first: JobView, elements: Sequence[JobView], now: datetime
-) -> Iterator[tuple[str, str]]:
+def _fields(array: Array, now: datetime) -> Iterator[tuple[str, str]]:
+    first = array.first
     most = None if first.queue is None else first.queue.array_most
-    indices = sorted(job.queue.array_index or 0 for job in elements if job.queue is not None)
-    yield "elements", f"{len(elements)}: {ranges(indices)}"
-    yield "state", _counted(elements)
+    yield "elements", f"{len(array.elements)}: {indices_of(array.elements)}"
+    yield "state", array.counts
     if most is not None:
         yield "at once", f"at most {most}"
     yield "user", clean(first.user)
     yield "command", clean(first.command)
-    yield "asks", _requested(elements)
+    yield "asks", _requested(array.elements)
     yield "submitted", clock(first.submitted_at, now)
 
 
@@ -68,28 +65,8 @@ def _amount(claim: ClaimView) -> tuple[int, float]:
     return claim.gpus, claim.memory or claim.share or 0
 
 
-def _counted(elements: Sequence[JobView]) -> str:
-    """Count the elements by state; those that ended by whether they succeeded."""
-    counts = {
-        "queued": sum(job.state == "queued" for job in elements),
-        "running": sum(job.state in _RUNNING for job in elements),
-        "succeeded": sum(job.exit_status == 0 for job in elements),
-        "failed": sum(map(has_failed, elements)),
-        "stopped": sum(
-            job.state == "ended" and job.exit_status != 0 and not has_failed(job)
-            for job in elements
-        ),
-    }
-    return ", ".join(f"{count} {state}" for state, count in counts.items() if count)
-
-
-def _groups(elements: Sequence[JobView], now: datetime) -> Iterator[Block]:
+def _groups(array: Array, now: datetime) -> Iterator[Block]:
     """Show a row for the elements that have one state and one reason, running ones first."""
-    groups: dict[tuple[object, ...], list[JobView]] = {}
-    for job in elements:
-        key: tuple[object, ...] = label(job), job.exit_status, reason_of(job, now)
-        groups.setdefault((*key, job.id) if job.state in _RUNNING else key, []).append(job)
-    rows = sorted(groups.values(), key=lambda group: group[0].state not in _RUNNING)
     columns = (
         Column("JOB", right=True),
         Column("STATE"),
@@ -99,9 +76,9 @@ def _groups(elements: Sequence[JobView], now: datetime) -> Iterator[Block]:
         Column("REASON", wraps=True, least=20, below=""),
     )
     yield line("")
-    yield Table(columns, tuple(_row(group, now) for group in rows[:_MOST_ROWS]))
-    if len(rows) > _MOST_ROWS:
-        yield line(f"and {len(rows) - _MOST_ROWS} more rows; gpulease show --json has all", "dim")
+    yield Table(columns, tuple(_row(group, now) for group in array.groups[:_MOST_ROWS]))
+    if (more := len(array.groups) - _MOST_ROWS) > 0:
+        yield line(f"and {more} more rows; gpulease show --json has all", "dim")
 
 
 def _row(group: Sequence[JobView], now: datetime) -> tuple[Line, ...]:

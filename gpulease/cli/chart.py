@@ -10,6 +10,7 @@ from itertools import groupby
 from math import ceil
 
 from gpulease.cli.tables import Span, draw, wrap
+from gpulease.drawing.axes import size_step, time_marks
 from gpulease.drawing.words import display_width, shorten
 from gpulease.record import record
 from gpulease.units import format_size
@@ -17,28 +18,19 @@ from gpulease.units import format_size
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-    from datetime import datetime, timedelta, tzinfo
+    from datetime import datetime, tzinfo
 
     from gpulease.cli.tables import Line, Style
 
     _Drawn = tuple["Layer", Sequence[int | None]]
     """A layer, and the height of each of its columns in eighths of a row."""
-else:
-    from _datetime import timedelta
 
 _EIGHTHS = "▁▂▃▄▅▆▇█"
 _LEAST_ROWS = 3
 _LEAST_COLUMNS = 10
 _ROWS_A_TICK = 3
+_COLUMNS_A_LABEL = 12
 _UNKNOWN = "?"
-_MINUTE, _HOUR, _DAY = 60, 3600, 86400
-_STEPS = (
-    *(1, 2, 5, 10, 15, 30),
-    *(each * _MINUTE for each in (1, 2, 5, 10, 15, 30)),
-    *(each * _HOUR for each in (1, 2, 3, 6, 12)),
-    *(each * _DAY for each in (1, 2, 7, 14, 28, 91, 182, 364)),
-)
-"""Seconds between two labels of the time."""
 
 
 @record(frozen=True)
@@ -148,21 +140,13 @@ def _scale(largest: int, limit: int | None, rows: int) -> tuple[dict[int, str], 
     The line of a limit takes the row above it, so that what is within the limit stays below it.
     """
     top = largest * rows / (rows - 1) if limit == largest else float(largest)
-    ticks = range(0, int(top) + 1, tick_step(top, max(1, rows // _ROWS_A_TICK)))
+    ticks = range(0, int(top) + 1, size_step(top, max(1, rows // _ROWS_A_TICK)))
     labels = {int(value * rows / top): format_size(value) for value in ticks}
     if limit is not None:
         row = min(rows - 1, ceil(limit * rows / top))
         labels = {each: text for each, text in labels.items() if abs(each - row) > 1}
         labels[row] = format_size(limit)
     return {**labels, 0: "0"}, top
-
-
-def tick_step(top: float, most: int) -> int:
-    """Return the bytes between two labels of sizes up to `top`, of which there are `most`."""
-    step = 1
-    while top / step > most:
-        step *= 2
-    return step
 
 
 def _columns(layer: Layer, columns: int) -> Iterator[float | None]:
@@ -222,8 +206,8 @@ def _time_axis(times: Times, count: int, margin: int, columns: int, blocks: bool
     span = count * times.step
     axis, labels = ["─" if blocks else "-"] * columns, [" "] * columns
     end = -1
-    for after, label in _time_labels(times, span, columns):
-        column = int(after / span * columns)
+    for part, label in time_marks(times.begins_at, span, columns / _COLUMNS_A_LABEL, times.zone):
+        column = int(part * columns)
         begin = min(max(0, column - len(label) // 2), columns - len(label))
         if begin > end and column < columns:
             axis[column] = "┬" if blocks else "+"
@@ -232,28 +216,6 @@ def _time_axis(times: Times, count: int, margin: int, columns: int, blocks: bool
     corner = "└" if blocks else "+"
     yield (Span(" " * margin + corner + "".join(axis), "dim"),)
     yield (Span(" " * (margin + 1) + "".join(labels), "dim"),)
-
-
-def _time_labels(times: Times, span: float, columns: int) -> Iterator[tuple[float, str]]:
-    """Yield the labels of the time, each with the seconds after the begin."""
-    step = next((each for each in _STEPS if span / each * 12 <= columns), _STEPS[-1])
-    begin = times.begins_at.astimezone(times.zone)
-    midnight = begin.replace(hour=0, minute=0, second=0, microsecond=0)
-    after = -((begin - midnight).total_seconds() % min(step, _DAY))
-    while after <= span:
-        if after >= 0:
-            local = (times.begins_at + timedelta(seconds=after)).astimezone(times.zone)
-            yield after, _time_label(local, step)
-        after += step
-
-
-def _time_label(local: datetime, step: int) -> str:
-    if step >= _DAY:
-        # Two hours: a midnight after a change of the clock is an hour early.
-        return f"{local + timedelta(hours=2):%b %d}"
-    if (local.hour, local.minute, local.second) == (0, 0, 0):
-        return f"{local:%b %d}"
-    return f"{local:%H:%M}" if step >= _MINUTE else f"{local:%H:%M:%S}"
 
 
 def _legend(layers: Sequence[Layer], limit: Limit | None, *, blocks: bool) -> Line:

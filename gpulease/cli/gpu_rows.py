@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from gpulease.cli.tables import Column, Line, Span, Style, Table, line, widths
+from gpulease.drawing.gpus import Note, ends, labels_in_ranges, remainder
 from gpulease.drawing.words import UNKNOWN, amount, degrees, display_width, percent
 from gpulease.record import record, replace
 from gpulease.wire.text import ranges
@@ -27,7 +28,7 @@ _MOST_GPU_ROWS = 8
 """Of more GPUs, those in the same state share a row on a terminal."""
 _LABELS = 12
 """The columns that the labels of GPUs in one row keep."""
-_GLYPHS: dict[Style, tuple[str, str]] = {
+GLYPHS: dict[Style, tuple[str, str]] = {
     "used": ("█", "used"),
     "leased": ("▒", "leased"),
     "unmanaged": ("▚", "no lease"),
@@ -36,19 +37,6 @@ _GLYPHS: dict[Style, tuple[str, str]] = {
     "closed": ("╱", "unavailable"),
 }
 """The parts of a bar, which differ without colour; `render` has their letters in ASCII."""
-
-
-def labels_in_ranges(places: Sequence[int], labels: Sequence[str]) -> str:
-    """Write the labels of GPUs in ranges: 0-3, 7."""
-    runs: list[list[int]] = []
-    for place in places:
-        if runs and place == runs[-1][-1] + 1:
-            runs[-1].append(place)
-        else:
-            runs.append([place])
-    return ", ".join(
-        labels[run[0]] if len(run) == 1 else f"{labels[run[0]]}-{labels[run[-1]]}" for run in runs
-    )
 
 
 def bar(row: GpuRow, cells: int) -> Line:
@@ -66,14 +54,13 @@ def bar(row: GpuRow, cells: int) -> Line:
         (used, "used"),
         (committed - used, "exclusive" if row.is_exclusive else "leased"),
         (row.unmanaged, "unmanaged"),
-        (memory.total, "exclusive" if row.is_exclusive else "free" if row.free else "closed"),
+        (memory.total, remainder(row.free, is_exclusive=row.is_exclusive)),
     )
-    spans, begin, taken = [], 0, 0
-    for part, style in parts:
-        taken = min(memory.total, taken + part)
-        end = (2 * cells * taken + memory.total) // (2 * memory.total)
+    spans, begin = [], 0
+    places = ends((amount for amount, _ in parts), memory.total, cells)
+    for (_, style), end in zip(parts, places, strict=True):
         if end > begin:
-            spans.append(Span(_GLYPHS[style][0] * (end - begin), style))
+            spans.append(Span(GLYPHS[style][0] * (end - begin), style))
         begin = end
     return tuple(spans)
 
@@ -82,19 +69,10 @@ def _legend(bars: Iterable[Line], indent: int) -> Line:
     """Name the parts that occur in bars."""
     drawn = {style for each in bars for _, style in each}
     spans = [Span(" " * indent)]
-    for style, (glyph, name) in _GLYPHS.items():
+    for style, (glyph, name) in GLYPHS.items():
         if style in drawn:
             spans += [Span(glyph, style), Span(f" {name}  ", "dim")]
     return tuple(spans)
-
-
-@record(frozen=True)
-class Note:
-    """Why a GPU is not simply available: "kept for job" 5."""
-
-    text: str
-    job: int | None = None
-    style: Style = "warn"
 
 
 @record(frozen=True)

@@ -7,7 +7,7 @@ from math import nan
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gpulease.cli.chart import tick_step
+from gpulease.drawing.axes import size_step
 from gpulease.figure_file import check_target, label_times, new_figure, save
 from gpulease.units import format_size
 from gpulease.wire.text import USER_COLOURS
@@ -81,7 +81,7 @@ def _draw(axes: Axes, chart: Chart) -> None:
 
 
 def _label(axes: Axes, top: int) -> None:
-    ticks = range(0, top + 1, tick_step(top, _MOST_TICKS))
+    ticks = range(0, top + 1, size_step(top, _MOST_TICKS))
     axes.set_yticks(ticks, [format_size(each) for each in ticks])
     axes.set_ylim(0, top * 1.05 or 1)
     axes.grid(alpha=0.3)

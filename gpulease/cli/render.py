@@ -186,7 +186,7 @@ def write_output(kind: FrameKind, piece: bytes) -> None:
         raise OutputClosed from None
 
 
-IN_ASCII = str.maketrans("█▒▚░▓╱·…", "#=!.x/-~")
+IN_ASCII = str.maketrans("█▒▚░▓╱·…─▁▂▃▄▅▆▇", "#=!.x/-~-_.:-=+*")
 """What stands for characters that a terminal lacks."""
 
 

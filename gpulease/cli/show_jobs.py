@@ -11,7 +11,7 @@ from gpulease.cli.render import local_time, print_stdout, screen_of, show_page
 from gpulease.cli.tables import Page, line
 from gpulease.client.light_client import read
 from gpulease.cluster_choice import acts_on_slurm
-from gpulease.drawing.words import index_of
+from gpulease.drawing.words import labels_of
 from gpulease.errors import BadValue, GpuleaseError
 from gpulease.light_json import indent
 from gpulease.locations import environment
@@ -95,6 +95,6 @@ def _indexes(client: LightClient, job: JobView) -> Mapping[str, str]:
     if not job.leases:
         return {}
     try:
-        return {gpu.uuid: index_of(gpu) for gpu in client.status(queue=0).gpus}
+        return labels_of(client.status(queue=0).gpus)
     except GpuleaseError:
         return {}

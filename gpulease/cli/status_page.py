@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from gpulease.cli.gpu_rows import GpuRow, Note, gpu_table, gpus_in_columns, gpus_in_words
+from gpulease.cli.gpu_rows import GpuRow, gpu_table, gpus_in_columns, gpus_in_words
 from gpulease.cli.light_connection import light_client
 from gpulease.cli.render import local_time, own_name, print_stdout, screen_of, show_page
 from gpulease.cli.status_tables import (
@@ -18,14 +18,14 @@ from gpulease.cli.status_tables import (
     first_that_fits,
     heading,
     jobs_part,
-    models,
     queue_part,
     rows_asked_for,
     tightened,
     with_similar_folded,
 )
-from gpulease.cli.tables import Block, Hanging, Line, Page, Style, line
+from gpulease.cli.tables import Block, Hanging, Page, Style, line
 from gpulease.cluster_choice import acts_on_slurm
+from gpulease.drawing.gpus import exclusive_job, models, notes
 from gpulease.drawing.words import (
     UNKNOWN,
     alike,
@@ -39,11 +39,10 @@ from gpulease.drawing.words import (
     ids_of,
     in_the_way,
     index_of,
-    is_above,
-    label,
-    lacks_limit,
+    labels_of,
     named,
     reason_of,
+    remark_on,
     requested,
     shorten,
     size,
@@ -74,7 +73,6 @@ _MOST_PROCESSES = 5
 _REMARKS: Mapping[str, int] = {"tight": 1, "bars": 0, "counts": 0}
 """Health events and windows that are shown; otherwise all."""
 _SHOWN_AS_STATE = frozenset({"drained", "resumed", "faulty"})
-_NEEDS_AN_ADMIN = frozenset({"unreadable", "lost", "prohibited"})
 
 
 def print_status(
@@ -195,7 +193,7 @@ def _gpus(about: _About, width: int | None, detail: Detail) -> Iterator[Block]:
 
 
 def _gpu_row(gpu: GpuView, about: _About) -> GpuRow:
-    alone = _exclusive_job(gpu, about)
+    alone = exclusive_job(gpu, about.holding)
     return GpuRow(
         label=index_of(gpu),
         memory=gpu.memory,
@@ -206,37 +204,6 @@ def _gpu_row(gpu: GpuView, about: _About) -> GpuRow:
         utilization=gpu.utilization,
         temperature=gpu.temperature,
     )
-
-
-def _exclusive_job(gpu: GpuView, about: _About) -> int | None:
-    alone = (job for job in about.holding if job.claim.exclusive)
-    return next((job.id for job in alone for lease in job.leases if lease.gpu == gpu.uuid), None)
-
-
-def notes(gpu: GpuView, alone: int | None, view: StatusView) -> Iterator[Note]:
-    """Say why a GPU is not simply available."""
-    yield from _notes_on_state(gpu, view)
-    if alone is not None:
-        yield Note("exclusive: job", alone)
-    if gpu.state == "available" and gpu.kept_for is not None:
-        yield Note("kept for job", gpu.kept_for)
-    if gpu.slurm:
-        yield Note("assigned by Slurm", style="dim")
-    for window in view.windows:
-        if window.is_on and gpu.uuid in window.on:
-            yield Note(f"window {clean(window.name)}")
-
-
-def _notes_on_state(gpu: GpuView, view: StatusView) -> Iterator[Note]:
-    style: Style = "bad" if gpu.state in _NEEDS_AN_ADMIN else "warn"
-    detail = clean(gpu.detail or "")
-    if gpu.state != "available" and not detail.startswith(gpu.state):
-        detail = f"{gpu.state}: {detail}" if detail else gpu.state
-    if detail:
-        yield Note(detail, style="dim" if gpu.state == "divided" else style)
-    is_seen = gpu.state == "divided" or any(unmanaged_processes(gpu, view, gone=True))
-    if (unmanaged := used_without_lease(gpu, view)) and not is_seen:
-        yield Note(f"{size(unmanaged)} used without a lease", style="bad")
 
 
 def _remarks(about: _About) -> Iterator[Block]:
@@ -264,7 +231,7 @@ def _job_rows(about: _About) -> list[JobRow]:
     holding = about.holding
     if about.is_short:
         holding = sorted(holding, key=lambda job: job.user != about.user)
-    indexes = {gpu.uuid: index_of(gpu) for gpu in about.view.gpus}
+    indexes = labels_of(about.view.gpus)
     return [row for job in holding for row in _rows_of(job, indexes, about)]
 
 
@@ -272,7 +239,7 @@ def _rows_of(job: JobView, indexes: Mapping[str, str], about: _About) -> Iterato
     """Yield a row for each lease; a terminal gets one for leases of one size and state."""
     groups: dict[object, list[LeaseView]] = {}
     for lease in job.leases:
-        state = state_of(job, lease, about.now)
+        state = remark_on(job, [lease], about.now)
         key = (lease.memory, state) if about.is_short else lease.gpu
         groups.setdefault(key, []).append(lease)
     for leases in groups.values():
@@ -285,7 +252,7 @@ def _rows_of(job: JobView, indexes: Mapping[str, str], about: _About) -> Iterato
             lease=size(leases[0].memory),
             is_over=any((lease.used or 0) > lease.memory for lease in leases),
             left=until(job.expires_at, about.now) if job.expires_at else "",
-            state=state_of(job, leases[0], about.now),
+            state=line(*remark_on(job, leases, about.now)),
         )
 
 
@@ -295,20 +262,6 @@ def _uses(leases: Sequence[LeaseView]) -> str:
         return UNKNOWN
     least, most = amount(known[0]), amount(known[-1])
     return most if least == most else f"{least}-{most}"
-
-
-def state_of(job: JobView, lease: LeaseView, now: datetime) -> Line:
-    """Write the state of a job, unless it simply runs within its lease."""
-    if lease.over_since_at is not None:
-        stops = "" if lease.stops_at is None else f", stops in {until(lease.stops_at, now)}"
-        return line(f"over{stops}", "bad")
-    if is_above(job, lease) and not job.suspended:
-        return line("above", "warn")
-    if label(job) != "active":
-        return line(label(job), "warn")
-    if job.idle_ends_at is not None:
-        return line(f"idle, ends in {until(job.idle_ends_at, now)}", "warn")
-    return line("no framework limit", "warn") if lacks_limit(job) else line("")
 
 
 def _without_lease(about: _About, width: int | None, detail: Detail) -> Iterator[Block]:

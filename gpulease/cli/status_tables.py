@@ -5,7 +5,6 @@ Pages fit into a terminal: GPUs are always shown, jobs that do not fit are count
 
 from __future__ import annotations
 
-from gpulease.cli.gpu_rows import labels_in_ranges
 from gpulease.cli.tables import Column, Hanging, Line, Span, Table, draw, line
 from gpulease.drawing.words import UNKNOWN, display_width
 from gpulease.errors import BadUsage
@@ -73,20 +72,6 @@ def counts(running: int, waiting: int, own_running: int, own_waiting: int) -> st
     return ", ".join(
         f"{count} {what}" + (f" ({own} yours)" if own else "") for count, what, own in found
     )
-
-
-def models(gpus: Sequence[tuple[str, str]]) -> str:
-    """Write labels and models of GPUs: 4 x A100 24G, or of several models which GPU has which."""
-    of: dict[str, list[int]] = {}
-    for place, (_, name) in enumerate(gpus):
-        of.setdefault(name, []).append(place)
-    labels = [label for label, _ in gpus]
-    named = (
-        (f"{len(places)} x {name}" if len(places) > 1 else name)
-        + (f" ({labels_in_ranges(places, labels)})" if len(of) > 1 else "")
-        for name, places in of.items()
-    )
-    return ", ".join(named)
 
 
 @record(frozen=True)

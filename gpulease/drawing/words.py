@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from gpulease.units import format_size, format_span
+from gpulease.units import format_instant, format_size, format_span
 from gpulease.wire.text import claimed, printable, ranges, spoken
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from datetime import datetime, timedelta
+    from typing import Literal
 
     from gpulease.wire.jobs import ExplainView, JobView, LeaseView, RefusalView
     from gpulease.wire.machine import EnforcementLevelView, GpuView
@@ -19,8 +20,7 @@ else:
 UNKNOWN = "?"
 """What is not known. An empty text means none."""
 _MANY_DIGITS = 3
-_NEAR = timedelta(days=6)
-"""Times that are this near have the day of the week."""
+_MINUTE = timedelta(minutes=1)
 
 
 def clean(text: str) -> str:
@@ -118,20 +118,15 @@ def clock(written: str | None, now: datetime, *, seconds: bool = False) -> str:
     """Write an instant in the time zone of `now`, with the day if that is not today."""
     if written is None:
         return UNKNOWN
-    local = instant(written).astimezone(now.tzinfo)
-    # A format such as %H:%M takes several times as long.
-    text = local.isoformat(" ")
-    time = text[11 : 19 if seconds else 16]
-    if local.toordinal() == now.toordinal():
-        return time
-    if abs(local - now) < _NEAR:
-        return f"{local:%a} {time}"
-    return f"{text[:10]} {time}"
+    return format_instant(instant(written).astimezone(now.tzinfo), now, seconds=seconds)
 
 
-def until(written: str | None, now: datetime) -> str:
-    """Write the time from `now` to an instant."""
-    return UNKNOWN if written is None else _span(instant(written) - now)
+def until(written: str | None, now: datetime, *, rough: bool = False) -> str:
+    """Write the time from `now` to an instant; `rough`: in whole minutes, from one minute on.
+
+    What is redrawn or sent when it has changed would be so each second.
+    """
+    return UNKNOWN if written is None else _span(instant(written) - now, rough=rough)
 
 
 def between(start: str | None, end: str | None, now: datetime) -> str:
@@ -144,6 +139,11 @@ def between(start: str | None, end: str | None, now: datetime) -> str:
 def since(written: str, now: datetime) -> str:
     """Write the time since an instant."""
     return _span(now - instant(written))
+
+
+def labels_of(gpus: Iterable[GpuView]) -> dict[str, str]:
+    """Return the index of each GPU, as people see it, by its UUID."""
+    return {gpu.uuid: index_of(gpu) for gpu in gpus}
 
 
 SUSPENDED = "suspended"
@@ -244,6 +244,33 @@ def label(job: JobView) -> str:
     return job.state if job.state != "ended" else spoken(job.outcome or "ended")
 
 
+def jobs_in(rows: Iterable[JobView]) -> int:
+    """Return how many jobs rows stand for: one may be for the waiting elements of an array."""
+    arrays = (job.queue.array_waiting if job.queue is not None else None for job in rows)
+    return sum(1 if each is None else each.jobs for each in arrays)
+
+
+def remark_on(
+    job: JobView, leases: Sequence[LeaseView], now: datetime, *, rough: bool = False
+) -> tuple[str, Literal["", "warn", "bad"]]:
+    """Write the state of a job with regard to some of its leases, and how bad that is.
+
+    It is empty if the job simply runs within them.
+    """
+    over = [each for each in leases if each.over_since_at is not None]
+    if over:
+        stops = [each.stops_at for each in over if each.stops_at is not None]
+        when = f", stops in {until(min(stops), now, rough=rough)}" if stops else ""
+        return f"over{when}", "bad"
+    if not job.suspended and any(is_above(job, lease) for lease in leases):
+        return "above", "warn"
+    if label(job) != "active":
+        return label(job), "warn"
+    if job.idle_ends_at is not None:
+        return f"idle, ends in {until(job.idle_ends_at, now, rough=rough)}", "warn"
+    return ("no framework limit", "warn") if lacks_limit(job) else ("", "")
+
+
 def lacks_limit(job: JobView) -> bool:
     """Return whether a framework in a process of the job is not limited to the lease."""
     return job.hook in ("failed", "absent")
@@ -270,6 +297,7 @@ def _level(level: EnforcementLevelView) -> str:
     return clean(level.rung) + (" (not for all users)" if level.varies else "")
 
 
-def _span(span: timedelta) -> str:
+def _span(span: timedelta, *, rough: bool = False) -> str:
     """Write a span; one below zero, after the clock was set, is 0s."""
-    return format_span(max(span, timedelta(0)))
+    span = max(span, timedelta(0))
+    return format_span(span // _MINUTE * _MINUTE if rough and span >= _MINUTE else span)

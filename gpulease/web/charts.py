@@ -9,7 +9,9 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from math import ceil
 
-from gpulease.web.text import instant, size
+from gpulease.drawing.axes import size_step, time_marks
+from gpulease.drawing.words import instant
+from gpulease.units import format_size
 from gpulease.wire.history import MeanView
 
 PLOT_WIDTH = 1000
@@ -19,13 +21,6 @@ Series = Sequence[float | None]
 
 _MOST_TICKS = 5
 _Y_TICKS = 4
-_DAY = timedelta(days=1)
-_STEPS = (
-    *(timedelta(seconds=each) for each in (5, 15, 30)),
-    *(timedelta(minutes=each) for each in (1, 2, 5, 10, 15, 30)),
-    *(timedelta(hours=each) for each in (1, 2, 3, 6, 12)),
-    *(timedelta(days=each) for each in (1, 2, 7, 14, 30, 91, 182, 365)),
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +90,10 @@ def peak_band(name: str, peaks: Series, mean: MeanView | None) -> list[Curve]:
 
 def memory_chart(title: str, begins_at: str, step: float, curves: Sequence[Curve]) -> Chart | None:
     """Return a chart of bytes over time; None if nothing is known."""
-    return _chart(title, begins_at, step, curves, _size_step, size)
+    return _chart(
+        title, begins_at, step, curves, lambda top: size_step(top, _Y_TICKS),
+        lambda it: format_size(int(it)),
+    )  # fmt: skip
 
 
 def plain_chart(
@@ -120,16 +118,17 @@ def _chart(
     tops = [value for _, _, above in stacked for value in above if value is not None]
     if not tops:
         return None
-    y_step = step_of(max(*tops, top, 1) / _Y_TICKS)
+    y_step = step_of(max(*tops, top, 1))
     highest = y_step * ceil(max(*tops, top, 1) / y_step)
     count = max(len(curve.values) for curve in curves)
-    begin = instant(begins_at)
+    begin = instant(begins_at).astimezone()
     end = begin + timedelta(seconds=step * count)
     scale = _Scale(PLOT_WIDTH / count, PLOT_HEIGHT / highest)
     return Chart(
         title,
         [_shape(curve, below, above, scale, write) for curve, below, above in stacked],
-        list(_time_marks(begin, end)),
+        [Mark(round(100 * at, 2), text) for at, text in
+         time_marks(begin, step * count, _MOST_TICKS) if at < 1],
         [Mark(PLOT_HEIGHT - each * y_step * scale.y, write(each * y_step))
          for each in range(round(highest / y_step) + 1)],
         begin,
@@ -211,38 +210,11 @@ def _steps(run: range, values: Series, scale: _Scale, first: str, back: int = 0)
     return "".join(parts)
 
 
-def _size_step(wanted: float) -> float:
-    """Return a round number of bytes that is at least `wanted`."""
-    step = 1.0
-    while step < wanted:
-        step *= 2
-    return step
-
-
-def _number_step(wanted: float) -> float:
-    """Return 1, 2, 2.5 or 5 times a power of ten that is at least `wanted`."""
+def _number_step(top: float) -> float:
+    """Return 1, 2, 2.5 or 5 times a power of ten, of which some marks reach `top`."""
     power = 1.0
     while True:
         for factor in (1, 2, 2.5, 5):
-            if power * factor >= wanted:
+            if power * factor >= top / _Y_TICKS:
                 return power * factor
         power *= 10
-
-
-def _time_marks(begin: datetime, end: datetime) -> Iterator[Mark]:
-    """Yield round times of the clock between two instants."""
-    whole = end - begin
-    step = next((each for each in _STEPS if whole / each <= _MOST_TICKS), _STEPS[-1])
-    midnight = begin.replace(hour=0, minute=0, second=0, microsecond=0)
-    at = midnight + step * ceil((begin - midnight) / step)
-    while at < end:
-        yield Mark(round(100 * ((at - begin) / whole), 2), _written(at, step))
-        at += step
-
-
-def _written(at: datetime, step: timedelta) -> str:
-    if step < timedelta(minutes=1):
-        return f"{at:%H:%M:%S}"
-    if step < _DAY:
-        return f"{at:%H:%M}"
-    return f"{at:%a %d}" if step < timedelta(days=7) else f"{at:%b %d}"

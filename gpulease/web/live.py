@@ -12,10 +12,10 @@ from typing import Any
 from starlette.responses import PlainTextResponse, Response
 from starlette.types import Receive, Scope, Send
 
+from gpulease.drawing.words import instant
 from gpulease.errors import GpuleaseError
 from gpulease.web.daemon_reader import DaemonReader
-from gpulease.web.templates import render
-from gpulease.web.text import colors, instant
+from gpulease.web.templates import colors, render
 from gpulease.wire.machine import FIRST_IN_QUEUE, StatusView
 from gpulease.wire.unmanaged import unmanaged_processes
 
@@ -152,7 +152,7 @@ def values_of(status: StatusView) -> dict[str, Any]:
     users = {job.user for job in holding}
     return {
         "status": status,
-        "now": instant(status.at),
+        "now": instant(status.at).astimezone(),
         "holding": holding,
         "queued": [job for job in status.jobs if job.state == "queued"],
         "colors": colors(users),

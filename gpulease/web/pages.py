@@ -2,15 +2,16 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
 from markupsafe import Markup
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
+from gpulease.drawing.arrays import array_of
+from gpulease.drawing.words import instant, jobs_in, labels_of
 from gpulease.errors import GpuleaseError, NoSuchJob, NoSuchRoute, NotAllowed
-from gpulease.web.arrays import MOST_LINKS, MOST_ROWS, array_of
 from gpulease.web.charts import (
     Chart,
     Curve,
@@ -21,8 +22,7 @@ from gpulease.web.charts import (
 )
 from gpulease.web.daemon_reader import DaemonReader
 from gpulease.web.live import LiveStatus, sections, values_of
-from gpulease.web.templates import render
-from gpulease.web.text import colors, instant, jobs_in, labels_of
+from gpulease.web.templates import colors, render
 from gpulease.wire.history import SOME_POINTS, GpuHistoryView, JobMemoryView, MeanView
 from gpulease.wire.text import LARGEST_INDEX
 from gpulease.wire.usage import ReportView, SharesView, ShareView, UseView
@@ -30,6 +30,9 @@ from gpulease.wire.usage import ReportView, SharesView, ShareView, UseView
 ROWS = 100
 """Of the queue or of past jobs, on one page."""
 _MOST_PAGES = 200
+_MOST_ROWS = 100
+_MOST_LINKS = 8
+"""Of an array, and of one of its rows."""
 _QUEUE_FRESH_FOR_S = 2.0
 _ARRAY_FRESH_FOR_S = 5.0
 """An array has up to 10,000 elements."""
@@ -73,7 +76,9 @@ class Pages:
         """Show the machine now; live where the browser runs scripts."""
         status = await self._live.status()
         drawn = {name: Markup(html) for name, html in sections(status).items()}  # noqa: S704
-        return _page(request, "now.html", status=status, sections=drawn, now=instant(status.at))
+        return _page(
+            request, "now.html", status=status, sections=drawn, now=instant(status.at).astimezone()
+        )
 
     async def queue(self, request: Request) -> Response:
         """Show a page of the queue, in its order, with reasons and expected starts."""
@@ -133,10 +138,18 @@ class Pages:
 
     async def _array(self, request: Request, number: int) -> Response:
         """Show an array: how many of its elements wait, run and have ended."""
+        now = datetime.now().astimezone()
         jobs = await self._daemon.ask(
             ("array", number), lambda client: client.elements(number), _ARRAY_FRESH_FOR_S
         )
-        return _page(request, "array.html", array=array_of(jobs), most=MOST_ROWS, links=MOST_LINKS)
+        return _page(
+            request,
+            "array.html",
+            array=array_of(jobs, now),
+            now=now,
+            most=_MOST_ROWS,
+            links=_MOST_LINKS,
+        )
 
     async def _memory_of(self, job: int) -> JobMemoryView | None:
         """Return the memory of a job over time; None from an older daemon."""
@@ -195,7 +208,7 @@ class Pages:
         return _page(
             request, "health.html", status=status, events=events,
             checks=sorted(doctor.checks, key=lambda each: _WORST_FIRST.index(each.state)),
-            now=instant(status.at),
+            now=instant(status.at).astimezone(),
         )  # fmt: skip
 
 

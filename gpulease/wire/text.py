@@ -98,14 +98,20 @@ def has_failed(job: _MayHaveEnded) -> bool:
     return job.outcome is not None and job.outcome not in _ASKED_FOR and not succeeded
 
 
-def ranges(numbers: Sequence[int]) -> str:
-    """Write ascending numbers as ranges: 0-3,7,9-10; of many ranges only the first."""
+def runs(numbers: Sequence[int]) -> list[list[int]]:
+    """Return the first and the last number of each run of ascending numbers without gaps."""
     found: list[list[int]] = []
     for number in numbers:
         if found and number == found[-1][1] + 1:
             found[-1][1] = number
         else:
             found.append([number, number])
+    return found
+
+
+def ranges(numbers: Sequence[int]) -> str:
+    """Write ascending numbers as ranges: 0-3,7,9-10; of many ranges only the first."""
+    found = runs(numbers)
     shown = [str(first) if first == last else f"{first}-{last}" for first, last in found]
     return ",".join([*shown[:_MOST_RANGES], *["..."] * (len(shown) > _MOST_RANGES)])
 

@@ -10,9 +10,9 @@ import pytest
 from daemon_stand_in import views
 from gpulease.cli import job_page, list_page, render, status_page
 from gpulease.cli.gpu_rows import GpuRow, bar
-from gpulease.cli.status_tables import models
 from gpulease.cli.tables import draw
 from gpulease.domain.memory_estimate import LONG_ENOUGH
+from gpulease.drawing.gpus import models
 from gpulease.drawing.words import amount, display_width, shorten_middle
 from gpulease.units import GIB, KIB
 from gpulease.wire.jobs import ArrayWaitingView, JobList, JobView, LeaseView, QueueView

@@ -8,18 +8,15 @@ import pytest
 from daemon_stand_in import views
 from gpulease.cli.memory_layers import owner_style
 from gpulease.cli.top.gpus import (
-    BLOCKS,
-    LETTERS,
     PANEL,
     Layout,
-    Marks,
     Trends,
     bar,
     gpu_lines,
     layout,
     shown_gpus,
 )
-from gpulease.cli.top.text import plain, width_of
+from gpulease.cli.top.text import ascii_only, plain, width_of
 from gpulease.cli.top.trend import MOST, STEP_S, Trend, sparkline
 from gpulease.units import GIB
 from gpulease.wire.jobs import JobView, LeaseView
@@ -33,9 +30,9 @@ def holder(number: int, user: str, leased: int, used: int, **changed: Any) -> Jo
     return views.running(number, user=user, leases=leases, **changed)
 
 
-def drawn(gpu: GpuView, *jobs: JobView, marks: Marks = LETTERS, width: int = 24) -> str:
+def drawn(gpu: GpuView, *jobs: JobView, width: int = 24) -> str:
     (shown,) = shown_gpus(views.status(gpus=[gpu], jobs=list(jobs)), {})
-    return plain(bar(shown, width, marks))
+    return ascii_only(plain(bar(shown, width)))
 
 
 def gpu(unmanaged: int = 0, **changed: Any) -> GpuView:
@@ -67,7 +64,8 @@ def test_gpus_take_at_most_half_of_the_screen(
 def test_a_bar_shows_used_leased_unmanaged_and_free_memory_by_owner() -> None:
     jobs = (holder(1, "ana", 8, 4), holder(2, "bob", 6, 2))
     assert drawn(gpu(unmanaged=2), *jobs) == "####ana=##bob=!!........"
-    assert drawn(gpu(unmanaged=2), *jobs, marks=BLOCKS) == "████ana▒██bob▒▚▚░░░░░░░░"
+    (shown,) = shown_gpus(views.status(gpus=[gpu(unmanaged=2)], jobs=list(jobs)), {})
+    assert plain(bar(shown, 24)) == "████ana▒██bob▒▚▚░░░░░░░░"
 
 
 def test_the_jobs_of_one_user_share_a_piece() -> None:
@@ -103,16 +101,14 @@ def test_the_rest_of_a_drained_or_exclusive_gpu_does_not_look_free() -> None:
     assert drawn(gpu(state="drained"), holder(1, "ana", 8, 4)) == "####ana=////////////////"
     alone = holder(1, "ana", 4, 4, claim=views.claim(exclusive=True))
     (shown,) = shown_gpus(views.status(gpus=[gpu()], jobs=[alone]), {})
-    assert {style.removesuffix("-name") for _, style in bar(shown, 24, BLOCKS)} == {
-        owner_style("ana")
-    }
+    assert {style.removesuffix("-name") for _, style in bar(shown, 24)} == {owner_style("ana")}
 
 
 def test_a_note_replaces_figures_and_never_shortens_the_bar() -> None:
     noted = replace(gpu(), index=1, kept_for=1234)
     shown = shown_gpus(views.status(gpus=[gpu(), noted]), {})
-    lines = [plain(line) for line in gpu_lines(shown, Layout(1, 60, False), LETTERS, NOW)]
-    assert lines[0].count("..") == lines[1].count("..") == 11
+    lines = [plain(line) for line in gpu_lines(shown, Layout(1, 60, False), NOW)]
+    assert lines[0].count("░░") == lines[1].count("░░") == 11
     assert "kept for job 1234" in lines[1]
 
 
@@ -121,14 +117,14 @@ def test_a_note_replaces_figures_and_never_shortens_the_bar() -> None:
 def test_every_line_of_a_gpu_has_the_width_of_its_place(width: int, has_panels: bool) -> None:
     gpus = [*views.busy_status().gpus, gpu(power=251.3, power_limit=400.0, kept_for=1234)]
     shown = shown_gpus(replace(views.busy_status(), gpus=gpus), {})
-    lines = gpu_lines(shown, Layout(1, width, has_panels), BLOCKS, NOW)
+    lines = gpu_lines(shown, Layout(1, width, has_panels), NOW)
     assert len(lines) == len(gpus) * (PANEL if has_panels else 1)
     assert {width_of(line) for line in lines} == {width}
 
 
 def test_gpus_stand_in_columns_from_top_to_bottom() -> None:
     gpus = [views.gpu(index, f"GPU-{index}") for index in range(5)]
-    lines = gpu_lines(shown_gpus(views.status(gpus=gpus), {}), Layout(2, 39, False), LETTERS, NOW)
+    lines = gpu_lines(shown_gpus(views.status(gpus=gpus), {}), Layout(2, 39, False), NOW)
     indexes = [[word for word in plain(line).split() if word.isdecimal()] for line in lines]
     assert indexes == [["0", "3"], ["1", "4"], ["2"]]
 
@@ -147,7 +143,7 @@ def test_a_gpu_says_why_it_takes_no_job(
     changed: dict[str, Any], word: str, has_panels: bool
 ) -> None:
     shown = shown_gpus(views.status(gpus=[gpu(**changed)]), {})
-    lines = gpu_lines(shown, Layout(1, 80, has_panels), LETTERS, NOW)
+    lines = gpu_lines(shown, Layout(1, 80, has_panels), NOW)
     assert word in plain(lines[0])
 
 
@@ -156,7 +152,7 @@ def test_a_gpu_says_why_it_takes_no_job(
 )
 def test_a_gpu_has_as_much_free_memory_as_in_status(state: str, free: str) -> None:
     shown = shown_gpus(views.status(gpus=[gpu(state=state)]), {})
-    (line,) = gpu_lines(shown, Layout(1, 80, has_panels=False), LETTERS, NOW)
+    (line,) = gpu_lines(shown, Layout(1, 80, has_panels=False), NOW)
     assert f" {free} free" in plain(line)
 
 
@@ -164,7 +160,7 @@ def test_a_gpu_gives_all_reasons_why_it_takes_no_job() -> None:
     job = holder(12, "ana", 4, 4, claim=views.claim(exclusive=True))
     drained = gpu(state="drained", detail="drained by root: new cable")
     shown = shown_gpus(views.status(gpus=[drained], jobs=[job]), {})
-    (line,) = gpu_lines(shown, Layout(1, 80, has_panels=False), LETTERS, NOW)
+    (line,) = gpu_lines(shown, Layout(1, 80, has_panels=False), NOW)
     assert plain(line).rstrip().endswith("drained by root: new cable; exclusive: job 12")
 
 
@@ -176,12 +172,11 @@ def test_a_panel_shows_temperature_power_and_the_last_minutes() -> None:
     title, memory, minutes = gpu_lines(
         shown_gpus(views.status(gpus=[power]), {views.FIRST: trends}),
         Layout(1, 90, True),
-        LETTERS,
         NOW,
     )
     assert plain(title).endswith(" 64C 251W of 400W")
     assert plain(memory).endswith("7G used  15.5G free of 24G  ")
-    assert plain(minutes).split() == ["util", "87%", "_=#", "memory", ":::"]
+    assert plain(minutes).split() == ["util", "87%", "▁▅█", "memory", "▃▃▃"]
 
 
 def test_a_trend_keeps_the_largest_value_of_each_step() -> None:
@@ -205,8 +200,7 @@ def test_a_trend_is_bounded() -> None:
 
 
 def test_a_sparkline_leaves_unknown_steps_empty() -> None:
-    assert sparkline([0, None, 50, 100, 120], blocks=True) == "▁ ▅██"
-    assert sparkline([0, None, 50, 100], blocks=False) == "_ =#"
+    assert sparkline([0, None, 50, 100, 120]) == "▁ ▅██"
 
 
 def test_a_trend_of_memory_is_a_share_of_the_gpu() -> None:

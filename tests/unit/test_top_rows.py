@@ -15,12 +15,12 @@ from gpulease.cli.top.sections import (
     Sort,
     Stranger,
     key_of,
-    labels_of,
     matches,
     parse_filter,
     sections,
 )
 from gpulease.cli.top.text import plain
+from gpulease.drawing.words import labels_of
 from gpulease.errors import BadUsage
 from gpulease.units import GIB
 from gpulease.wire.jobs import ArrayWaitingView, JobView, LeaseView, QueueView
@@ -43,7 +43,7 @@ def text(view: StatusView, width: int = 100) -> list[str]:
     """Return the rows of all sections as they are drawn."""
     lines = []
     for section in sections(view, ALL, USUAL):
-        listing = Listing(section, width, labels_of(view), views.NOW)
+        listing = Listing(section, width, labels_of(view.gpus), views.NOW)
         lines += [section.title, plain(listing.heading(USUAL))]
         lines += [plain(listing.line(item)).rstrip() for item in section.items]
     return lines

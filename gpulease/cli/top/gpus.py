@@ -6,11 +6,13 @@ larger of both the name. The pieces differ in their characters, and in colour wh
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
+from gpulease.cli.gpu_rows import GLYPHS
 from gpulease.cli.memory_layers import owner_style
-from gpulease.cli.status_page import notes
 from gpulease.cli.top.text import Line, Span, apart, fitted, width_of
 from gpulease.cli.top.trend import Trend, sparkline
+from gpulease.drawing.gpus import ends, exclusive_job, notes, remainder
 from gpulease.drawing.words import (
     UNKNOWN,
     amount,
@@ -38,27 +40,10 @@ _GAP = 2
 _TREND = 12
 """Characters of the sparkline in a row."""
 _LEAST_NOTE = 22
+_USED, _LEASED = GLYPHS["used"][0], GLYPHS["leased"][0]
+_RULE = "─"
 _NARROW_WIDTH = 22
 """Of a GPU with nothing but a bar and what is free, where rows would leave no room for jobs."""
-
-
-@dataclass(frozen=True)
-class Marks:
-    """The characters of a bar."""
-
-    used: str
-    leased: str
-    unmanaged: str
-    free: str
-    closed: str
-    exclusive: str
-    rule: str
-    blocks: bool
-
-
-BLOCKS = Marks("█", "▒", "▚", "░", "╱", "▓", "─", blocks=True)
-LETTERS = Marks("#", "=", "!", ".", "/", "x", "-", blocks=False)
-"""For a terminal without UTF-8."""
 
 
 @dataclass
@@ -136,12 +121,11 @@ def layout(count: int, width: int, height: int) -> Layout:
 def gpu_lines(
     shown: Sequence[Shown],
     arranged: Layout,
-    marks: Marks,
     now: float,
 ) -> list[Line]:
     """Draw the GPUs."""
     draw = _panel if arranged.has_panels else _row
-    drawn = [draw(each, arranged.width, marks, now) for each in shown]
+    drawn = [draw(each, arranged.width, now) for each in shown]
     height = PANEL if arranged.has_panels else 1
     down = -(-len(drawn) // arranged.columns)
     lines = []
@@ -156,67 +140,65 @@ def gpu_lines(
 def shown_gpus(view: StatusView, trends: Mapping[str, Trends]) -> list[Shown]:
     """Return what is known of each GPU."""
     owners: dict[str, dict[str, Owner]] = {gpu.uuid: {} for gpu in view.gpus}
-    alone: dict[str, JobView] = {}
-    for job in view.jobs:
-        for lease in job.leases if job.state not in {"queued", "ended"} else ():
+    holding = [job for job in view.jobs if job.state not in {"queued", "ended"}]
+    for job in holding:
+        for lease in job.leases:
             here = owners.setdefault(lease.gpu, {})
             owner = here.setdefault(clean(job.user), Owner(clean(job.user)))
             owner.used += lease.used or 0
             owner.leased += max(0, lease.memory - (lease.used or 0))
-            if job.claim.exclusive:
-                alone[lease.gpu] = job
     return [
-        Shown(
-            gpu,
-            tuple(each for _, each in sorted(owners[gpu.uuid].items())),
-            clean(alone[gpu.uuid].user) if gpu.uuid in alone else None,
-            used_without_lease(gpu, view),
-            *_state(gpu, alone[gpu.uuid].id if gpu.uuid in alone else None, view),
-            trends.get(gpu.uuid) or Trends(),
-        )
+        _shown(gpu, owners[gpu.uuid], exclusive_job(gpu, holding), view, trends)
         for gpu in view.gpus
     ]
 
 
-def _state(gpu: GpuView, alone: int | None, view: StatusView) -> tuple[str, str]:
-    """Return in the words of `status` why a GPU is not simply available, and the style."""
+def _shown(
+    gpu: GpuView,
+    owners: Mapping[str, Owner],
+    alone: JobView | None,
+    view: StatusView,
+    trends: Mapping[str, Trends],
+) -> Shown:
+    # The words of `status` for why a GPU is not simply available.
     found = list(notes(gpu, alone, view))
     texts = [each.text if each.job is None else f"{each.text} {each.job}" for each in found]
-    return "; ".join(texts), found[0].style if found else ""
+    return Shown(
+        gpu,
+        tuple(each for _, each in sorted(owners.items())),
+        None if alone is None else clean(alone.user),
+        used_without_lease(gpu, view),
+        "; ".join(texts),
+        found[0].style if found else "",
+        trends.get(gpu.uuid) or Trends(),
+    )
 
 
-def bar(shown: Shown, width: int, marks: Marks) -> Line:
+def bar(shown: Shown, width: int) -> Line:
     """Draw the memory of a GPU."""
     memory = shown.gpu.memory
     if not memory.total or memory.used is None:
         return (("?" * width, "dim"),)
+    amounts = [amount for owner in shown.owners for amount in (owner.used, owner.leased)]
+    places = ends([*amounts, shown.unmanaged, memory.total], memory.total, width)
+    cells = [end - begin for begin, end in pairwise([0, *places])]
     spans: list[Span] = []
-    begin, done = 0, 0
-    for owner in shown.owners:
-        cells = [round(width * (done + part) / memory.total) for part in (owner.used, _all(owner))]
-        ends = [min(width, cell) for cell in cells]
-        spans += _piece(owner, ends[0] - begin, ends[1] - ends[0], marks)
-        begin, done = ends[1], done + _all(owner)
-    end = min(width, round(width * (done + shown.unmanaged) / memory.total))
-    spans.append((marks.unmanaged * (end - begin), "unmanaged"))
-    rest = (marks.free, "free") if free_of(shown.gpu) else (marks.closed, "closed")
-    if shown.alone is not None:
-        rest = marks.exclusive, owner_style(shown.alone)
-    spans.append((rest[0] * (width - end), rest[1]))
+    for number, owner in enumerate(shown.owners):
+        spans += _piece(owner, cells[2 * number], cells[2 * number + 1])
+    rest = remainder(free_of(shown.gpu), is_exclusive=shown.alone is not None)
+    spans.append((GLYPHS["unmanaged"][0] * cells[-2], "unmanaged"))
+    style = rest if shown.alone is None else owner_style(shown.alone)
+    spans.append((GLYPHS[rest][0] * cells[-1], style))
     return tuple(span for span in spans if span[0])
 
 
-def _all(owner: Owner) -> int:
-    return owner.used + owner.leased
-
-
-def _piece(owner: Owner, used: int, leased: int, marks: Marks) -> list[Span]:
+def _piece(owner: Owner, used: int, leased: int) -> list[Span]:
     """Draw what one owner has, with the name in the larger part, which stays recognizable."""
     style = owner_style(owner.user)
     if leased >= used:
-        return [(marks.used * used, style), *_with_name(owner.user, leased, marks.leased, style)]
-    named = _with_name(owner.user, used - 1, marks.used, style)
-    return [(marks.used, style), *named, (marks.leased * leased, style)]
+        return [(_USED * used, style), *_with_name(owner.user, leased, _LEASED, style)]
+    named = _with_name(owner.user, used - 1, _USED, style)
+    return [(_USED, style), *named, (_LEASED * leased, style)]
 
 
 def _with_name(user: str, cells: int, mark: str, style: str) -> list[Span]:
@@ -225,13 +207,13 @@ def _with_name(user: str, cells: int, mark: str, style: str) -> list[Span]:
     return [(name, f"{style}-name"), (mark * (cells - width_of(((name, ""),))), style)]
 
 
-def _row(shown: Shown, width: int, marks: Marks, now: float) -> list[Line]:
+def _row(shown: Shown, width: int, now: float) -> list[Line]:
     """Draw a GPU in one line."""
     gpu = shown.gpu
     title: Span = (f"{index_of(gpu):>3} ", "title")
     if width < _ROW_WIDTH:
         free: Span = (f" {_free(shown):>5}", shown.style or _free_style(shown))
-        return [fitted((title, *bar(shown, width - 10, marks), free), width)]
+        return [fitted((title, *bar(shown, width - 10), free), width)]
     figures: list[Span] = [(f" {_free(shown):>6} free", _free_style(shown))]
     if width >= _ROW_WIDTH + 8:
         figures.insert(0, (f" {amount(gpu.memory.used):>6} used", ""))
@@ -241,7 +223,7 @@ def _row(shown: Shown, width: int, marks: Marks, now: float) -> list[Line]:
     if width >= _ROW_WIDTH + 24:
         if gpu.power is not None:
             figures.append((f" {_watts(gpu.power):>4}", ""))
-        figures.append((f" {_history(shown, _TREND, marks, now)}", "dim"))
+        figures.append((f" {_history(shown, _TREND, now)}", "dim"))
     # A note replaces figures, the last first, and never shortens the bar.
     room = max(width_of(tuple(figures)), _LEAST_NOTE)
     space = width - width_of((title,)) - room
@@ -250,10 +232,10 @@ def _row(shown: Shown, width: int, marks: Marks, now: float) -> list[Line]:
         while figures and width_of(tuple(figures)) + display_width(state) > room:
             figures.pop()
         figures.append((state, shown.style))
-    return [fitted((title, *bar(shown, space, marks), *figures), width)]
+    return [fitted((title, *bar(shown, space), *figures), width)]
 
 
-def _panel(shown: Shown, width: int, marks: Marks, now: float) -> list[Line]:
+def _panel(shown: Shown, width: int, now: float) -> list[Line]:
     """Draw a GPU in three lines: what it is, its memory, and the last minutes."""
     gpu = shown.gpu
     memory = gpu.memory
@@ -264,16 +246,16 @@ def _panel(shown: Shown, width: int, marks: Marks, now: float) -> list[Line]:
     )
     space = max(0, width - width_of(figures) - 1)
     return [
-        _title(shown, width, marks),
-        fitted(((" ", ""), *bar(shown, space, marks), *figures), width),
-        _trends(shown, width, marks, now),
+        _title(shown, width),
+        fitted(((" ", ""), *bar(shown, space), *figures), width),
+        _trends(shown, width, now),
     ]
 
 
-def _title(shown: Shown, width: int, marks: Marks) -> Line:
+def _title(shown: Shown, width: int) -> Line:
     gpu = shown.gpu
     left: Line = (
-        (marks.rule * 2 + " ", "dim"),
+        (_RULE * 2 + " ", "dim"),
         (f"GPU {index_of(gpu)}", "title"),
         (f" {model(gpu.name, gpu.memory.total)} ", "dim"),
         *(((f"{shown.state} ", shown.style),) if shown.state else ()),
@@ -282,22 +264,22 @@ def _title(shown: Shown, width: int, marks: Marks) -> Line:
     known = [degrees(gpu.temperature), f"{_watts(gpu.power)}{limit}"]
     right: Line = (("".join(f" {each}" for each in known if each != UNKNOWN), ""),)
     space = max(0, width - width_of(left) - width_of(right))
-    return fitted((*left, (marks.rule * space, "dim"), *right), width)
+    return fitted((*left, (_RULE * space, "dim"), *right), width)
 
 
-def _trends(shown: Shown, width: int, marks: Marks, now: float) -> Line:
+def _trends(shown: Shown, width: int, now: float) -> Line:
     """Draw the utilization and the memory of the last minutes."""
     each = (width - 1) // 2 - 10
-    utilization = sparkline(shown.trends.utilization.last(each, now), blocks=marks.blocks)
-    memory = sparkline(shown.trends.memory.last(each, now), blocks=marks.blocks)
+    utilization = sparkline(shown.trends.utilization.last(each, now))
+    memory = sparkline(shown.trends.memory.last(each, now))
     left: Line = ((f" util {percent(shown.gpu.utilization):>4} ", ""), (utilization, "good"))
     return apart(left, ((" memory ", "dim"), (memory, "used")), width)
 
 
-def _history(shown: Shown, count: int, marks: Marks, now: float) -> str:
+def _history(shown: Shown, count: int, now: float) -> str:
     """Draw the last minutes: the utilization, or the memory where the driver reports none."""
     known = shown.trends.utilization if shown.gpu.utilization is not None else shown.trends.memory
-    return sparkline(known.last(count, now), blocks=marks.blocks)
+    return sparkline(known.last(count, now))
 
 
 def _free(shown: Shown) -> str:

@@ -16,10 +16,9 @@ from gpulease.cli.tables import draw
 from gpulease.cli.top.lines import Lines, styled
 from gpulease.cli.top.output import OutputFollower
 from gpulease.cli.top.screens import TopScreen
-from gpulease.cli.top.sections import labels_of
 from gpulease.cli.top.text import Line, Terminal
 from gpulease.client import Client
-from gpulease.drawing.words import clean, id_of, instant, label, named
+from gpulease.drawing.words import clean, id_of, instant, label, labels_of, named
 from gpulease.wire.history import JobGpuSeriesView, JobMemoryView
 from gpulease.wire.jobs import JobView
 from gpulease.wire.machine import StatusView
@@ -140,7 +139,7 @@ class JobScreen(TopScreen):
         self, job: JobView, memory: JobMemoryView | None, status: StatusView, now: datetime
     ) -> None:
         """Show the present state of the job."""
-        self.job, self._labels, self._now = job, labels_of(status), now
+        self.job, self._labels, self._now = job, labels_of(status.gpus), now
         self._memory_view = memory or self._memory_view
         self._draw()
 

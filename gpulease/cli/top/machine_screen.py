@@ -9,10 +9,8 @@ from textual.containers import Horizontal, Vertical
 from textual.events import Resize
 
 from gpulease.cli.memory_layers import on_average
-from gpulease.cli.status_tables import counts, models
+from gpulease.cli.status_tables import counts
 from gpulease.cli.top.gpus import (
-    BLOCKS,
-    LETTERS,
     Trends,
     gpu_lines,
     layout,
@@ -27,11 +25,11 @@ from gpulease.cli.top.sections import (
     Section,
     Sort,
     jobs_in,
-    labels_of,
     sections,
 )
 from gpulease.cli.top.text import Line, Terminal, apart
-from gpulease.drawing.words import clean, index_of, shorten
+from gpulease.drawing.gpus import models
+from gpulease.drawing.words import clean, index_of, labels_of, shorten
 from gpulease.wire.history import GpuHistoryView
 from gpulease.wire.machine import StatusView
 from gpulease.wire.text import model
@@ -69,7 +67,6 @@ class MachineScreen(TopScreen):
         self.wanted = Filter()
         self._order = Sort()
         self._user = user
-        self._marks = BLOCKS if terminal.utf8 else LETTERS
         self._status: StatusView | None = None
         self._now = 0.0
         self._trends: dict[str, Trends] = {}
@@ -182,7 +179,7 @@ class MachineScreen(TopScreen):
     def _draw_gpus(self, status: StatusView) -> None:
         arranged = layout(len(status.gpus), self.size.width, self.size.height)
         shown = shown_gpus(status, self._trends)
-        lines = gpu_lines(shown, arranged, self._marks, self._now)
+        lines = gpu_lines(shown, arranged, self._now)
         if len(lines) > (most := max(2, self.size.height // 2)):
             hidden = sum(number % len(lines) >= most - 1 for number in range(len(shown)))
             lines = [*lines[: most - 1], ((f"    and {hidden} more GPUs", "dim"),)]
@@ -193,7 +190,7 @@ class MachineScreen(TopScreen):
         queue = [section for section in found if section.kind == "queue"]
         jobs = [section for section in found if section.kind != "queue"]
         self._arrange(lines_of(jobs), lines_of(queue))
-        labels = labels_of(status)
+        labels = labels_of(status.gpus)
         self._jobs.show_sections(jobs, labels, self._order, now)
         self._queue.show_sections(queue, labels, self._order, now)
 

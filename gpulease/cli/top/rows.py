@@ -5,11 +5,10 @@ Only the rows on the screen are drawn, so a queue of a thousand jobs costs its s
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import datetime
 
-from gpulease.cli.status_page import state_of, why_waiting
+from gpulease.cli.status_page import why_waiting
 from gpulease.cli.top.sections import (
-    FAR,
     Item,
     Kind,
     Section,
@@ -31,17 +30,16 @@ from gpulease.drawing.words import (
     id_of,
     ids_of,
     index_of,
-    instant,
     label,
     named,
+    remark_on,
     requested,
     size,
+    until,
 )
-from gpulease.units import format_span
-from gpulease.wire.jobs import JobView, LeaseView
+from gpulease.wire.jobs import JobView
 
 _LONGEST_NAME = 40
-_MINUTE = timedelta(minutes=1)
 
 
 class Listing:
@@ -88,7 +86,7 @@ class Listing:
             (where(job, self._labels), ""),
             (amount(sum(used)) if used else UNKNOWN, "bad" if above else ""),
             (size(leased), "dim"),
-            (_left(job, self._now), ""),
+            (until(job.expires_at, self._now, rough=True) if job.expires_at else "", ""),
             _state(job, self._now),
         ]
 
@@ -124,24 +122,10 @@ def _starts(job: JobView, now: datetime) -> str:
 
 
 def _state(job: JobView, now: datetime) -> Span:
-    """Write the state of the lease that is in the most trouble; nothing if the job simply runs."""
+    """Write the state of a job; nothing if it simply runs."""
     if not job.leases:
         return label(job), "warn"
-    drawn = [state_of(job, lease, now)[0] for lease in sorted(job.leases, key=_trouble)]
-    text, style = next((each for each in drawn if each[0]), drawn[0])
-    return text, style
-
-
-def _trouble(lease: LeaseView) -> tuple[bool, str]:
-    return lease.over_since_at is None, lease.stops_at or FAR
-
-
-def _left(job: JobView, now: datetime) -> str:
-    """Write the time left, without seconds where there are minutes: a row then changes rarely."""
-    if job.expires_at is None:
-        return ""
-    left = instant(job.expires_at) - now
-    return format_span(left - left % _MINUTE if left >= _MINUTE else left)
+    return remark_on(job, job.leases, now, rough=True)
 
 
 _SORTED_COLUMN: Mapping[Kind, Mapping[SortColumn, str]] = {

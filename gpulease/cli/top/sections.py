@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from gpulease.drawing.words import UNKNOWN, alike, clean, id_of, index_of, label, named
+from gpulease.drawing.words import UNKNOWN, alike, clean, id_of, index_of, label, labels_of, named
 from gpulease.errors import BadUsage
 from gpulease.wire.jobs import ArrayWaitingView, JobView
 from gpulease.wire.machine import GpuView, ProcessView, StatusView
@@ -105,7 +105,7 @@ class Section:
 
 def sections(view: StatusView, wanted: Filter, order: Sort) -> list[Section]:
     """Return the parts of the listing; those without any row before the filter are left out."""
-    labels = labels_of(view)
+    labels = labels_of(view.gpus)
     running = [job for job in view.jobs if job.state != "queued"]
     waiting = [_row(group) for group in alike(job for job in view.jobs if job.state == "queued")]
     outside = [Stranger(gpu, it) for gpu in view.gpus for it in unmanaged_processes(gpu, view)]
@@ -132,11 +132,6 @@ def _row(group: Sequence[JobView]) -> JobView:
     indices = ranges(sorted(job.queue.array_index or 0 for job in group if job.queue is not None))
     elements = ArrayWaitingView(indices, len(group))
     return replace(first, queue=replace(first.queue, array_waiting=elements))
-
-
-def labels_of(view: StatusView) -> dict[str, str]:
-    """Return the index of each GPU, as people see it, by its UUID."""
-    return {gpu.uuid: index_of(gpu) for gpu in view.gpus}
 
 
 def jobs_in(items: Iterable[Item]) -> int:

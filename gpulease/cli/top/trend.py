@@ -9,7 +9,6 @@ over ssh."""
 MOST = 120
 """Steps that are kept: 20 minutes."""
 _BLOCKS = "▁▂▃▄▅▆▇█"
-_LETTERS = "_.:-=+*#"
 
 
 @dataclass
@@ -41,11 +40,10 @@ class Trend:
         return [self.steps.get(each) for each in range(step - count + 1, step + 1)]
 
 
-def sparkline(values: Sequence[float | None], *, blocks: bool) -> str:
+def sparkline(values: Sequence[float | None]) -> str:
     """Draw percentages, one character each; what is unknown stays empty."""
-    marks = _BLOCKS if blocks else _LETTERS
-    return "".join([" " if value is None else _mark(value, marks) for value in values])
-
-
-def _mark(value: float, marks: str) -> str:
-    return marks[min(len(marks) - 1, max(0, int(value * len(marks) / 100)))]
+    last = len(_BLOCKS) - 1
+    return "".join(
+        " " if value is None else _BLOCKS[min(last, max(0, int(value * len(_BLOCKS) / 100)))]
+        for value in values
+    )

@@ -4,7 +4,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 
-from gpulease.cli.gpu_rows import GpuRow, Note, gpu_table
+from gpulease.cli.gpu_rows import GpuRow, gpu_table
 from gpulease.cli.render import (
     Screen,
     local_time,
@@ -23,12 +23,12 @@ from gpulease.cli.status_tables import (
     first_that_fits,
     heading,
     jobs_part,
-    models,
     queue_part,
     rows_asked_for,
     with_similar_folded,
 )
 from gpulease.cli.tables import Block, Hanging, Page, line
+from gpulease.drawing.gpus import Note, models
 from gpulease.drawing.words import UNKNOWN, clean, clock, instant, since, size, until
 from gpulease.light_json import encode, indent
 from gpulease.locations import environment
