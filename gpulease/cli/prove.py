@@ -7,9 +7,10 @@ where the memory beyond its lease is free, so that no other job runs out.
 import json
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -85,38 +86,43 @@ def prove(
         policy: what happens to jobs of the caller that exceed a lease; None: unknown.
     """
     status = client.status(queue=0)
-    yield _without_framework(client, status, policy)
+    yield _tested("proof: watch", partial(_without_framework, client, status, policy))
     if status.simulated:
         yield CheckView("proof: framework, devices", "warning", _SIMULATED)
         return
     for framework, python in frameworks:
-        yield _framework(client, framework, python)
-    yield _devices(client)
+        yield _tested(f"proof: {framework}", partial(_framework, client, framework, python))
+    yield _tested("proof: devices", partial(_devices, client))
 
 
-def _without_framework(client: Client, status: StatusView, policy: OveruseView | None) -> CheckView:
+def _tested(name: str, proof: Callable[[str], CheckView]) -> CheckView:
+    """Return the result of a proof, which gets its name; a warning if it could not be tried."""
+    try:
+        return proof(name)
+    except GpuleaseError as error:
+        return CheckView(name, "warning", f"not tested: {error.message}", error.hint)
+
+
+def _without_framework(
+    client: Client, status: StatusView, policy: OveruseView | None, name: str
+) -> CheckView:
     """Exceed a lease without a framework: the driver refuses the memory, or the watch reacts."""
-    name = "proof: watch"
     offered = max((gpu.memory.headroom or 0 for gpu in status.gpus), default=0)
     if offered < _LEASE + _EXCESS:
-        return CheckView(
-            name, "warning",
-            f"not tested: it needs {size(_LEASE + _EXCESS)} of free memory on one GPU",
+        raise GpuleaseError(
+            f"it needs {size(_LEASE + _EXCESS)} of free memory on one GPU",
             "try again when less memory is leased",
-        )  # fmt: skip
+        )
     way = "host" if status.simulated else "device"
     tolerated = _why_tolerated(policy)
     stays_s = _STAYS_S if tolerated is None else _SEEN_S
     arguments = [way, str(_LEASE + _EXCESS), str(stays_s)]
     long_grace = policy is not None and policy.grace > _LONGEST_GRACE_S
-    try:
-        trial = _try(
-            client, [sys.executable, str(_PROVER), *arguments], _LEASE, end_at_warning=long_grace
-        )
-    except GpuleaseError as error:
-        return CheckView(name, "warning", f"not tested: {error.message}", error.hint)
+    trial = _try(
+        client, [sys.executable, str(_PROVER), *arguments], _LEASE, end_at_warning=long_grace
+    )
     if trial.obstacle is not None:
-        return CheckView(name, "warning", f"not tested: {trial.obstacle}", _unused_libraries())
+        raise GpuleaseError(trial.obstacle, _unused_libraries())
     if trial.refusal is not None:
         return refused_check("proof: driver", trial, _LEASE)
     return _watched(name, trial, tolerated, policy)
@@ -186,17 +192,13 @@ def refused_check(name: str, trial: Trial, lease: int) -> CheckView:
     return CheckView(name, "warning", text, hint)
 
 
-def _framework(client: Client, framework: str, python: str) -> CheckView:
-    name = f"proof: {framework}"
+def _framework(client: Client, framework: str, python: str, name: str) -> CheckView:
     arguments = [framework, str(_FRAMEWORK_LEASE), str(_SEEN_S)]
-    try:
-        trial = _try(client, [python, str(_PROVER), *arguments], _FRAMEWORK_LEASE)
-    except GpuleaseError as error:
-        return CheckView(name, "warning", f"not tested: {error.message}", error.hint)
+    trial = _try(client, [python, str(_PROVER), *arguments], _FRAMEWORK_LEASE)
     if trial.refusal is not None:
         return refused_check(name, trial, _FRAMEWORK_LEASE)
     if trial.obstacle is not None:
-        return CheckView(name, "warning", f"not tested: {trial.obstacle}")
+        raise GpuleaseError(trial.obstacle)
     return CheckView(
         name, "failure",
         f"{framework} allowed {size(trial.held)} in a lease of {size(_FRAMEWORK_LEASE)}",
@@ -204,12 +206,8 @@ def _framework(client: Client, framework: str, python: str) -> CheckView:
     )  # fmt: skip
 
 
-def _devices(client: Client) -> CheckView:
-    name = "proof: devices"
-    try:
-        trial = _try(client, [sys.executable, str(_PROVER), "open", _NODES], _LEASE)
-    except GpuleaseError as error:
-        return CheckView(name, "warning", f"not tested: {error.message}", error.hint)
+def _devices(client: Client, name: str) -> CheckView:
+    trial = _try(client, [sys.executable, str(_PROVER), "open", _NODES], _LEASE)
     opened = [line["opened"] for line in trial.reports if "opened" in line]
     closed = [line["closed"] for line in trial.reports if "closed" in line]
     leased = len(trial.job.leases)
@@ -219,7 +217,7 @@ def _devices(client: Client) -> CheckView:
             "run gpuleased as a systemd service: its scopes deny access to the other GPUs",
         )  # fmt: skip
     if not closed:
-        return CheckView(name, "warning", "not tested: this machine has one GPU")
+        raise GpuleaseError("this machine has one GPU")
     return CheckView(name, "ok", f"a job could open {', '.join(opened)}, not {', '.join(closed)}")
 
 
