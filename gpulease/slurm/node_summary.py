@@ -81,18 +81,25 @@ def decode(text: str | None) -> NodeSummary | None:
     """
     try:
         read: dict[str, Any] = json.loads(text or "")
-        gpus = tuple(GpuSummary(**_known(GpuSummary, each)) for each in read.pop("gpus"))
+        gpus = tuple(GpuSummary(**known_fields(GpuSummary, each)) for each in read.pop("gpus"))
         learnt, used = read.pop("learnt", {}), read.pop("used", {})
         _check_sizes(learnt)
         _check_sizes(used)
-        summary = NodeSummary(**_known(NodeSummary, read), gpus=gpus, learnt=learnt, used=used)
+        summary = NodeSummary(
+            **known_fields(NodeSummary, read), gpus=gpus, learnt=learnt, used=used
+        )
         return summary if summary.shard > 0 and summary.at < _LATEST else None
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return None
 
 
-def _known(kind: type, read: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields that a class has. Raises: TypeError, ValueError: a value does not fit."""
+def known_fields(kind: type, read: Mapping[str, Any]) -> dict[str, Any]:
+    """Return those fields of a JSON object that a class has.
+
+    Raises:
+        TypeError: a value does not fit, or this is no object.
+        ValueError: a value is out of range.
+    """
     found = {}
     for name, each in kind.__annotations__.items():
         if name in read:

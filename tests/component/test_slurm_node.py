@@ -32,6 +32,7 @@ from gpulease.slurm.node.publication import PublicationPace, SlurmPublication
 from gpulease.slurm.node.reconciliation import RunningJob, SlurmReconciliation
 from gpulease.slurm.node.refusals import SlurmRefusals
 from gpulease.slurm.node_summary import GpuSummary, NodeSummary, decode
+from gpulease.slurm.notes import Note, note_in, with_note
 from process_rig import run, wait_until
 
 JOB = SlurmJob(17, "n1")
@@ -117,11 +118,16 @@ def refuse(
     return slurm.jobs[17]
 
 
+def shown(job: FakeJob) -> str:
+    """Return the note of a job as people see it."""
+    return str(note_in(job.comment))
+
+
 def test_a_refused_job_is_queued_again_and_its_owner_reads_why() -> None:
     slurm = FakeSlurm("n2")
     slurm.jobs[17] = FakeJob("17_3")
     job = refuse(slurm)
-    assert job.comment == "gpulease: refused 1 time (n1): n1: GPU 1 is drained"
+    assert shown(job) == "refused 1 time (n1): n1: GPU 1 is drained"
     assert (job.actions, job.start) == (["requeue"], "now")
     updates = [" ".join(each) for each in slurm.commands if each[1] == "update"]
     assert "scontrol update jobid=17_3 excnodelist=n1 starttime=now" in updates
@@ -146,7 +152,7 @@ def test_a_job_is_held_after_three_rounds_of_all_nodes() -> None:
     for node in ["n1", "n2", "n3"] * 3:
         job.state, job.start = "RUNNING", ""
         refuse(slurm, node=node, wait_here_s=60)
-        seen.append((job.comment.partition(": ")[2].partition(": ")[0], job.start, job.excluded))
+        seen.append((shown(job).partition(": ")[0], job.start, job.excluded))
     assert seen[:4] == [
         ("refused 1 time (n1)", "now", "n9,n1"),
         ("refused 2 times (n1 n2)", "now", "n9,n1,n2"),
@@ -159,10 +165,10 @@ def test_a_job_is_held_after_three_rounds_of_all_nodes() -> None:
 
 def test_a_job_that_an_admin_releases_has_three_more_rounds() -> None:
     slurm = FakeSlurm()
-    held = "gpulease: refused 9 times (n1; by all nodes 3 of 3 times): n1: GPU 0 is drained"
+    held = with_note("", Note("n1: GPU 0 is drained", refused=9, nodes="n1", rounds=3))
     slurm.jobs[17] = FakeJob("17", comment=held)
     job = refuse(slurm)
-    assert "refused 10 times (n1; by all nodes 1 of 3 times)" in job.comment
+    assert "refused 10 times (n1; by all nodes 1 of 3 times)" in shown(job)
     assert job.actions == ["requeue"]
 
 
@@ -173,15 +179,15 @@ def test_rounds_with_leases_in_the_way_never_hold_a_job() -> None:
         for node in ("n1", "n2"):
             job.state = "RUNNING"
             refuse(slurm, node=node, counts=node == "n2", wait_here_s=60)
-    assert job.comment.startswith("gpulease: refused 18 times (n1 n2; waits for leases): n2: ")
+    assert shown(job).startswith("refused 18 times (n1 n2; waits for leases): n2: ")
     assert set(job.actions) == {"requeue"}
     job.state = "RUNNING"
-    assert "(n1)" in refuse(slurm).comment
+    assert "(n1)" in shown(refuse(slurm))
 
 
 def test_a_daemon_takes_up_what_the_one_before_has_left() -> None:
     slurm = FakeSlurm("n2", "n3")
-    note = "gpulease: refused 2 times (n2 n1): n1: GPU 0 is drained"
+    note = with_note("", Note("n1: GPU 0 is drained", refused=2, nodes="n2 n1"))
     slurm.jobs = {
         17: FakeJob("17", "PENDING", comment=note, excluded="n9,n1,n2"),
         18: FakeJob("18", "PENDING", comment=note.replace("n2 n1", "n1 n2"), excluded="n1,n2"),
@@ -207,10 +213,17 @@ def test_only_batch_jobs_are_queued_again() -> None:
 
 def test_the_comment_of_an_admin_stays() -> None:
     slurm = FakeSlurm()
-    slurm.jobs[17] = FakeJob("17", comment="project x; gpulease: refused 1 time (n1): n1: y")
-    assert refuse(slurm).comment.startswith(
-        "project x; gpulease: refused 2 times (n1; by all nodes 1 of 3"
-    )
+    before = with_note("project x; ", Note("n1: y", refused=1, nodes="n1"))
+    job = slurm.jobs[17] = FakeJob("17", comment=before)
+    refuse(slurm)
+    assert job.comment.startswith('project x; gpulease: {"why":"n1: GPU 1 is drained",')
+    assert "refused 2 times (n1; by all nodes 1 of 3" in shown(job)
+
+
+def test_the_note_of_an_earlier_version_counts_for_nothing() -> None:
+    slurm = FakeSlurm("n2")
+    slurm.jobs[17] = FakeJob("17", comment="gpulease: refused 2 times (n2): n2: GPU 0 is drained")
+    assert shown(refuse(slurm)) == "refused 1 time (n1): n1: GPU 1 is drained"
 
 
 def test_a_job_that_slurm_forgot_is_not_refused() -> None:
@@ -401,7 +414,7 @@ def test_processes_that_are_left_end_before_the_lease() -> None:
 
 def test_a_job_is_stopped_by_slurm_and_what_is_left_is_killed() -> None:
     jobs, mine = Jobs(), replace(leased(), owner=replace(leased().owner, uid=os.getuid()))
-    jobs.slurm.jobs[17].comment = "project x; gpulease: refused 1 time (n1): n1: y"
+    jobs.slurm.jobs[17].comment = with_note("project x; ", Note("n1: y", refused=1, nodes="n1"))
     over = replace(mine, detail="over\nits lease\n\nhint: ask")
     with marked() as left:
 
@@ -412,7 +425,8 @@ def test_a_job_is_stopped_by_slurm_and_what_is_left_is_killed() -> None:
         run(scenario())
     job = jobs.slurm.jobs[17]
     assert job.actions == ["scancel"]
-    assert job.comment == "project x; gpulease: stopped (over_lease): n1: over its lease; ask"
+    note = Note("n1: over its lease; ask", stopped="over_lease")
+    assert job.comment == with_note("project x; ", note)
 
 
 def test_a_job_is_stopped_without_slurmctld() -> None:

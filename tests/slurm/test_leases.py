@@ -213,7 +213,7 @@ def test_the_first_task_gets_the_lease_where_there_was_no_prolog(without_prologs
         job = without_prologs.sbatch("sleep 300", "--gres=shard:96", "--exclude=n2,n3")
 
         def is_refused() -> bool:
-            return "refused 1 time (n1" in without_prologs.scontrol("show", "job", str(job))
+            return '"refused":1' in without_prologs.scontrol("show", "job", str(job))
 
         wait_for("the same checks hold", is_refused)
     finally:

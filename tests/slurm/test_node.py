@@ -98,7 +98,7 @@ def test_a_job_over_its_lease_is_notified_and_stopped(idle: Cluster) -> None:
     script = f'python -c "{_HOLD.format(size=GIB)}"'
     job = idle.sbatch(script, "--gres=shard:1", "--nodelist=n1", "--output=over")
     idle.wait_until(job, "CANCELLED")
-    assert "gpulease: stopped (over_lease): n1: " in idle.scontrol("show", "job", str(job))
+    assert '"stopped":"over_lease"' in idle.scontrol("show", "job", str(job))
     assert "its lease is 256M" in (idle.home / "alice/over").read_text()
     wait_for("its lease ends", lambda: has_ended(idle, job))
 
@@ -129,7 +129,8 @@ def test_a_refused_batch_job_runs_on_another_node(idle: Cluster) -> None:
         idle.scontrol("update", "nodename=n2", "state=drain", "reason=test")
         idle.scontrol("release", str(job))
         wait_for(
-            "it is refused", lambda: "refused 1 time (n1)" in idle.scontrol("show", "job", str(job))
+            "it is refused",
+            lambda: '"refused":1' in idle.scontrol("show", "job", str(job)),
         )
         idle.scontrol("update", "nodename=n2", "state=undrain")
         shown = idle.wait_until(job, "RUNNING")

@@ -70,7 +70,8 @@ def test_a_refused_job_runs_on_another_node(idle: Cluster) -> None:
     strangers = [idle.nodes["n1"].stranger(GIB, gpu) for gpu in (0, 1)]
     job = idle.sbatch("sleep 300", "--gres=shard:96", "--exclude=n2")
     wait_for(
-        "n1 refuses it", lambda: "refused 1 time (n1" in idle.scontrol("show", "job", str(job))
+        "n1 refuses it",
+        lambda: '"refused":1' in idle.scontrol("show", "job", str(job)),
     )
     idle.run("scancel", str(job))
     job = idle.sbatch("sleep 300", "--gres=shard:96")

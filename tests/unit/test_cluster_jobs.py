@@ -9,6 +9,7 @@ from gpulease.slurm.command.job_lines import nodes_of as nodes_of_job
 from gpulease.slurm.command.jobs import elements, label_of, span_seconds, uses_gpus, view
 from gpulease.slurm.command.nodes import nodes_of
 from gpulease.slurm.node_summary import GpuSummary, NodeSummary, encode
+from gpulease.slurm.notes import Note, with_note
 from gpulease.units import GIB, MIB
 
 NOW = datetime(2026, 3, 2, 14, 0, tzinfo=UTC)
@@ -123,17 +124,18 @@ def test_a_limit_of_a_year_is_none() -> None:
 
 
 def test_the_note_of_gpulease_is_the_reason_of_a_job_that_waits() -> None:
-    note = "ticket 4 gpulease: refused 1 time (n1): n1: GPU 0: 20G are used"
+    refused = Note("n1: GPU 0: 20G are used", refused=1, nodes="n1")
+    note = with_note("ticket 4 ", refused)
     waits = job(state="PENDING", reason="BeginTime", admin_comment=note)
     assert view(waits, SHARD).reason == "refused 1 time (n1): n1: GPU 0: 20G are used"
     done = job(state="COMPLETED", admin_comment=note)
     assert view(done, SHARD).reason is None
-    stopped = job(state="CANCELLED", admin_comment="gpulease: n1: it used 6G of 4G")
-    assert view(stopped, SHARD).reason == "n1: it used 6G of 4G"
+    other = job(state="CANCELLED", admin_comment="gpulease: stopped (idle): by an earlier version")
+    assert view(other, SHARD).reason == "stopped (idle): by an earlier version"
 
 
 def test_a_job_that_a_daemon_stopped_says_why() -> None:
-    note = "gpulease: stopped (over_lease): n1: it used 6G of 4G"
+    note = with_note("", Note("n1: it used 6G of 4G", stopped="over_lease"))
     stopped = view(job(state="CANCELLED", admin_comment=note), SHARD)
     assert (stopped.outcome, stopped.reason) == ("over_lease", "n1: it used 6G of 4G")
 

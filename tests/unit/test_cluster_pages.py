@@ -21,6 +21,7 @@ from gpulease.slurm.command.reasons import reason_of
 from gpulease.slurm.command.refusals import refusal
 from gpulease.slurm.command.views import JobList, JobView, StatusView
 from gpulease.slurm.node_summary import GpuSummary, NodeSummary, encode
+from gpulease.slurm.notes import Note, with_note
 from gpulease.units import GIB, MIB
 from unit.test_cluster_jobs import job
 
@@ -99,7 +100,8 @@ def whole() -> JobView:
 
 
 def waiting() -> list[JobView]:
-    refused = "gpulease: refused 2 times (n1 n2): n2: GPU 1: 20G are used outside any lease"
+    why = "n2: GPU 1: 20G are used outside any lease"
+    refused = with_note("", Note(why, refused=2, nodes="n1 n2"))
     return [
         shown(19, **WAITS, starttime="2026-03-02T15:00:00"),
         shown(20, **WAITS, arraytaskid="0-99%8", username="bob", starttime="N/A"),
@@ -175,7 +177,7 @@ def test_why_a_job_waits_is_said_in_words(reason: str) -> None:
 
 
 def test_nodes_that_a_job_cannot_have_are_named() -> None:
-    note = "gpulease: refused 2 times (n1 n4; by all nodes 1 of 3 times): n4: 20G are used"
+    note = with_note("", Note("n4: 20G are used", refused=2, nodes="n1 n4", rounds=1))
     reason = "ReqNodeNotAvail, UnavailableNodes:n[2-3]"
     waits = job(state="PENDING", reason=reason, admin_comment=note)
     sentence("slurm waits: without nodes", reason_of(waits, "queued"))

@@ -12,7 +12,6 @@ from gpulease.slurm.allocations import gres_in, includes
 from gpulease.slurm.command import reasons
 from gpulease.slurm.command.views import ArrayWaitingView, ClaimView, JobView, LeaseView
 from gpulease.slurm.commands import DEADLINE_S, run_slurm
-from gpulease.slurm.notes import stop_in
 from gpulease.slurm.records import ending, fixed_format, is_batch, parse_fixed, placements
 from gpulease.slurm.shards import Requested, requested
 
@@ -21,7 +20,7 @@ WIDTHS: Mapping[str, int] = {
     "reason": 200, "tres-per-node": 100, "tres-per-job": 60, "tres-per-socket": 60,
     "tres-per-task": 60, "numtasks": 12, "numnodes": 12, "nodelist": 100, "submittime": 20,
     "starttime": 20, "endtime": 20, "eligibletime": 20, "timelimit": 20, "dependency": 120,
-    "exit_code": 12, "restartcnt": 8, "batchflag": 4, "partition": 40, "admin_comment": 400,
+    "exit_code": 12, "restartcnt": 8, "batchflag": 4, "partition": 40, "admin_comment": 800,
 }  # fmt: skip
 """The fields of squeue, and their widths in bytes."""
 _RESOURCES = ("tres-per-node", "tres-per-job", "tres-per-socket")
@@ -126,6 +125,7 @@ def view(
     started = _instant(job.get("starttime"))
     index, limit = job.get("arraytaskid", ""), claim.time_limit
     waits = state == "queued"
+    note = reasons.note_of(job)
     never_ran = state == "ended" and "nodelist" not in job
     return JobView(
         id=int(job["jobid"]),
@@ -151,7 +151,7 @@ def view(
         array_index=int(index) if index.isdecimal() else None,
         array_waiting=_array_waiting(job),
         dependency=job.get("dependency"),
-        comment=reasons.note_of(job),
+        comment=None if note is None else str(note),
         requeued=int(job.get("restartcnt", 0)),
         batch=is_batch(job.get("batchflag", "")),
         partition=job.get("partition", ""),
@@ -221,8 +221,8 @@ def _array_waiting(job: Mapping[str, str]) -> ArrayWaitingView | None:
 
 def _outcome(job: Mapping[str, str]) -> str:
     state = job.get("state", "")
-    if state == "CANCELLED" and (stop := stop_in(reasons.note_of(job))) is not None:
-        return stop.reason
+    if state == "CANCELLED" and (note := reasons.note_of(job)) is not None and note.stopped:
+        return note.stopped
     if outcome := _OUTCOMES.get(state):
         return outcome
     if state == "FAILED" and "nodelist" not in job:

@@ -3,11 +3,9 @@
 import re
 from collections.abc import Iterator, Mapping
 
-from gpulease.slurm.notes import note_in, stop_in
+from gpulease.slurm.notes import Note, note_in
 from gpulease.slurm.records import is_batch
 
-_REFUSED = re.compile(r"refused \d+ times? \(([^();]*)[^()]*\): ")
-"""How a note about refusals begins; in parentheses are the nodes."""
 _UNAVAILABLE = re.compile(r"UnavailableNodes:([^\s()]+)")
 _WAITS = {
     "Resources": "no GPU has enough free memory now",
@@ -49,14 +47,14 @@ def reason_of(job: Mapping[str, str], state: str) -> str | None:
     note = note_of(job)
     if state == "ended":
         # A batch job that was refused has run elsewhere since.
-        if (stop := stop_in(note)) is not None:
-            return stop.text
-        was_refused = note and _REFUSED.match(note) and is_batch(job.get("batchflag", ""))
+        if note is not None and note.stopped:
+            return note.why
+        was_refused = note and note.refused and is_batch(job.get("batchflag", ""))
         return _joined(_ENDED.get(job.get("state", "")), None if was_refused else note)
     return _joined(_waits(job), *_without_nodes(job, note), note) if state == "queued" else None
 
 
-def note_of(job: Mapping[str, str]) -> str | None:
+def note_of(job: Mapping[str, str]) -> Note | None:
     """Return what gpulease noted with a job, after what admins wrote there."""
     return note_in(job.get("admin_comment", ""))
 
@@ -73,20 +71,19 @@ def _waits(job: Mapping[str, str]) -> str | None:
     return f"a limit of Slurm: {reason}" if word.startswith(_LIMITS) else reason
 
 
-def _without_nodes(job: Mapping[str, str], note: str | None) -> Iterator[str]:
+def _without_nodes(job: Mapping[str, str], note: Note | None) -> Iterator[str]:
     """Yield which nodes are out of service, and which are excluded because they refused the job."""
     if not job.get("reason", "").startswith("ReqNodeNotAvail"):
         return
     if found := _UNAVAILABLE.search(job["reason"]):
         yield f"not available: {found[1]}"
-    if refused := _REFUSED.match(note or ""):
-        nodes = ", ".join(refused[1].split())
-        yield f"excluded for a minute after they refused it: {nodes}"
+    if note is not None and note.nodes:
+        yield f"excluded for a minute after they refused it: {', '.join(note.refused_by)}"
 
 
 def _dependency(job: Mapping[str, str]) -> str:
     return job.get("dependency", "other jobs").replace("(unfulfilled)", "").replace(",", ", ")
 
 
-def _joined(*parts: str | None) -> str | None:
-    return "; ".join(filter(None, parts)) or None
+def _joined(*parts: object) -> str | None:
+    return "; ".join(str(part) for part in parts if part) or None

@@ -19,7 +19,7 @@ from gpulease.service.ports import Clock, WorkerExited, WorkerNews, WorkerStarte
 from gpulease.shim.process_tree import Entry, processes
 from gpulease.slurm.node.commands import RunSlurm, label_of, list_job, run_slurm
 from gpulease.slurm.node.processes import SlurmProcesses
-from gpulease.slurm.notes import Stop, stop_note, with_note
+from gpulease.slurm.notes import Note, with_note
 
 _log = logging.getLogger(__name__)
 
@@ -129,7 +129,7 @@ class SlurmJobs:
             before = await list_job(self._run, number, "--Format=JobID:|,admin_comment:")
             said = "; ".join(filter(None, split_hint(job.detail or reason)))
             why = f"{job.slurm.node}: {one_line(said)}"
-            note = with_note(before, stop_note(Stop(reason, why)))
+            note = with_note(before, Note(why, stopped=reason))
             await self._run("scontrol", "update", f"jobid={label}", f"admincomment={note}")
             await self._run("scancel", label)
         except SlurmFailed as error:

@@ -15,65 +15,20 @@ wait without end.
 
 import asyncio
 import logging
-import re
-from collections.abc import Collection, Coroutine, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Coroutine, Sequence
+from dataclasses import dataclass
 
 from gpulease.domain.job import SlurmJob, one_line
 from gpulease.errors import SlurmFailed
+from gpulease.record import replace
 from gpulease.slurm.node.commands import RunSlurm, is_unknown_job, list_job
-from gpulease.slurm.notes import with_note
+from gpulease.slurm.notes import MOST_ROUNDS, Note, note_in, with_note
 from gpulease.slurm.records import is_batch
 
 _log = logging.getLogger(__name__)
 
-_MOST = 3
-"""The rounds after which a job is held."""
-_LEASES = "; waits for leases"
-_REFUSED = re.compile(
-    r"gpulease: refused (?P<count>[0-9]{1,6}) times? \((?P<nodes>[^();]*)"
-    rf"(?P<leases>{_LEASES})?(?:; by all nodes (?P<rounds>[0-9]) of [0-9] times)?\): "
-)
 _FIELDS = "--Format=JobID:|,State:|,ReqNodes:|,Partition:|,BatchFlag:|,admin_comment:"
 """Without what the user chooses."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Refusals:
-    """How often a job was refused, as its AdminComment says."""
-
-    count: int = 0
-    nodes: Sequence[str] = ()
-    """Those that refused it in this round; the latest last."""
-    rounds: int = 0
-    """How often all of its nodes refused it."""
-    for_leases: bool = False
-    """In this round, leases were in the way on one of them."""
-
-    def __str__(self) -> str:
-        times = "time" if self.count == 1 else "times"
-        leases = _LEASES if self.for_leases else ""
-        rounds = f"; by all nodes {self.rounds} of {_MOST} times" if self.rounds else ""
-        return f"refused {self.count} {times} ({' '.join(self.nodes)}{leases}{rounds}): "
-
-    def by(self, node: str, excluded: Collection[str], *, for_leases: bool) -> "_Refusals":
-        """Return what they are after one more. Nodes that are not excluded are of former rounds."""
-        same = [each for each in self.nodes if each in excluded and each != node]
-        return _Refusals(
-            self.count + 1,
-            (*same, node),
-            # An admin has released a job that was held.
-            self.rounds if self.rounds < _MOST else 0,
-            for_leases or (self.for_leases and bool(same)),
-        )
-
-
-def _refusals_in(comment: str) -> _Refusals:
-    found = _REFUSED.search(comment)
-    if found is None:
-        return _Refusals()
-    nodes, rounds = tuple(found["nodes"].split()), int(found["rounds"] or 0)
-    return _Refusals(int(found["count"]), nodes, rounds, found["leases"] is not None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,16 +78,14 @@ class SlurmRefusals:
             if is_unknown_job(error):
                 return
             raise
-        before = _refusals_in(asked.comment)
-        now = before.by(job.node, asked.excluded, for_leases=not counts)
+        now = _after_one_more(asked, job.node, f"{job.node}: {one_line(why)}", counts=counts)
         elsewhere = not asked.is_batch or await self._may_run_elsewhere(asked, job.node)
         if not (elsewhere or now.for_leases):
             now = replace(now, rounds=now.rounds + 1)
-        comment = f"{now}{job.node}: {one_line(why)}"
-        await self._update(asked.label, f"admincomment={with_note(asked.comment, comment)}")
+        await self._update(asked.label, f"admincomment={with_note(asked.comment, now)}")
         if not asked.is_batch:
             return
-        is_held = now.rounds >= _MOST
+        is_held = now.rounds >= MOST_ROUNDS
         try:
             await self._run("scontrol", "requeuehold" if is_held else "requeue", asked.label)
         except SlurmFailed as error:
@@ -151,9 +104,9 @@ class SlurmRefusals:
         )
         for line in listed.splitlines():
             number, _, comment = line.partition("|")
-            refusals = _refusals_in(comment)
-            if number.isdecimal() and refusals.nodes[-1:] == (node,):
-                self._begin(self._allow_again(int(number), refusals))
+            note = note_in(comment)
+            if number.isdecimal() and note is not None and note.refused_by[-1:] == [node]:
+                self._begin(self._allow_again(int(number), note))
 
     def _begin(self, work: Coroutine[None, None, None]) -> None:
         task = asyncio.create_task(self._logged(work))
@@ -173,9 +126,7 @@ class SlurmRefusals:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _when_pending(
-        self, job: int, refusals: _Refusals, *, elsewhere: bool, is_held: bool
-    ) -> None:
+    async def _when_pending(self, job: int, note: Note, *, elsewhere: bool, is_held: bool) -> None:
         """Let Slurm start the job at once elsewhere, or here later; by itself it waits for minutes.
 
         Slurm takes these changes only while the job is pending.
@@ -187,13 +138,13 @@ class SlurmRefusals:
         await asyncio.sleep(2 * self._look_again_s)
         if (asked := await self._until_pending(job)) is None:
             return
-        others = [each for each in asked.excluded if each not in refusals.nodes]
-        excluded = ",".join([*others, *refusals.nodes] if elsewhere else others)
+        others = [each for each in asked.excluded if each not in note.refused_by]
+        excluded = ",".join([*others, *note.refused_by] if elsewhere else others)
         when = "now" if elsewhere else f"now+{self._wait_here_s}"
         start = [] if is_held else [f"starttime={when}"]
         await self._update(asked.label, f"excnodelist={excluded}", *start)
         if elsewhere:
-            await self._allow_again(job, refusals)
+            await self._allow_again(job, note)
 
     async def _until_pending(self, job: int) -> _Asked | None:
         for _ in range(self._most_looks):
@@ -202,12 +153,12 @@ class SlurmRefusals:
             await asyncio.sleep(self._look_again_s)
         return None
 
-    async def _allow_again(self, job: int, refusals: _Refusals) -> None:
+    async def _allow_again(self, job: int, note: Note) -> None:
         """Let all nodes have a job that still waits; the node that refused it last does that."""
         await asyncio.sleep(self._wait_here_s)
         asked = await self._ask(job)
-        if asked.state == "PENDING" and _refusals_in(asked.comment) == refusals:
-            kept = [each for each in asked.excluded if each not in refusals.nodes]
+        if asked.state == "PENDING" and note_in(asked.comment) == note:
+            kept = [each for each in asked.excluded if each not in note.refused_by]
             await self._update(asked.label, f"excnodelist={','.join(kept)}")
 
     async def _ask(self, job: int) -> _Asked:
@@ -242,3 +193,17 @@ class SlurmRefusals:
 
     async def _update(self, label: str, *changes: str) -> None:
         await self._run("scontrol", "update", f"jobid={label}", *changes)
+
+
+def _after_one_more(asked: _Asked, node: str, why: str, *, counts: bool) -> Note:
+    """Return the note after one more refusal. Nodes that are not excluded are of former rounds."""
+    before = note_in(asked.comment) or Note()
+    same = [each for each in before.refused_by if each in asked.excluded and each != node]
+    return Note(
+        why,
+        refused=before.refused + 1,
+        nodes=" ".join([*same, node]),
+        # From 3 on, an admin has released a job that was held.
+        rounds=before.rounds if before.rounds < MOST_ROUNDS else 0,
+        for_leases=not counts or (before.for_leases and bool(same)),
+    )
