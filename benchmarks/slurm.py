@@ -12,7 +12,7 @@ from pathlib import Path
 
 from benchmarks.figures import Figure
 from benchmarks.timing import seconds
-from gpulease.slurm.setup.hook import NAME, hook_text
+from gpulease.slurm.setup.node_files import NAME, hook_text
 
 _TESTS = Path(__file__).parents[1] / "tests"
 _ROUNDS = 40

@@ -34,13 +34,14 @@ from gpulease.service.ports import (
     Event,
     LivingProcess,
     PastJob,
-    SlurmAllocation,
     Submission,
     UserCount,
     WorkerExited,
     WorkerNews,
     WorkerStarted,
 )
+from gpulease.slurm.allocations import NodeAllocation
+from gpulease.slurm.node.controller import SlurmController
 from gpulease.units import GIB
 
 G = GIB
@@ -469,20 +470,21 @@ class FakeLauncher:
         self._of(JobId(job)).put_nowait(WorkerExited(outcome, Exit(code), NOON))
 
 
-class FakeSlurm:
+class FakeSlurm(SlurmController):
     """Slurm, whose jobs have what the test says."""
 
     def __init__(self) -> None:
-        self.allocations: dict[int, SlurmAllocation] = {}
+        super().__init__()
+        self.allocations: dict[int, NodeAllocation] = {}
         self.refused: list[tuple[SlurmJob, str]] = []
         self.asked = 0
         self.is_away = False
         self.exits: dict[int, Exit] = {}
 
     def give(self, job: int, shards: int, *gpus: int) -> None:
-        self.allocations[job] = SlurmAllocation("train.py", True, gpus or (0,), shards)
+        self.allocations[job] = NodeAllocation("train.py", True, gpus or (0,), shards)
 
-    async def allocation(self, job: SlurmJob) -> SlurmAllocation:
+    async def allocation(self, job: SlurmJob) -> NodeAllocation:
         self.asked += 1
         if self.is_away:
             raise SlurmFailed("slurmctld does not answer")

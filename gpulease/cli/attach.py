@@ -54,7 +54,7 @@ def attach(
     keys = detach_sequence(detach_keys, environment())
     wanted = selection("attach", [job] if job else None, name)
     if acts_on_slurm(named_socket(ctx, socket)):
-        from gpulease.slurm.command.attach import attach_to
+        from gpulease.slurm.command.wait import attach_to
 
         return attach_to(wanted, watches=watch, has_keys=detach_keys is not None)
     client = connect(ctx, socket)

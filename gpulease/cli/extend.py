@@ -41,7 +41,7 @@ def extend(
     jobs, seconds = read(words)
     wanted = selection("extend", jobs, name, every)
     if acts_on_slurm(named_socket(ctx, socket)):
-        from gpulease.slurm.command.extend import extend_jobs
+        from gpulease.slurm.command.changes import extend_jobs
 
         return extend_jobs(wanted, seconds)
     client = connect(ctx, socket)

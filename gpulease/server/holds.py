@@ -37,7 +37,7 @@ from gpulease.server.validation import (
 )
 from gpulease.service.gpu_choice import uuids_of
 from gpulease.service.ports import LivingProcess, Submission
-from gpulease.slurm.node.tasks import command_in, invocation_of_task
+from gpulease.slurm.node.routes import command_in, invocation_of_task
 from gpulease.units import format_size
 from gpulease.wire.jobs import EnvironmentView, NestedView
 from gpulease.wire.requests import (

@@ -557,67 +557,6 @@ class JobLauncher(Protocol):
         """Write a line into the job's output, if it has one."""
 
 
-@dataclass(frozen=True, slots=True)
-class SlurmAllocation:
-    """What Slurm knows about a job on one node."""
-
-    name: str
-    is_batch: bool
-    """It was submitted with sbatch, so Slurm can queue it again."""
-    gpus: tuple[int, ...]
-    """The numbers of its GPUs there, in the order of gres.conf; empty where Slurm names none."""
-    shards: int
-    """Its shards on the one GPU; 0: it has whole GPUs."""
-
-
-class SlurmRefusal(Exception):
-    """A job of Slurm gets no lease on this node now; the text says why, for its owner."""
-
-    def __init__(
-        self, why: str, *, may_pass: bool = False, by_leases: bool = False, is_over: bool = False
-    ) -> None:
-        """`may_pass`: memory is in use that a job may have freed a moment ago.
-
-        `by_leases`: leases of other jobs are in the way, which end by themselves.
-        `is_over`: the job does not run any more, so there is nothing to send elsewhere.
-        """
-        super().__init__(why)
-        self.may_pass = may_pass
-        self.by_leases = by_leases
-        self.is_over = is_over
-
-
-class SlurmController(Protocol):
-    """Asks Slurm about jobs, and sends them elsewhere."""
-
-    async def allocation(self, job: SlurmJob) -> SlurmAllocation:
-        """Return what a job has on its node.
-
-        Raises:
-            SlurmRefusal: the job is over, or what Slurm says of it is ambiguous: somebody may have
-                forged that.
-            SlurmFailed: Slurm does not answer; the prolog asks again.
-        """
-
-    async def exit_of(self, job: SlurmJob) -> Exit | None:
-        """Return how a job that is ending ended, which is unknown if it is queued again.
-
-        None if Slurm does not answer soon.
-        """
-
-    async def refuse(self, job: SlurmJob, why: str, *, counts: bool = True) -> None:
-        """Have Slurm queue a batch job again, for another node; it is held after three rounds.
-
-        A round with a refusal that does not count never holds it.
-
-        The owner reads `why` in Slurm. Returns without waiting for Slurm to carry it out. A job
-        that is no batch job gets the comment alone.
-
-        Raises:
-            SlurmFailed: Slurm does not answer; the prolog asks again.
-        """
-
-
 class InThread(Protocol):
     """Runs a blocking call away from the event loop.
 

@@ -43,12 +43,21 @@ class NodeAllocation:
     """0: it has whole GPUs, or nothing."""
 
 
-class Unclear(Exception):
-    """What Slurm says about a job cannot be trusted, or does not fit; the text says why."""
+class SlurmRefusal(Exception):
+    """A job of Slurm gets no lease on this node now; the text says why, for its owner."""
 
+    def __init__(
+        self, why: str, *, may_pass: bool = False, by_leases: bool = False, is_over: bool = False
+    ) -> None:
+        """`may_pass`: memory is in use that a job may have freed a moment ago.
 
-class JobIsOver(Unclear):
-    """The job does not run any more: it was cancelled or queued again, perhaps in its prolog."""
+        `by_leases`: leases of other jobs are in the way, which end by themselves.
+        `is_over`: the job does not run any more, so there is nothing to send elsewhere.
+        """
+        super().__init__(why)
+        self.may_pass = may_pass
+        self.by_leases = by_leases
+        self.is_over = is_over
 
 
 def element_of(text: str, job: int) -> str | None:
@@ -69,23 +78,23 @@ def allocation_on(text: str, job: int, node: str) -> NodeAllocation:
     """Return what the only job in `text` has on `node`.
 
     Raises:
-        JobIsOver: it does not run any more. Slurm then shows a GRES= without GPUs.
-        Unclear: there is no such job on the node, or what `text` says is ambiguous.
+        SlurmRefusal: it does not run any more (Slurm then shows a GRES= without GPUs), there is no
+            such job on the node, or what `text` says is ambiguous.
     """
     states = _STATE.findall(text)
     if len(states) > 1:
         raise _ambiguous(job)
     if states and states[0] in _OVER:
-        raise JobIsOver(f"job {job} does not run any more: it is {states[0]}")
+        raise SlurmRefusal(f"job {job} does not run any more: it is {states[0]}", is_over=True)
     there = [gres for nodes, gres in _ON_NODES.findall(text) if includes(nodes, node)]
     batch, name = _BATCH.findall(text), _NAME.search(text)
     if not there or not batch or name is None:
-        raise Unclear(f"Slurm says that job {job} has nothing on node {node}")
+        raise SlurmRefusal(f"Slurm says that job {job} has nothing on node {node}")
     if len(there) > 1 or len(batch) > 1:
         raise _ambiguous(job)
     gpus, shards = gres_in(there[0])
     if not gpus and _SOME.search(there[0]):
-        raise Unclear(f"cannot read on which GPUs Slurm has placed job {job}: GRES={there[0]}")
+        raise SlurmRefusal(f"cannot read on which GPUs Slurm has placed job {job}: GRES={there[0]}")
     return NodeAllocation(name[1], is_batch(batch[0]), gpus, shards)
 
 
@@ -109,8 +118,8 @@ def numbers_in(text: str) -> list[int]:
     return found
 
 
-def _ambiguous(job: int) -> Unclear:
-    return Unclear(
+def _ambiguous(job: int) -> SlurmRefusal:
+    return SlurmRefusal(
         f"it is not clear what Slurm job {job} has: its name or comment looks like a part of "
         "Slurm's answer"
     )

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from gpulease.slurm.setup.hook import hook_text
+from gpulease.slurm.setup.node_files import hook_text
 
 ODD = b'\xff\xc3\xa9 "quoted" \\ \x01\n\tlast'
 

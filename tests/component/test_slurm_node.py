@@ -21,16 +21,16 @@ from gpulease.errors import SlurmFailed
 from gpulease.host import cgroups
 from gpulease.host.processes import MARKER, ProcessTable
 from gpulease.record import replace as with_
-from gpulease.service.ports import SlurmAllocation, SlurmRefusal, WorkerExited, WorkerStarted
+from gpulease.service.ports import WorkerExited, WorkerStarted
 from gpulease.shim.process_tree import Entry
+from gpulease.slurm.allocations import NodeAllocation, SlurmRefusal
 from gpulease.slurm.node.commands import run_slurm
-from gpulease.slurm.node.controller import SlurmCommands
+from gpulease.slurm.node.controller import SlurmController
 from gpulease.slurm.node.enforcement import SlurmEnforcement
 from gpulease.slurm.node.jobs import SlurmJobs
 from gpulease.slurm.node.processes import SlurmProcesses
 from gpulease.slurm.node.publication import PublicationPace, SlurmPublication
 from gpulease.slurm.node.reconciliation import RunningJob, SlurmReconciliation
-from gpulease.slurm.node.refusals import SlurmRefusals
 from gpulease.slurm.node_summary import GpuSummary, NodeSummary, decode
 from gpulease.slurm.notes import Note, note_in, with_note
 from process_rig import run, wait_until
@@ -68,8 +68,8 @@ SHOWN = """JobId=17 JobName=train
 def test_slurm_is_asked_once_what_a_job_has() -> None:
     slurm = FakeSlurm()
     slurm.config = SHOWN.format(gres="shard:16(IDX:1)")
-    found = run(SlurmCommands(slurm).allocation(JOB))
-    assert found == SlurmAllocation("train", True, (1,), 16)
+    found = run(SlurmController(slurm).allocation(JOB))
+    assert found == NodeAllocation("train", True, (1,), 16)
     assert slurm.commands == [("scontrol", "show", "job", "-d", "17")]
 
 
@@ -78,10 +78,10 @@ def test_a_job_that_slurm_does_not_describe_is_refused(shown: str) -> None:
     slurm = FakeSlurm()
     slurm.config = shown
     with pytest.raises(SlurmRefusal):
-        run(SlurmCommands(slurm).allocation(JOB))
+        run(SlurmController(slurm).allocation(JOB))
     slurm.is_away = True
     with pytest.raises(SlurmFailed):
-        run(SlurmCommands(slurm).allocation(JOB))
+        run(SlurmController(slurm).allocation(JOB))
 
 
 @pytest.mark.parametrize(
@@ -92,11 +92,11 @@ def test_a_job_that_slurm_does_not_describe_is_refused(shown: str) -> None:
 def test_slurm_says_how_a_job_ended(exit_code: str, expected: Exit) -> None:
     slurm = FakeSlurm()
     slurm.jobs[17] = FakeJob("17", "COMPLETING", exit_code=exit_code)
-    assert run(SlurmCommands(slurm).exit_of(JOB)) == expected
+    assert run(SlurmController(slurm).exit_of(JOB)) == expected
     slurm.jobs[17].restarts = 1
-    assert run(SlurmCommands(slurm).exit_of(JOB)) == Exit()
+    assert run(SlurmController(slurm).exit_of(JOB)) == Exit()
     slurm.is_away = True
-    assert run(SlurmCommands(slurm).exit_of(JOB)) is None
+    assert run(SlurmController(slurm).exit_of(JOB)) is None
 
 
 # Refusals.
@@ -108,7 +108,7 @@ def refuse(
     """Refuse job 17 and wait until everything about it was done; or until a pause of 60 s."""
 
     async def scenario() -> None:
-        refusals = SlurmRefusals(slurm, look_again_s=0, wait_here_s=wait_here_s)
+        refusals = SlurmController(slurm, look_again_s=0, wait_here_s=wait_here_s)
         await refusals.refuse(replace(JOB, node=node), "GPU 1 is drained", counts=counts)
         for _ in range(100):
             await asyncio.sleep(0)
@@ -195,7 +195,7 @@ def test_a_daemon_takes_up_what_the_one_before_has_left() -> None:
     }
 
     async def scenario() -> None:
-        refusals = SlurmRefusals(slurm, wait_here_s=0)
+        refusals = SlurmController(slurm, wait_here_s=0)
         await refusals.take_up("n1")
         await asyncio.gather(*refusals._tasks)
 
@@ -227,7 +227,7 @@ def test_the_note_of_an_earlier_version_counts_for_nothing() -> None:
 
 
 def test_a_job_that_slurm_forgot_is_not_refused() -> None:
-    run(SlurmRefusals(FakeSlurm()).refuse(JOB, "why"))
+    run(SlurmController(FakeSlurm()).refuse(JOB, "why"))
 
 
 # Reconciliation.

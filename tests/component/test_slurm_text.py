@@ -3,9 +3,8 @@
 import pytest
 
 from gpulease.slurm.allocations import (
-    JobIsOver,
     NodeAllocation,
-    Unclear,
+    SlurmRefusal,
     allocation_on,
     element_of,
     includes,
@@ -60,7 +59,7 @@ def test_gpus_and_shards_are_read(gres: str, gpus: tuple[int, ...], shards: int)
 
 
 def test_a_form_that_is_not_known_is_quoted() -> None:
-    with pytest.raises(Unclear, match=r"cannot read on which GPUs .*GRES=shard:40\(GPU7\)"):
+    with pytest.raises(SlurmRefusal, match=r"cannot read on which GPUs .*GRES=shard:40\(GPU7\)"):
         allocation_on(shown("shard:40(GPU7)"), 17, "n1")
 
 
@@ -71,28 +70,28 @@ def test_a_batch_job_stays_one_after_its_node_has_failed(flag: int, is_batch: bo
 
 def test_nodes_with_the_same_share_are_on_one_line() -> None:
     assert allocation_on(shown(nodes="n[1-3,7]"), 17, "n2").shards == 40
-    with pytest.raises(Unclear):
+    with pytest.raises(SlurmRefusal):
         allocation_on(shown(nodes="n[1-3,7]"), 17, "n4")
 
 
 @pytest.mark.parametrize("state", ["COMPLETING", "CANCELLED", "PENDING", "REQUEUED"])
 def test_a_job_whose_run_is_over_has_nothing(state: str) -> None:
-    with pytest.raises(JobIsOver, match=state):
+    with pytest.raises(SlurmRefusal, match=state):
         allocation_on(shown("", state=state), 17, "n1")
-    with pytest.raises(Unclear, match="not clear"):
+    with pytest.raises(SlurmRefusal, match="not clear"):
         allocation_on(shown(name="x\n   JobState=PENDING Reason=None"), 17, "n1")
 
 
 @pytest.mark.parametrize("place", ["name", "comment"])
 def test_a_forged_line_is_refused(place: str) -> None:
-    with pytest.raises(Unclear, match="name or comment"):
+    with pytest.raises(SlurmRefusal, match="name or comment"):
         allocation_on(shown(**{place: _FORGED}), 17, "n1")
 
 
 def test_a_job_that_hides_its_record_behind_a_forged_one_is_refused() -> None:
     forged = shown(name=f"{_FORGED}\nJobId=18 JobName=y")
     assert element_of(forged, 17) is None
-    with pytest.raises(Unclear):
+    with pytest.raises(SlurmRefusal):
         allocation_on(forged, 17, "n1")
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from gpulease.config import Settings as GpuleaseSettings
 from gpulease.domain.gpu import GpuReading, GpuUuid
 from gpulease.gpu.simulated import parse_simulation
-from gpulease.slurm.setup.node_lines import SlurmNode, node_of
+from gpulease.slurm.setup.node_files import SlurmNode, node_of
 
 from .release import chosen_release
 

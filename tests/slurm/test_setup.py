@@ -11,7 +11,7 @@ import pytest
 from daemon_rig import wait_for
 from gpulease.config import SYSTEM_SOCKET
 from gpulease.slurm.allocations import gres_in
-from gpulease.slurm.setup.hook import NAME, hook_text
+from gpulease.slurm.setup.node_files import NAME, hook_text
 
 from .cluster import Cluster, running
 from .machine import has_cgroups

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from daemon_rig import wait_for
-from gpulease.slurm.setup.hook import hook_text
+from gpulease.slurm.setup.node_files import hook_text
 
 from .cluster import Cluster, running
 from .slurm_files import Hooks, NodeSpec, Settings

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from gpulease.slurm.command.job_lines import nodes_of as nodes_of_job
 from gpulease.slurm.command.jobs import elements, label_of, span_seconds, uses_gpus, view
+from gpulease.slurm.command.list_page import nodes_of as nodes_of_job
 from gpulease.slurm.command.nodes import nodes_of
 from gpulease.slurm.node_summary import GpuSummary, NodeSummary, encode
 from gpulease.slurm.notes import Note, with_note

@@ -15,10 +15,9 @@ from gpulease.cli.tables import Page
 from gpulease.drawing.words import display_width
 from gpulease.errors import SlurmFailed
 from gpulease.slurm.command import job_page, list_page, status_page
-from gpulease.slurm.command.jobs import view
+from gpulease.slurm.command.changes import refusal
+from gpulease.slurm.command.jobs import view, why
 from gpulease.slurm.command.nodes import nodes_of
-from gpulease.slurm.command.reasons import reason_of
-from gpulease.slurm.command.refusals import refusal
 from gpulease.slurm.command.views import JobList, JobView, StatusView
 from gpulease.slurm.node_summary import GpuSummary, NodeSummary, encode
 from gpulease.slurm.notes import Note, with_note
@@ -173,14 +172,14 @@ def test_strangers_cannot_steer_the_terminal() -> None:
 )  # fmt: skip
 def test_why_a_job_waits_is_said_in_words(reason: str) -> None:
     waits = job(**{**WAITS, "reason": reason}, dependency="afterok:1(unfulfilled),afterany:2")
-    sentence(f"slurm waits: {reason}", reason_of(waits, "queued"))
+    sentence(f"slurm waits: {reason}", why(waits, "queued"))
 
 
 def test_nodes_that_a_job_cannot_have_are_named() -> None:
     note = with_note("", Note("n4: 20G are used", refused=2, nodes="n1 n4", rounds=1))
     reason = "ReqNodeNotAvail, UnavailableNodes:n[2-3]"
     waits = job(state="PENDING", reason=reason, admin_comment=note)
-    sentence("slurm waits: without nodes", reason_of(waits, "queued"))
+    sentence("slurm waits: without nodes", why(waits, "queued"))
 
 
 @pytest.mark.parametrize(

@@ -13,9 +13,8 @@ from gpulease.cli.request import RunOptions, build
 from gpulease.config import Settings
 from gpulease.errors import BadConfiguration, BadUsage, BadValue, CannotLease
 from gpulease.fingerprint import fingerprint_of
-from gpulease.slurm.command.capacity import Capacity, capacity_of
-from gpulease.slurm.command.run import read_sizes
-from gpulease.slurm.command.size import Size, size_of
+from gpulease.slurm.command.run import batch_script, immediate, read_sizes
+from gpulease.slurm.command.size import Capacity, Size, capacity_of, size_of
 from gpulease.slurm.command.slurm_options import (
     dependency,
     minutes,
@@ -23,7 +22,6 @@ from gpulease.slurm.command.slurm_options import (
     slurm_options,
     split_condition,
 )
-from gpulease.slurm.command.submission import batch_script, immediate
 from gpulease.slurm.node_summary import GpuSummary, NodeSummary, encode, learnt_keys
 from gpulease.units import GIB, MIB, Share
 

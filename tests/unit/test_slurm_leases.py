@@ -40,10 +40,11 @@ from gpulease.service.idleness import IdleWatch
 from gpulease.service.jobs import Settle, extend, requeue, take_back_grants
 from gpulease.service.observation import GpuObserver, Observation
 from gpulease.service.overuse import OveruseWatch
-from gpulease.service.ports import Policy, SlurmAllocation, SlurmPolicy, SlurmRefusal, WorkerExited
+from gpulease.service.ports import Policy, SlurmPolicy, WorkerExited
 from gpulease.service.queue_state import QueueState
 from gpulease.service.scheduler import Scheduler, planned, reconcile
 from gpulease.service.slurm_gpus import gpus_of_slurm, local_gpus, refuse_closed_queue
+from gpulease.slurm.allocations import NodeAllocation, SlurmRefusal
 from gpulease.slurm.node.leases import Command, SlurmLeases, SlurmRequest, latest
 from gpulease.units import MIB
 
@@ -319,7 +320,7 @@ def test_a_job_that_is_over_is_not_sent_elsewhere() -> None:
 
 def test_a_job_to_which_slurm_assigns_no_gpu_gets_none() -> None:
     async def scenario(node: Node) -> None:
-        node.slurm.allocations[17] = SlurmAllocation("train.py", True, (), 0)
+        node.slurm.allocations[17] = NodeAllocation("train.py", True, (), 0)
         with pytest.raises(SlurmRefusal, match="names no GPU"):
             await node.leases.grant(request())
         assert node.store.live() == ()

@@ -17,8 +17,14 @@ from gpulease.slurm.setup.check import (
     shards_by_gpu,
     unfit,
 )
-from gpulease.slurm.setup.hook import NAME, hook_text, install_hook
-from gpulease.slurm.setup.node_lines import SlurmNode, device_files, node_of
+from gpulease.slurm.setup.node_files import (
+    NAME,
+    SlurmNode,
+    device_files,
+    hook_text,
+    install_hook,
+    node_of,
+)
 from gpulease.slurm.setup.verb import lines
 from gpulease.units import GIB, MIB
 

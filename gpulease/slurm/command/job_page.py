@@ -12,7 +12,8 @@ from gpulease.cli.tables import Page, Span, line
 from gpulease.drawing.words import UNKNOWN, between, clean, clock, size, until
 from gpulease.light_json import encode, indent
 from gpulease.locations import environment
-from gpulease.slurm.command.job_lines import (
+from gpulease.slurm.command.jobs import order_of, with_gpus
+from gpulease.slurm.command.list_page import (
     expected,
     gpus_of,
     nodes_of,
@@ -20,11 +21,10 @@ from gpulease.slurm.command.job_lines import (
     place_of,
     reason_of,
     requested,
+    table,
 )
-from gpulease.slurm.command.jobs import order_of, with_gpus
-from gpulease.slurm.command.list_page import table
+from gpulease.slurm.command.logs import described
 from gpulease.slurm.command.nodes import read_published
-from gpulease.slurm.command.output import described
 from gpulease.slurm.command.selection import is_array, select
 from gpulease.slurm.command.views import JobList, JobView
 from gpulease.units import format_span

@@ -9,9 +9,9 @@ from types import MappingProxyType
 from gpulease.cli.exit_codes import SIGNALED
 from gpulease.errors import EXIT_TIME_LIMIT
 from gpulease.slurm.allocations import gres_in, includes
-from gpulease.slurm.command import reasons
 from gpulease.slurm.command.views import ArrayWaitingView, ClaimView, JobView, LeaseView
 from gpulease.slurm.commands import DEADLINE_S, run_slurm
+from gpulease.slurm.notes import Note, note_in
 from gpulease.slurm.records import ending, fixed_format, is_batch, parse_fixed, placements
 from gpulease.slurm.shards import Requested, requested
 
@@ -40,6 +40,40 @@ _RANGE = re.compile(r"(\d+)(?:-(\d+)(?::(\d+))?)?")
 _YEAR_S = 365 * 24 * 3600.0
 """What Slurm shows as the limit of a running job that has none."""
 _DAY_S = 24 * 3600
+_UNAVAILABLE = re.compile(r"UnavailableNodes:([^\s()]+)")
+_WAITS = {
+    "Resources": "no GPU has enough free memory now",
+    "Priority": "jobs with higher priority are first",
+    "None": "Slurm has not considered it yet",
+    "JobHeldUser": "held by its user; to release it: scontrol release {job}",
+    "JobHeldAdmin": "held by an admin",
+    "JobArrayTaskLimit": "as many elements of its array run as may run at once",
+    "DependencyNeverSatisfied": "a job that it depends on did not end as required",
+    "PartitionDown": "its partition is down",
+    "PartitionInactive": "its partition starts no jobs",
+    "PartitionTimeLimit": "its time limit is longer than that of its partition",
+    "PartitionNodeLimit": "its partition has not as many nodes",
+    "PartitionConfig": "its partition does not allow what it asks for",
+    "ReqNodeNotAvail": "no available node has room for it",
+    "Reservation": "it waits for its reservation",
+    "BadConstraints": "no node is as it asks for",
+    "NodeDown": "a node that it asks for is down",
+    "Cleaning": "its last run is being cleaned up",
+    "Licenses": "it waits for licenses",
+    "job requeued in held state": "held; to release it: scontrol release {job}",
+    "launch failed requeued held": "it could not be launched, and is held; "
+    "to release it: scontrol release {job}",
+    "JobLaunchFailure": "it could not be launched",
+}
+_LIMITS = ("Assoc", "QOS", "Max")
+_ENDED = {
+    "TIMEOUT": "it reached its time limit",
+    "NODE_FAIL": "its node failed",
+    "BOOT_FAIL": "its node could not boot",
+    "OUT_OF_MEMORY": "it ran out of main memory",
+    "PREEMPTED": "it made way for another job",
+    "DEADLINE": "it did not start before its deadline",
+}
 
 
 def read_queue(
@@ -125,7 +159,7 @@ def view(
     started = _instant(job.get("starttime"))
     index, limit = job.get("arraytaskid", ""), claim.time_limit
     waits = state == "queued"
-    note = reasons.note_of(job)
+    note = note_of(job)
     never_ran = state == "ended" and "nodelist" not in job
     return JobView(
         id=int(job["jobid"]),
@@ -134,7 +168,7 @@ def view(
         user=job.get("username", ""),
         state=state,
         outcome=_outcome(job) if state == "ended" else None,
-        reason=reasons.reason_of(job, state),
+        reason=why(job, state),
         claim=claim,
         nodes=job.get("nodelist"),
         leases=[] if state in ("queued", "ended") else list(_leases(job, claim, where or {})),
@@ -221,7 +255,7 @@ def _array_waiting(job: Mapping[str, str]) -> ArrayWaitingView | None:
 
 def _outcome(job: Mapping[str, str]) -> str:
     state = job.get("state", "")
-    if state == "CANCELLED" and (note := reasons.note_of(job)) is not None and note.stopped:
+    if state == "CANCELLED" and (note := note_of(job)) is not None and note.stopped:
         return note.stopped
     if outcome := _OUTCOMES.get(state):
         return outcome
@@ -260,3 +294,50 @@ def _instant(text: str | None) -> str | None:
     except ValueError:  # Unknown
         return None
     return f"{local.astimezone(UTC):%Y-%m-%dT%H:%M:%SZ}"
+
+
+def why(job: Mapping[str, str], state: str) -> str | None:
+    """Return why a job waits or ended; None for what needs no words."""
+    note = note_of(job)
+    if state == "ended":
+        # A batch job that was refused has run elsewhere since.
+        if note is not None and note.stopped:
+            return note.why
+        was_refused = note and note.refused and is_batch(job.get("batchflag", ""))
+        return _joined(_ENDED.get(job.get("state", "")), None if was_refused else note)
+    return _joined(_waits(job), *_without_nodes(job, note), note) if state == "queued" else None
+
+
+def note_of(job: Mapping[str, str]) -> Note | None:
+    """Return what gpulease noted with a job, after what admins wrote there."""
+    return note_in(job.get("admin_comment", ""))
+
+
+def _waits(job: Mapping[str, str]) -> str | None:
+    reason = job.get("reason", "None")
+    if reason == "Dependency":
+        return f"it waits for {_dependency(job)}"
+    if reason == "BeginTime":
+        return None  # pages write the time
+    word = reason.strip("()").partition(",")[0]
+    if text := _WAITS.get(word):
+        return text.format(job=job.get("arrayjobid", job["jobid"]))
+    return f"a limit of Slurm: {reason}" if word.startswith(_LIMITS) else reason
+
+
+def _without_nodes(job: Mapping[str, str], note: Note | None) -> Iterator[str]:
+    """Yield which nodes are out of service, and which are excluded because they refused the job."""
+    if not job.get("reason", "").startswith("ReqNodeNotAvail"):
+        return
+    if found := _UNAVAILABLE.search(job["reason"]):
+        yield f"not available: {found[1]}"
+    if note is not None and note.nodes:
+        yield f"excluded for a minute after they refused it: {', '.join(note.refused_by)}"
+
+
+def _dependency(job: Mapping[str, str]) -> str:
+    return job.get("dependency", "other jobs").replace("(unfulfilled)", "").replace(",", ", ")
+
+
+def _joined(*parts: object) -> str | None:
+    return "; ".join(str(part) for part in parts if part) or None

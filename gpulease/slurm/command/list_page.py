@@ -17,12 +17,12 @@ from gpulease.drawing.words import (
     clean,
     clock,
     instant,
+    sentence,
     size,
 )
 from gpulease.errors import BadUsage
 from gpulease.light_json import encode, indent
 from gpulease.locations import environment
-from gpulease.slurm.command.job_lines import code_of, expected, nodes_of, outcome_of, requested
 from gpulease.slurm.command.jobs import order_of, read_queue, uses_gpus, view
 from gpulease.slurm.command.nodes import Published, read_published
 from gpulease.slurm.command.views import JobList, JobView
@@ -33,6 +33,8 @@ _ENDS = frozenset({"exited", "signaled", "cancelled", "time-limit", "over-lease"
                    "preempted", "launch-failed", "gave-up", "failed"})  # fmt: skip
 """What Slurm and the daemons of nodes record about ends."""
 _STYLES: dict[str, Style] = {"active": "good", "ended": "dim"}
+_FAR = timedelta(days=300)
+"""Jobs without a time limit count as a year long in the predictions of Slurm."""
 
 
 def print_list(
@@ -175,3 +177,55 @@ def _row(
         line(between(job.started_at, job.ended_at, now) if job.started_at else ""),
         *((line(code_of(job), "bad" if failed else ""),) if codes else ()),
     )
+
+
+def requested(job: JobView) -> str:
+    """Write what a job asked for: 4G, or 2 GPUs."""
+    claim = job.claim
+    if claim.exclusive:
+        return "1 GPU" if claim.gpus == 1 else f"{claim.gpus} GPUs"
+    return size(claim.memory)
+
+
+def outcome_of(job: JobView) -> str:
+    """Write the state of a job, or how it ended."""
+    if job.suspended:
+        return SUSPENDED
+    return spoken(job.outcome or job.state)
+
+
+def nodes_of(job: JobView) -> str:
+    """Write the nodes of a job."""
+    return clean(job.nodes or ("" if job.state in ("queued", "ended") else UNKNOWN))
+
+
+def gpus_of(job: JobView) -> str:
+    """Write the indexes of the GPUs of a job, with the node where there are several."""
+    if len(job.leases) == 1:
+        return job.leases[0].gpu or UNKNOWN
+    known = [f"{clean(lease.node)}:{lease.gpu}" for lease in job.leases if lease.gpu]
+    return " ".join(known) or UNKNOWN
+
+
+def code_of(job: JobView) -> str:
+    """Write the exit code, where the state does not tell how the job ended."""
+    has_code = job.outcome in ("exited", "signaled") and job.exit_status is not None
+    return str(job.exit_status) if has_code else ""
+
+
+def place_of(job: JobView) -> int:
+    """Return how many places in the queue a job takes."""
+    return 1 if job.array_waiting is None else job.array_waiting.jobs
+
+
+def expected(job: JobView, now: datetime) -> str:
+    """Write when Slurm expects a job to start."""
+    at = job.expected_start_at
+    return UNKNOWN if at is None or instant(at) - now > _FAR else clock(at, now)
+
+
+def reason_of(job: JobView, now: datetime) -> str | None:
+    """Write why a job waits or ended."""
+    begins = f"not before {clock(job.begin_at, now)}" if job.begin_at else None
+    parts = [begins, sentence(job.reason) if job.reason else None]
+    return "; ".join(filter(None, parts)) or None

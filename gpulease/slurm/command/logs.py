@@ -1,25 +1,23 @@
 """`gpulease logs` on a cluster: the files with the output of jobs of Slurm."""
 
 import os
+import stat
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from gpulease.cli.job_selection import Selection
 from gpulease.cli.render import local_time, print_stderr, write_output
 from gpulease.drawing.words import clean
-from gpulease.errors import BadUsage, NoSuchJob
-from gpulease.slurm.command.job_lines import reason_of
+from gpulease.errors import BadUsage, GpuleaseError, NoSuchJob, SlurmFailed, WrongState
+from gpulease.locations import environment
 from gpulease.slurm.command.jobs import state_of, view
-from gpulease.slurm.command.output import (
-    Output,
-    open_output,
-    output_directory,
-    output_of,
-    unreadable,
-)
+from gpulease.slurm.command.list_page import reason_of
 from gpulease.slurm.command.selection import Row, is_array, is_number, labels, select
 from gpulease.slurm.command.wait import Watch
+from gpulease.slurm.commands import run_slurm
+from gpulease.slurm.records import is_batch, stream_files
 from gpulease.wire.frames import FrameKind
 
 _PIECE = 1 << 16
@@ -155,3 +153,76 @@ def _print(job: str, row: Row, streams: Sequence[_Stream], *, follow: bool) -> N
         time.sleep(_READ_EVERY_S)
         if not is_last and time.monotonic() - asked > _ASK_EVERY_S:
             row, asked = watch.look_at(job, row), time.monotonic()
+
+
+@dataclass(frozen=True)
+class Output:
+    """The files with the output of a job; `stderr` is None if `stdout` has both."""
+
+    stdout: Path
+    stderr: Path | None = None
+
+
+def output_directory() -> Path:
+    """Return where `gpulease run -d` has Slurm write output: in the home, which nodes may share."""
+    home = environment().get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
+    return Path(home) / "gpulease" / "slurm"
+
+
+def output_of(job: str, row: Row) -> Output:
+    """Return where the output of a job is; the files need not exist, or not here.
+
+    Raises:
+        SlurmFailed: Slurm does not answer.
+        WrongState: the output is kept nowhere.
+    """
+    if not is_batch(row.get("batchflag", "")):
+        raise WrongState(
+            f"cannot print the output of job {row['jobid']}: it goes to the command that started "
+            "it, and is not kept",
+            f"gpulease attach {job} shows what follows while it runs; gpulease run -d writes files",
+        )
+    stdout, stderr = stream_files(run_slurm(["scontrol", "show", "job", job]))
+    if stdout is None:
+        raise WrongState(f"cannot print the output of job {job}: Slurm names no file for it")
+    return Output(Path(stdout), Path(stderr) if stderr not in (None, stdout) else None)
+
+
+def described(job: str, row: Row) -> str | None:
+    """Return the names of the files for people; None if there are none."""
+    try:
+        found = output_of(job, row)
+    except (SlurmFailed, WrongState):
+        return None
+    return ", ".join(clean(str(path)) for path in (found.stdout, found.stderr) if path)
+
+
+def open_output(path: Path, job: str) -> int | None:
+    """Open a file with output; None if there is none here.
+
+    Raises:
+        WrongState: it cannot be read here.
+    """
+    try:
+        # The owner of a job names its files: a FIFO must not block who reads them.
+        opened = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise unreadable(path, job, None, error.strerror or str(error)) from None
+    if not stat.S_ISREG(os.fstat(opened).st_mode):
+        os.close(opened)
+        raise unreadable(path, job, None, "it is not a regular file")
+    return opened
+
+
+def unreadable(path: Path, job: str, node: str | None, why: str) -> GpuleaseError:
+    """Return the error for output that is not readable on this machine."""
+    shown = clean(str(path))
+    hint = None
+    if node:
+        hint = (
+            f"if homes are not shared, it is on {clean(node)}: "
+            f"srun --overlap --jobid={job} cat {shown} prints it while the job runs"
+        )
+    return WrongState(f"cannot print the output of job {job}: {shown}: {why}", hint)

@@ -32,7 +32,8 @@ from gpulease.drawing.gpus import Note, models
 from gpulease.drawing.words import UNKNOWN, clean, clock, instant, since, size, until
 from gpulease.light_json import encode, indent
 from gpulease.locations import environment
-from gpulease.slurm.command.job_lines import (
+from gpulease.slurm.command.jobs import elements, read_queue, state_of, uses_gpus, with_gpus
+from gpulease.slurm.command.list_page import (
     expected,
     gpus_of,
     nodes_of,
@@ -41,7 +42,6 @@ from gpulease.slurm.command.job_lines import (
     reason_of,
     requested,
 )
-from gpulease.slurm.command.jobs import elements, read_queue, state_of, uses_gpus, with_gpus
 from gpulease.slurm.command.nodes import read_nodes, shard_size
 from gpulease.slurm.command.views import GpuView, JobView, MemoryView, NodeView, StatusView
 from gpulease.wire.text import model

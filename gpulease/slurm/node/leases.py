@@ -27,15 +27,14 @@ from gpulease.service.ports import (
     InThread,
     Policy,
     ProcessFinder,
-    SlurmAllocation,
-    SlurmController,
     SlurmPolicy,
-    SlurmRefusal,
     Submission,
     Transaction,
 )
 from gpulease.service.scheduler import Scheduler
 from gpulease.service.slurm_gpus import device_number, gpus_of_slurm
+from gpulease.slurm.allocations import NodeAllocation, SlurmRefusal
+from gpulease.slurm.node.controller import SlurmController
 from gpulease.units import Share, format_size
 
 _log = logging.getLogger(__name__)
@@ -176,7 +175,7 @@ class SlurmLeases:
         return freed_at is not None and self._clock.now() - freed_at < self.settles_within
 
     async def _grant_now(
-        self, request: SlurmRequest, allocation: SlurmAllocation, seen: Observation
+        self, request: SlurmRequest, allocation: NodeAllocation, seen: Observation
     ) -> Job:
         order = _submission(request, allocation, seen, self._policy())
         uses = await self._uses(order, seen) if request.is_running else {}
@@ -364,7 +363,7 @@ def _instead(claim: Claim, gpu: GpuMemory, obstacle: Obstacle, policy: Policy) -
 
 
 def _submission(
-    request: SlurmRequest, allocation: SlurmAllocation, seen: Observation, slurm: SlurmPolicy
+    request: SlurmRequest, allocation: NodeAllocation, seen: Observation, slurm: SlurmPolicy
 ) -> Submission:
     """Return what a job of Slurm gets: shards of one GPU, or whole GPUs. Raises: SlurmRefusal."""
     gpus = _chosen(allocation.gpus, seen.readings, slurm)

@@ -21,15 +21,15 @@ from gpulease.server.machine_views import MachineViews
 from gpulease.service.job_supervisor import LauncherOf
 from gpulease.service.jobs import note_limits
 from gpulease.service.log_once import LogOnce
-from gpulease.service.ports import JobLauncher, SlurmPolicy, SlurmRefusal
+from gpulease.service.ports import JobLauncher, SlurmPolicy
 from gpulease.service.scheduler import Scheduler
 from gpulease.service.slurm_gpus import gpus_of_slurm, missing_local_gpus
-from gpulease.slurm.node.controller import SlurmCommands
+from gpulease.slurm.allocations import SlurmRefusal
+from gpulease.slurm.node.controller import SlurmController
 from gpulease.slurm.node.enforcement import SlurmEnforcement
 from gpulease.slurm.node.jobs import SlurmJobs
-from gpulease.slurm.node.learnt_sizes import LearntSizes
 from gpulease.slurm.node.leases import SlurmLeases, SlurmRequest
-from gpulease.slurm.node.publication import PublicationPace, SlurmPublication
+from gpulease.slurm.node.publication import LearntSizes, PublicationPace, SlurmPublication
 from gpulease.slurm.node.reconciliation import RunningJob, SlurmReconciliation
 from gpulease.slurm.node_summary import GpuSummary, NodeSummary
 from gpulease.store.job_history import JobHistory
@@ -122,12 +122,12 @@ class SlurmNode:
         self._scheduler = scheduler
         self._processes = processes.slurm
         self._launchers = launchers
-        self._commands = SlurmCommands()
+        self._controller = SlurmController()
         self._views: MachineViews | None = None
         self._publishing: Timer | None = None
         self._complaints = LogOnce(_log)
         self.leases = SlurmLeases(
-            scheduler, processes, base.clock, base.writer, self._commands, launchers.jobs.ended,
+            scheduler, processes, base.clock, base.writer, self._controller, launchers.jobs.ended,
             launchers.enforcement.limit, self._running,
         )  # fmt: skip
         self._learnt = LearntSizes(base.store, JobHistory(base.store).page, base.writer, base.clock)
@@ -139,7 +139,7 @@ class SlurmNode:
             self._lease_running,
             launchers.jobs.lost,
             self._name,
-            self._commands.take_up,
+            self._controller.take_up,
         )
 
     def start(self, timers: Timers, views: MachineViews) -> None:
@@ -155,7 +155,7 @@ class SlurmNode:
 
     async def close(self) -> None:
         """Stop waiting for Slurm."""
-        await self._commands.close()
+        await self._controller.close()
 
     def checks(self) -> Iterator[CheckView]:
         """Return a line for `doctor`; none without Slurm."""

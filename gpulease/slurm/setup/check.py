@@ -22,11 +22,13 @@ from gpulease.errors import (
 from gpulease.path_ownership import closed_to_others, shaky
 from gpulease.slurm.commands import run_slurm, slurm_environment
 from gpulease.slurm.records import parse_record, parse_records
-from gpulease.slurm.setup.hook import MARK, NAME, hook_text
-from gpulease.slurm.setup.node_lines import (
+from gpulease.slurm.setup.node_files import (
+    MARK,
+    NAME,
     SlurmNode,
     daemon_status,
     device_files,
+    hook_text,
     name_of,
     read_node,
 )

@@ -11,8 +11,15 @@ from gpulease.path_ownership import refuse_if_changeable
 from gpulease.setup.install import Say
 from gpulease.slurm.commands import run_slurm
 from gpulease.slurm.setup.check import checks, look, try_job
-from gpulease.slurm.setup.hook import DIRECTORY, NAME, install_hook
-from gpulease.slurm.setup.node_lines import SlurmNode, device_files, read_node, shown_sizes
+from gpulease.slurm.setup.node_files import (
+    DIRECTORY,
+    NAME,
+    SlurmNode,
+    device_files,
+    install_hook,
+    read_node,
+    shown_sizes,
+)
 from gpulease.units import format_size
 from gpulease.wire.machine import CheckView
 

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import groupby
+from pathlib import Path
 
 from gpulease.client import Client
 from gpulease.config import SYSTEM_CONFIG, Settings, SlurmSettings
@@ -20,13 +21,24 @@ from gpulease.domain.gpu import GpuReading, GpuUuid, build_ledger
 from gpulease.errors import GpuleaseError, SetupFailed
 from gpulease.gpu.nvml import NvmlProbe
 from gpulease.gpu.simulated import parse_simulation
+from gpulease.path_ownership import shaky
 from gpulease.service.ports import SlurmPolicy
 from gpulease.service.slurm_gpus import device_number, gpus_of_slurm, missing_local_gpus
+from gpulease.setup.install import Say, write_file
 from gpulease.slurm.shards import shards_of_gpu
 from gpulease.units import GIB, format_size
 from gpulease.wire.machine import StatusView
 
 _ANSWER_WITHIN_S = 10.0
+NAME = "gpulease-hook"
+DIRECTORY = Path("/etc/slurm")
+"""Where the hook is, unless the admin names other directories."""
+MARK = "for gpulease"
+"""In every version of the script."""
+_SOURCE = Path(__file__).with_name("hook.pl")
+_SOCKET = "/run/gpulease/gpuleased.sock"
+_LONGEST_SOCKET = 107
+"""Bytes of sockaddr_un (unix(7)), less the last null byte."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,3 +207,38 @@ def shown_sizes(node: SlurmNode) -> str:
         for run in node.runs
     ]
     return ", ".join(parts)
+
+
+def hook_text(socket: Path) -> str:
+    """Return the script for the daemon on `socket`.
+
+    Raises:
+        SetupFailed: the path does not fit into the script or into the address of a socket.
+    """
+    name = str(socket)
+    if not socket.is_absolute() or set(name) & set("'\\\n") or len(name) > _LONGEST_SOCKET:
+        raise SetupFailed(
+            f"cannot install the hook: the socket {name!r} is no absolute path of at most "
+            f"{_LONGEST_SOCKET} plain characters",
+            f"leave out the setting socket: the default is {_SOCKET}",
+        )
+    return _SOURCE.read_text().replace(f"'{_SOCKET}'", f"'{name}'", 1)
+
+
+def install_hook(directories: Sequence[Path], socket: Path, say: Say) -> None:
+    """Write the script into each directory; Slurm runs it as root.
+
+    Raises:
+        SetupFailed: a directory does not exist, or users can change it.
+    """
+    text = hook_text(socket)
+    for directory in directories:
+        if not directory.is_dir():
+            raise SetupFailed(
+                f"cannot install the hook: {directory} is no directory",
+                "name the directory of your prologs: gpulease-setup slurm --install DIRECTORY",
+            )
+        if (why := shaky(directory, 0)) is not None:
+            raise SetupFailed(f"cannot install the hook, which root runs: {why}")
+    for directory in directories:
+        say(f"{write_file(directory / NAME, text, 0o755)} {directory / NAME}")

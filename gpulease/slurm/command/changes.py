@@ -1,26 +1,32 @@
 """`gpulease cancel` on a cluster: scancel."""
 
+import math
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from datetime import timedelta
 from fnmatch import fnmatchcase
 from functools import cache
 
 from gpulease.cli.caller import refuse_unknown_user
 from gpulease.cli.job_selection import Selection, for_each, no_match
-from gpulease.cli.render import print_stdout
-from gpulease.errors import BadUsage, SlurmFailed
-from gpulease.slurm.command.jobs import elements, read_queue, state_of, uses_gpus
-from gpulease.slurm.command.refusals import refusal
+from gpulease.cli.render import local_time, print_stdout
+from gpulease.drawing.words import clean, clock, until
+from gpulease.errors import BadUsage, GpuleaseError, NotAllowed, SlurmFailed, WrongState
+from gpulease.slurm.command.jobs import elements, read_queue, state_of, uses_gpus, view
 from gpulease.slurm.command.selection import Row, announce, by_array, is_array, select
 from gpulease.slurm.commands import run_slurm
+from gpulease.units import format_span
 
 _MOST_ONE_BY_ONE = 20
 """Jobs for which the result is printed one by one."""
 _DEADLINE_S = 120.0
 """For one scancel of any number of jobs."""
 _KILL_WAIT = re.compile(r"^KillWait\s*= (\d+ sec)$", re.MULTILINE)
+_MINUTE_S = 60
+_DENIED = ("ermission denied", "nvalid user id", "not allowed")
+_OVER = ("already finished", "already completing", "nvalid job id")
 
 
 def cancel_jobs(wanted: Selection, user: str | None, grace: str | None) -> int:
@@ -92,3 +98,59 @@ def _summary(live: Sequence[Row]) -> str:
     if ending:
         parts.append("1 job is ending" if ending == 1 else f"{ending} jobs are ending")
     return "; ".join(parts)
+
+
+def extend_jobs(wanted: Selection, seconds: float) -> int:
+    """Add time to the limits of jobs (below zero: remove), and return the exit code.
+
+    Slurm counts in minutes.
+    """
+    minutes = math.ceil(abs(seconds) / _MINUTE_S)
+    change = f"{'-' if seconds < 0 else '+'}{minutes}"
+    found = select(wanted)
+    if wanted.every:
+        found = {job: rows for job, rows in found.items() if _limit(rows[0]) is not None}
+    return for_each(found, lambda job: _extend(job, found[job][0], change))
+
+
+def _limit(row: Row) -> float | None:
+    return view(row, 0).claim.time_limit
+
+
+def _extend(job: str, row: Row, change: str) -> str:
+    if state_of(row) == "ended":
+        raise WrongState(f"cannot extend job {job}: it has ended")
+    if _limit(row) is None:
+        raise WrongState(f"cannot extend job {job}: it has no time limit")
+    try:
+        run_slurm(["scontrol", "update", f"jobid={job}", f"timelimit={change}"])
+    except SlurmFailed as error:
+        raise _refused(error, job, row, change) from None
+    changed = view(read_queue(jobs=[job])[0], 0)
+    now = local_time()
+    if (end := changed.expires_at) is not None:
+        return f"job {job} now ends at {clock(end, now)}, in {until(end, now)}"
+    limit = timedelta(seconds=changed.claim.time_limit or 0)
+    return f"job {job} may run for {format_span(limit)} once it starts"
+
+
+def _refused(error: SlurmFailed, job: str, row: Row, change: str) -> GpuleaseError:
+    if "ermission denied" in error.message and change.startswith("+"):
+        return NotAllowed(
+            f"cannot extend job {job}: Slurm lets only its admins raise the limit of a job",
+            f"ask one for: scontrol update jobid={job} timelimit={change}",
+        )
+    return refusal(error, "extend", job, row)
+
+
+def refusal(error: SlurmFailed, doing: str, job: str, row: Mapping[str, str]) -> GpuleaseError:
+    """Return the error for a job on which a command of Slurm failed; `doing` follows "cannot"."""
+    if any(each in error.message for each in _DENIED):
+        owner = clean(row.get("username", "another user"))
+        return NotAllowed(
+            f"cannot {doing} job {job}: it belongs to {owner}",
+            "only its owner and the admins of Slurm may",
+        )
+    if any(each in error.message for each in _OVER):
+        return WrongState(f"cannot {doing} job {job}: it has ended")
+    return SlurmFailed(f"cannot {doing} job {job}: {clean(error.message)}", error.hint)
