@@ -1,4 +1,4 @@
-"""The lowest versions that pyproject.toml allows, on each Python that is installed here."""
+"""The lowest versions that pyproject.toml allows, on an old and a new Python."""
 
 import os
 import shutil
@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 REPOSITORY = Path(__file__).parents[2]
-PYTHONS = [f"python3.{minor}" for minor in (11, 12, 13, 14)]
+PYTHONS = ["python3.11", "python3.13"]
 
 
 def run(*command: str | Path, **variables: str) -> str:

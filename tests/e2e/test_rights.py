@@ -10,13 +10,11 @@ import pwd
 import subprocess
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from daemon_rig import Daemon
-
-needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="becoming other users takes root")
+from e2e.users import daemon_for_all, needs_root
 
 # Each user's call, from a process that has become them: the kernel vouches for who calls.
 _CALL = """
@@ -79,22 +77,9 @@ def admins_of(users: tuple[str, str]) -> str:
 
 
 @pytest.fixture(scope="module")
-def daemon(tmp_path_factory: pytest.TempPathFactory, users: tuple[str, str]) -> Iterator[Daemon]:
-    made = Daemon(
-        open_folder(tmp_path_factory, "rights"),
-        settings={"grace": "2s", "admins": admins_of(users)},
-    )
-    yield made.start()
-    made.end_all()
-
-
-def open_folder(tmp_path_factory: pytest.TempPathFactory, name: str) -> Path:
-    """Make a folder that other users can reach."""
-    folder = tmp_path_factory.mktemp(name)
-    for part in (folder, *folder.parents):
-        if part.owner() == "root" and part != Path("/"):
-            part.chmod(part.stat().st_mode | 0o055)
-    return folder
+def daemon(users: tuple[str, str]) -> Iterator[Daemon]:
+    with daemon_for_all(admins=admins_of(users)) as made:
+        yield made
 
 
 def call(
@@ -155,15 +140,10 @@ def test_an_admin_acts_on_a_job_and_does_not_read_what_may_be_secret(
 
 @needs_root
 def test_where_commands_are_hidden_others_see_that_a_job_runs_and_not_what(
-    tmp_path_factory: pytest.TempPathFactory, users: tuple[str, str], admin: str
+    users: tuple[str, str], admin: str
 ) -> None:
     alice, bob = users
-    hiding = Daemon(
-        open_folder(tmp_path_factory, "hiding"),
-        settings={"admins": admins_of(users), "hide_commands": "true"},
-    )
-    hiding.start()
-    try:
+    with daemon_for_all(admins=admins_of(users), hide_commands="true") as hiding:
         job = submit(hiding, alice, "sleep", "4711")
         failed = submit(hiding, alice, "/no/such/4711")
         hiding.wait_until(failed, "ended")
@@ -183,8 +163,6 @@ def test_where_commands_are_hidden_others_see_that_a_job_runs_and_not_what(
         for target in ("/gpus/0/history", "/gpus/1/history", f"/jobs/{job}/memory"):
             status, content = call(hiding, bob, "GET", f"/v1{target}")
             assert (status, "4711" in content, "sleep" in content) == (200, False, False)
-    finally:
-        hiding.end_all()
 
 
 @needs_root

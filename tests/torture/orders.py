@@ -181,10 +181,11 @@ def _limited(mark: str, ledger: Path, rng: random.Random) -> Order:
 
 def _extended(mark: str, ledger: Path, rng: random.Random) -> Order:
     """Whether it gets more time in time decides how it ends; see `storm`."""
-    script = f"sleep {rng.uniform(1.4, 1.7):.3f}; {_FINISH} exit 9"
+    script = f"sleep {rng.uniform(5.4, 5.7):.3f}; {_FINISH} exit 9"
     ends: tuple[End, ...] = (("time_limit", 124), ("exited", 9))
+    # Seconds: a machine under load must see it run, and extend it, within its first limit.
     return _job(
-        mark, ledger, "extended", script, *ends, time_limit=1, runs_out=True, follow_up="extend"
+        mark, ledger, "extended", script, *ends, time_limit=5, runs_out=True, follow_up="extend"
     )
 
 

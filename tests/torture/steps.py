@@ -78,15 +78,20 @@ STEPS: tuple[Step, ...] = (
 
 
 def kill_at_each_step(
-    folder: Path, seed: int, zygote: Zygote, say: Callable[[str], None], players: int = 3
+    folder: Path,
+    seed: int,
+    zygote: Zygote,
+    say: Callable[[str], None],
+    steps: Sequence[Step] = STEPS,
+    players: int = 3,
 ) -> Tally:
-    """Play all steps, on so many machines side by side: most of the time they wait."""
+    """Play the steps, on so many machines side by side: most of the time they wait."""
 
     def play(player: int) -> Tally:
         place = folder / str(player)
         place.mkdir()
         book = Book(place / "ledgers", random.Random(f"{seed} {player}"))
-        return _play_all(place, book, zygote, say, STEPS[player::players])
+        return _play_all(place, book, zygote, say, steps[player::players])
 
     with ThreadPoolExecutor(players) as pool:
         return sum(pool.map(play, range(players)), Tally("steps"))
