@@ -29,7 +29,6 @@ from gpulease.domain.memory_estimate import PastRun
 from gpulease.domain.plan import Plan, WaitReason
 from gpulease.domain.queue_options import ArrayElement, Indices, QueuePause
 from gpulease.errors import GpuleaseError, SlurmFailed
-from gpulease.service.dependencies import settle_dependents
 from gpulease.service.ports import (
     Event,
     LivingProcess,
@@ -188,10 +187,15 @@ class MemoryStore:
         self._ended.clear()
         try:
             yield self
-            settle_dependents(self, tuple(self._ended))
         except BaseException:
             self._jobs, self._events, self._invocations = before
             raise
+
+    def ended(self) -> Sequence[Job]:
+        return tuple(self._ended)
+
+    def changed(self) -> Sequence[tuple[Job | None, Job]]:
+        return ()
 
     def flush(self) -> None:
         pass

@@ -33,6 +33,7 @@ from gpulease.host.processes import MARKER, environment_of
 from gpulease.host.shim_control import session_of
 from gpulease.host.state_dir import UNMANAGED, StateDirectory
 from gpulease.service.ports import Event
+from gpulease.service.transactions import change_jobs
 from gpulease.shim import process_tree
 from gpulease.shim.main import SOCKET
 from gpulease.shim.record import Record, is_alive, read_record
@@ -364,7 +365,7 @@ def _add_launch(store: SqlStore, known: Job, survivor: SurvivingJob, report: lis
     at = datetime.now(UTC)
     changed = _as_launched(known, survivor, at)
     if changed is not None:
-        with store.write() as tx:
+        with change_jobs(store) as tx:
             tx.add_gpus(survivor.gpus, at)
             tx.save(changed, Event(at, _EVENT, "launched, according to its directory"))
         if survivor.alive:
@@ -396,7 +397,7 @@ def _add_ends(
                 continue
             changed = _as_recorded(job, each, state.job(each.job))
             if changed != job:
-                with store.write() as tx:
+                with change_jobs(store) as tx:
                     tx.save(changed, Event(datetime.now(UTC), _EVENT, "from its directory"))
                 ended += changed.state is State.ENDED
     if ended:

@@ -1,7 +1,7 @@
 """Dependencies between jobs, kept up to date in the transactions in which jobs end.
 
-The store calls `settle_dependents` before each commit, so that no way for a job to end can leave
-others waiting for it.
+`transactions.change_jobs` calls `settle_dependents` before each commit, so that no way for a job to
+end can leave others waiting for it.
 """
 
 from collections import Counter

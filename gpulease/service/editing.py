@@ -18,6 +18,7 @@ from gpulease.service.observation import Observation
 from gpulease.service.ports import Clock, Event, Policy, Store, Transaction
 from gpulease.service.queue_state import QueueState
 from gpulease.service.submission import largest, refuse_what_can_never_run
+from gpulease.service.transactions import change_jobs
 from gpulease.service.user_limits import (
     refuse_longer,
     refuse_over_limit,
@@ -76,7 +77,7 @@ def edit(
     # Before the transaction: a directory server may be asked for the user's groups.
     owners = {job.owner for number in numbers if (job := store.job(number)) is not None}
     limits = {} if wanted.by_admin else {owner: policy.limits(owner) for owner in owners}
-    with store.write() as tx:
+    with change_jobs(store) as tx:
         at = clock.now()
         empty = state.empty(seen, policy, at)
         if wanted.named is not None:
@@ -294,7 +295,7 @@ def move(store: Store, numbers: Collection[JobId], wanted: Move, clock: Clock) -
         NotAllowed: the other job belongs to another user.
         BadValue: a job cannot go before the other one.
     """
-    with store.write() as tx:
+    with change_jobs(store) as tx:
         target = None if wanted.before is None else existing(tx, wanted.before)
         moved = [existing(tx, number) for number in numbers]
         for job in moved:

@@ -15,6 +15,7 @@ from gpulease.domain.job import Job
 from gpulease.errors import RecordUnwritable
 from gpulease.service.observation import Observation
 from gpulease.service.ports import Clock, Event, InThread, Store
+from gpulease.service.transactions import change_jobs
 
 _SILENT_FOR = timedelta(seconds=30)
 """How long a process may be on a GPU before its hook reports, as after a restart of the daemon."""
@@ -91,7 +92,7 @@ class HookReports:
         # In the writing thread; what was heard meanwhile is written with it.
         self._unwritten.discard(job_id)
         try:
-            with self._store.write() as tx:
+            with change_jobs(self._store) as tx:
                 job = tx.job(job_id)
                 if job is None or not job.holds_memory:
                     return
@@ -143,7 +144,7 @@ class HookReports:
 
     async def _note_use(self, number: JobId, at: datetime) -> None:
         def write() -> None:
-            with self._store.write() as tx:
+            with change_jobs(self._store) as tx:
                 job = tx.job(number)
                 if job is not None and job.holds_memory and job.activity.first_use_at is None:
                     tx.save(_used_since(job, at), None)

@@ -22,6 +22,7 @@ from gpulease.errors import BadValue, WrongState
 from gpulease.service.jobs import existing
 from gpulease.service.observation import Observation
 from gpulease.service.ports import Clock, Event, Store
+from gpulease.service.transactions import change_jobs
 from gpulease.units import format_span
 
 
@@ -128,7 +129,7 @@ def keep(store: Store, job_id: JobId, span: timedelta, who: str, clock: Clock) -
             f"cannot keep job {job_id} for {format_span(span)}: the limit is one day at a time",
             f"repeat it every day: gpulease keep {job_id} --for 1d",
         )
-    with store.write() as tx:
+    with change_jobs(store) as tx:
         job = existing(tx, job_id)
         if job.state not in (State.GRANTED, State.ACTIVE):
             raise WrongState(

@@ -33,6 +33,7 @@ from gpulease.service.ports import (
     WorkerStarted,
 )
 from gpulease.service.requeue import after_end
+from gpulease.service.transactions import change_jobs
 from gpulease.service.user_limits import refuse_longer
 from gpulease.units import format_size, format_span
 
@@ -50,7 +51,7 @@ def cancel(store: Store, job_id: JobId, by: str, clock: Clock) -> Job:
         NoSuchJob: no job has this id.
         WrongState: it has ended.
     """
-    with store.write() as tx:
+    with change_jobs(store) as tx:
         return _cancel(tx, existing(tx, job_id), by, clock.now())
 
 
@@ -61,7 +62,7 @@ def cancel_all(
 
     So no waiting job starts in the memory of a running one that is cancelled with it.
     """
-    with store.write() as tx:
+    with change_jobs(store) as tx:
         at = clock.now()
         changed: list[Job] = []
         ended_by: dict[str, list[Job]] = {}
@@ -108,7 +109,7 @@ def cancelled(job: Job, by: str, at: datetime) -> Job | None:
 
 def revoke(store: Store, job_id: JobId, why: Outcome, detail: str, clock: Clock) -> Job | None:
     """Mark a running job as stopping, and return it; None if it is stopping already."""
-    with store.write() as tx:
+    with change_jobs(store) as tx:
         job = existing(tx, job_id)
         at = clock.now()
         changed = asked_to_end(job, Trigger.REVOKE, why, detail, at)
@@ -124,7 +125,7 @@ def requeue(store: Store, job_id: JobId, by: str, clock: Clock) -> Job:
         NoSuchJob: no job has this id.
         WrongState: it is queued, is being stopped, has ended, or is a hold.
     """
-    with store.write() as tx:
+    with change_jobs(store) as tx:
         job = existing(tx, job_id)
         refused = _why_not_requeued(job)
         if refused is not None:
@@ -163,7 +164,7 @@ def _why_not_requeued(job: Job) -> tuple[str, str] | None:
 
 def withdraw(store: Store, job_id: JobId, why: str, clock: Clock) -> Job:
     """Remove a job from the queue whose client has gone; a granted one stays."""
-    with store.write() as tx:
+    with change_jobs(store) as tx:
         job = existing(tx, job_id)
         at = clock.now()
         if job.state is not State.QUEUED:
@@ -176,7 +177,7 @@ def withdraw(store: Store, job_id: JobId, why: str, clock: Clock) -> Job:
 
 def note_started(store: Store, job_id: JobId, news: WorkerStarted) -> Job:
     """Store that the worker of a job runs; a repetition changes nothing."""
-    with store.write() as tx:
+    with change_jobs(store) as tx:
         job = existing(tx, job_id)
         changed = _started(job, news)
         if changed is None:
@@ -200,7 +201,7 @@ def _start_of(news: WorkerStarted) -> Event:
 
 def note_expired(store: Store, job_id: JobId, clock: Clock) -> Job:
     """Store that the worker is being stopped at its time limit."""
-    with store.write() as tx:
+    with change_jobs(store) as tx:
         job = existing(tx, job_id)
         at = clock.now()
         limit = "its time limit is over"
@@ -213,7 +214,7 @@ def note_expired(store: Store, job_id: JobId, clock: Clock) -> Job:
 
 def note_main_exited(store: Store, job_id: JobId, news: MainExited) -> Job:
     """Store that the main process has ended while others of the job run."""
-    with store.write() as tx:
+    with change_jobs(store) as tx:
         job = existing(tx, job_id)
         changed = main_exited(job, news.exit, news.at)
         if changed is None:
@@ -230,7 +231,7 @@ def note_exited(
 
     `settle` may change the ended job, and add to the transaction.
     """
-    with store.write() as tx:
+    with change_jobs(store) as tx:
         job = existing(tx, job_id)
         if news.started is not None and job.holds_memory:
             started = _started(job, news.started)
@@ -258,7 +259,7 @@ def note_exited(
 
 def note_launch_failed(store: Store, job_id: JobId, why: GpuleaseError, clock: Clock) -> Job:
     """Store that the job was not launched, and why."""
-    with store.write() as tx:
+    with change_jobs(store) as tx:
         job = existing(tx, job_id)
         at = clock.now()
         if job.outcome is None:
@@ -285,7 +286,7 @@ def take_back_grants(store: Store, was_launched: Callable[[Job], bool], clock: C
         if job.state is State.GRANTED and job.has_shim and not was_launched(job)
     ]
     if never:
-        with store.write() as tx:
+        with change_jobs(store) as tx:
             for job in never:
                 why = "the machine was restarted before the job started"
                 tx.save(back_in_queue(job), Event(clock.now(), Trigger.LAUNCH_DEFERRED, why))
@@ -299,7 +300,7 @@ def note_notice(
 
     If the job asks for notifications of `event`, the first one is sent, too.
     """
-    with store.write() as tx:
+    with change_jobs(store) as tx:
         job, at = existing(tx, job_id), clock.now()
         tx.note(job_id, Event(at, "notice", text))
         if event is not None and event in job.notify:
@@ -339,7 +340,7 @@ def extend(
         WrongState: it has ended, is stopping, or has no limit.
         BadValue: the new limit has passed already, or is too long.
     """
-    with store.write() as tx:
+    with change_jobs(store) as tx:
         job = existing(tx, job_id)
         at = clock.now()
         limit = _new_limit(job, by)
@@ -409,7 +410,7 @@ def note_enclosed(
     Raises:
         RecordUnwritable: they cannot be stored now.
     """
-    with store.write() as tx:
+    with change_jobs(store) as tx:
         job = with_enforcement(existing(tx, job_id), everywhere, enclosed)
         tx.save(job, Event(clock.now(), "enclosed", _said(job, enclosed)))
     return job
@@ -423,7 +424,7 @@ def note_limits(
     Raises:
         RecordUnwritable: they cannot be stored now.
     """
-    with store.write() as tx:
+    with change_jobs(store) as tx:
         job = with_driver_limits(existing(tx, job_id), limits)
         tx.save(job, Event(clock.now(), "enclosed", said))
     return job

@@ -263,6 +263,12 @@ class Transaction(Protocol):
     def note(self, job: JobId, event: Event) -> None:
         """Add to the history of an unchanged job, which may have ended."""
 
+    def ended(self) -> Sequence[Job]:
+        """Return the jobs that have ended in this transaction."""
+
+    def changed(self) -> Sequence[tuple[Job | None, Job]]:
+        """Return the jobs with notifications before and after each change."""
+
     def add_messages(self, messages: Sequence[tuple[Message, datetime]]) -> None:
         """Store notifications that are to be sent, each with its time."""
 

@@ -40,6 +40,7 @@ from gpulease.service.observation import GpuObserver, Observation, Peaks
 from gpulease.service.ports import Clock, Event, InThread, Policy, Store, Submission, Transaction
 from gpulease.service.queue_state import FindWindows, QueueState, no_windows
 from gpulease.service.shares import shares
+from gpulease.service.transactions import change_jobs
 from gpulease.units import format_span
 
 
@@ -68,7 +69,7 @@ def reconcile(
         predicted: the first start that was predicted for each waiting job, as far as known.
     """
     state = state or QueueState(store)
-    with store.write() as tx:
+    with change_jobs(store) as tx:
         at = clock.now()
         tx.add_gpus(seen.readings, at)
         live = {job.id: job for job in tx.live()}
@@ -179,7 +180,7 @@ def follow_clock(store: Store, clock: Clock) -> timedelta | None:
     by = clock.set_by()
     direction = "back" if by < timedelta(0) else "forward"
     event = Event(clock.now() + by, "clock_set", f"{direction} by {format_span(abs(by))}")
-    with store.write() as tx:
+    with change_jobs(store) as tx:
         for job in tx.live():
             tx.save(shifted(job, by), event)
         for gpu, availability in tx.availabilities().items():
@@ -324,7 +325,7 @@ class Scheduler:
         owner, key, at = wanted.submission.owner, wanted.submission.key, self._clock.now()
         # Before the transaction: a directory server may be asked for the user's groups.
         self.policy.limits(owner)
-        with self.store.write() as tx:
+        with change_jobs(self.store) as tx:
             before = None if key is None else tx.job_by_key(owner.uid, key)
             if before is not None:
                 return before

@@ -32,6 +32,7 @@ from gpulease.service.ports import (
     UserCount,
 )
 from gpulease.service.queue_state import QueueState
+from gpulease.service.transactions import change_jobs
 from gpulease.service.user_limits import (
     refuse_over_limit,
     refuse_what_is_never_within,
@@ -122,7 +123,7 @@ def submit(
     state = state or QueueState(store)
     # Before the transaction: a directory server may be asked for the user's groups. It is cached.
     policy.limits(submission.owner)
-    with store.write() as tx:
+    with change_jobs(store) as tx:
         before = (
             tx.job_by_key(submission.owner.uid, submission.key)
             if submission.key is not None

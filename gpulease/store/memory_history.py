@@ -18,12 +18,10 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
 from sqlalchemy import Connection, TextClause, bindparam, select, text
-from sqlalchemy.orm import Session
 
 from gpulease.domain.gpu import GpuMemory, GpuUuid, JobId, UnmanagedBefore
 from gpulease.domain.memory_series import HOLDS_FOR_S, JOB_SPAN_S, JobSpan
 from gpulease.errors import RecordUnwritable
-from gpulease.store.engine import translate_errors
 from gpulease.store.statements import REMEMBER_GPU, seen_gpu
 from gpulease.store.store import SqlStore
 from gpulease.store.tables import GpuMemoryRow, Instant, JobRow, LeaseRow
@@ -154,12 +152,8 @@ class MemoryHistory:
             GpuMemoryRow.at >= since,
             GpuMemoryRow.unmanaged.is_not(None),
         )
-        with (
-            suppress(RecordUnwritable),
-            translate_errors(self._store.path),
-            Session(self._store.engine) as session,
-        ):
-            rows = session.execute(wanted).all()
+        with suppress(RecordUnwritable), self._store.reading() as connection:
+            rows = connection.execute(wanted).all()
             return {GpuUuid(uuid): UnmanagedBefore(memory or 0) for uuid, memory in rows}
         return {}
 

@@ -1,7 +1,6 @@
 """Reads the memory of GPUs and jobs over time, in rows of all resolutions and from memory."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -24,7 +23,6 @@ from gpulease.domain.memory_series import (
     series_of,
     total,
 )
-from gpulease.store.engine import translate_errors
 from gpulease.store.memory_history import (
     JOB_MERGED,
     JOB_RESOLUTIONS,
@@ -91,7 +89,7 @@ class MemorySeries:
         Raises:
             RecordUnwritable: the file cannot be read now.
         """
-        with self._reading() as connection:
+        with self._store.reading() as connection:
             rows = [*self._gpu_rows(connection, gpu, grid), *self._gpu_samples(gpu, grid)]
             owners = self._owners(connection, gpu, grid)
         found = series_of(grid, rows, len(VALUES))
@@ -105,7 +103,7 @@ class MemorySeries:
 
     def job(self, job: JobId, gpu: GpuUuid, grid: Grid) -> JobSeries:
         """Return the series of a job on a GPU. Raises as `gpu` does."""
-        with self._reading() as connection:
+        with self._store.reading() as connection:
             wanted = {"gpu": gpu, "job": job}
             rows = [
                 _span(row, each.seconds, len(JOB_VALUES))
@@ -158,11 +156,6 @@ class MemorySeries:
             for gpu in sample.gpus:
                 if gpu.uuid == uuid:
                     yield Span(at_s, HOLDS_FOR_S, held(gpu_values(gpu), seconds))
-
-    @contextmanager
-    def _reading(self) -> Iterator[Connection]:
-        with translate_errors(self._store.path), self._store.engine.connect() as connection:
-            yield connection
 
 
 def _span(row: Sequence[Any], lasts_s: int, width: int) -> Span:

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from datetime import datetime
 
 from sqlalchemy import delete, func, select
-from sqlalchemy.orm import Session
 
 from gpulease.domain.gpu import JobId
 from gpulease.domain.lease import State
@@ -50,20 +49,22 @@ class Retention:
         # The first element of an array stays until the last has ended: it has their invocation.
         is_used = JobRow.id.in_(select(InvocationRow.job))
         ended = select(JobRow.id).where(JobRow.state == State.ENDED, ~is_used)
-        with Session(self._store.engine) as session:
-            old = session.scalars(
+        with self._store.reading() as connection:
+            old = connection.scalars(
                 ended.where(JobRow.ended_at < border).order_by(JobRow.ended_at).limit(BATCH)
             ).all()
             if old:
                 return [JobId(job) for job in old]
-            counts = session.execute(select(JobRow.user, func.count()).group_by(JobRow.user)).all()
+            counts = connection.execute(
+                select(JobRow.user, func.count()).group_by(JobRow.user)
+            ).all()
             for user, count in counts:
                 if count <= most:
                     continue
                 theirs = ended.where(JobRow.user == user)
-                number = session.scalar(select(func.count()).select_from(theirs.subquery())) or 0
+                number = connection.scalar(select(func.count()).select_from(theirs.subquery())) or 0
                 if number > most:
-                    oldest = session.scalars(
+                    oldest = connection.scalars(
                         theirs.order_by(JobRow.id).limit(min(BATCH, number - most))
                     ).all()
                     return [JobId(job) for job in oldest]

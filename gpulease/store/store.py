@@ -29,9 +29,7 @@ from gpulease.domain.job import Invocation, Job
 from gpulease.domain.lease import State
 from gpulease.domain.queue_options import QueuePause
 from gpulease.errors import NoSuchJob, RecordUnwritable, state_fault
-from gpulease.service.dependencies import settle_dependents
 from gpulease.service.metrics import JobMetrics
-from gpulease.service.notifications import notify_owners
 from gpulease.service.ports import Event, PastJob
 from gpulease.store import gpus, statements, windows
 from gpulease.store.database_file import DiskReserve
@@ -112,10 +110,7 @@ class SqlStore:
         Within a batch, they are on disk when that ends. Raises like `batch`.
         """
         with self._writer.write():
-            transaction = SqlTransaction(self._writer, self._state, self.announced)
-            yield transaction
-            settle_dependents(transaction, transaction.ended())
-            notify_owners(transaction, transaction.take_changed())
+            yield SqlTransaction(self._writer, self._state, self.announced)
 
     @contextmanager
     def write_connection(self) -> Iterator[Connection]:
@@ -148,17 +143,22 @@ class SqlStore:
         known = self._state.committed_job(job)
         if known is not None:
             return known
-        with self._reading() as connection:
+        with self.reading() as connection:
             return job_by_id(connection, job)
 
     @contextmanager
-    def _reading(self) -> Iterator[Connection]:
+    def reading(self) -> Iterator[Connection]:
+        """Return a connection for statements that only read.
+
+        Raises:
+            RecordUnwritable: the file cannot be read now, or is damaged.
+        """
         with translate_errors(self.path), self.engine.connect() as connection:
             yield connection
 
     def elements(self, array: JobId, index: int | None = None) -> Sequence[Job]:
         """Return the elements of an array, in any state, oldest first; all or those of an index."""
-        with self._reading() as connection:
+        with self.reading() as connection:
             wanted = select(JobRow.id).where(JobRow.array == array)
             if index is not None:
                 wanted = wanted.where(JobRow.array_index == index)
@@ -181,7 +181,7 @@ class SqlStore:
         `name` those with a name that a shell pattern matches. With `after`, the first `limit` jobs
         with a higher id.
         """
-        with self._reading() as connection:
+        with self.reading() as connection:
             # With `since`, an order that no index has: so the index of ends is used.
             number = JobRow.id if since is None else JobRow.id + 0
             order = number.desc() if after is None else number
@@ -202,7 +202,7 @@ class SqlStore:
         name: str | None = None,
     ) -> int:
         """Return the number of jobs of one or all users, in any or one state; see `jobs`."""
-        with self._reading() as connection:
+        with self.reading() as connection:
             wanted = select(func.count(JobRow.id)).where(*_filters(user, state, counts=True))
             wanted = wanted.where(*_selected(state, since, name))
             return connection.execute(wanted).scalar_one()
@@ -211,7 +211,7 @@ class SqlStore:
         """Return those of `jobs` that have ended, each with the uid of its owner and its end."""
         ended = select(JobRow.id, JobRow.uid, JobRow.ended_at)
         ended = ended.where(JobRow.id.in_(select(_numbers(jobs))), JobRow.ended_at.is_not(None))
-        with self._reading() as connection:
+        with self.reading() as connection:
             rows = connection.execute(ended)
             return [(JobId(job), uid, at) for job, uid, at in rows if at is not None]
 
@@ -219,7 +219,7 @@ class SqlStore:
         """Return those of `jobs` that are queued or unknown here."""
         number = _numbers(jobs)
         started = exists().where(JobRow.id == number, JobRow.state != State.QUEUED)
-        with self._reading() as connection:
+        with self.reading() as connection:
             return [JobId(job) for job in connection.scalars(select(number).where(~started))]
 
     def invocation(self, job: JobId) -> Invocation:
@@ -233,7 +233,7 @@ class SqlStore:
         known = self._state.committed_invocation(key)
         if known is not None:
             return known
-        with self._reading() as connection:
+        with self.reading() as connection:
             found = connection.exec_driver_sql(statements.INVOCATION_OF, (key,)).scalar()
         if found is None:
             raise NoSuchJob(f"cannot start job {job}: it has ended")
@@ -241,13 +241,13 @@ class SqlStore:
 
     def events(self, job: JobId) -> Sequence[Event]:
         """Return the history of a job, oldest first."""
-        with self._reading() as connection:
+        with self.reading() as connection:
             of_job = select(EventRow.at, EventRow.kind, EventRow.detail).where(EventRow.job == job)
             return [Event(*row) for row in connection.execute(of_job.order_by(EventRow.id))]
 
     def hook_reports(self, job: JobId) -> Reports:
         """Return what the hooks of a job reported, oldest first."""
-        with self._reading() as connection:
+        with self.reading() as connection:
             return reports_of(connection, job)
 
     def past_jobs(self, since: datetime) -> Sequence[PastJob]:
@@ -255,7 +255,7 @@ class SqlStore:
 
         If the file cannot be read, return none: the queue learns from those that end from now on.
         """
-        with suppress(RecordUnwritable), self._reading() as connection:
+        with suppress(RecordUnwritable), self.reading() as connection:
             return ended_since(connection, since)
         return ()
 
@@ -281,13 +281,13 @@ class SqlStore:
 
     def gpu_events(self, since: datetime, most: int) -> Sequence[GpuEvent]:
         """Return the latest health events of all GPUs, oldest first."""
-        with self._reading() as connection:
+        with self.reading() as connection:
             return gpus.events_since(connection, since, most)
 
     def gpu(self, uuid: GpuUuid) -> GpuReading:
         """Return a reading with the identity of a GPU that was seen before."""
         wanted = select(GpuRow.gpu_index, GpuRow.name).where(GpuRow.uuid == uuid)
-        with suppress(RecordUnwritable), self._reading() as connection:
+        with suppress(RecordUnwritable), self.reading() as connection:
             if (row := connection.execute(wanted).first()) is not None:
                 return GpuReading(uuid, row.gpu_index, row.name)
         return GpuReading(uuid, 0, "unknown GPU")
@@ -300,7 +300,7 @@ class SqlStore:
 
     def boot(self) -> str | None:
         """Return the boot id under which a daemon last used this file, if stored."""
-        with self._reading() as connection:
+        with self.reading() as connection:
             wanted = select(PropertyRow.value).where(PropertyRow.key == "boot")
             return connection.execute(wanted).scalar_one_or_none()
 

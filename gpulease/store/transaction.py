@@ -232,10 +232,9 @@ class SqlTransaction:
         """Return the jobs that have ended in this transaction."""
         return self._ended
 
-    def take_changed(self) -> Sequence[tuple[Job | None, Job]]:
-        """Return the jobs with notifications before and after each change since the last call."""
-        changed, self._changed = self._changed, []
-        return changed
+    def changed(self) -> Sequence[tuple[Job | None, Job]]:
+        """Return the jobs with notifications before and after each change."""
+        return self._changed
 
     def add_messages(self, messages: Sequence[tuple[Message, datetime]]) -> None:
         """Store notifications that are to be sent, each with its time."""

@@ -20,7 +20,6 @@ from sqlalchemy import (
     select,
 )
 from sqlalchemy.dialects.sqlite import insert as upsert
-from sqlalchemy.orm import Session
 
 from gpulease.domain.gpu import GpuUuid, JobId
 from gpulease.domain.job import PredictionErrors, UsageBy, UsageTotal, UserWaits
@@ -28,7 +27,6 @@ from gpulease.domain.lease import HOLDS_MEMORY
 from gpulease.domain.memory_estimate import LATEST, OverheadKey
 from gpulease.errors import RecordUnwritable
 from gpulease.service.usage import PoolSeen
-from gpulease.store.engine import translate_errors
 from gpulease.store.statements import LIVE
 from gpulease.store.store import SqlStore
 from gpulease.store.tables import Instant, JobRow, LeaseRow, PoolRow
@@ -61,8 +59,8 @@ class PoolUsage:
 
     def of(self, job: JobId) -> Sequence[PoolSeen]:
         """Return the observations of one job."""
-        with translate_errors(self._store.path), Session(self._store.engine) as session:
-            rows = session.scalars(select(PoolRow).where(PoolRow.job == job))
+        with self._store.reading() as connection:
+            rows = connection.execute(select(PoolRow).where(PoolRow.job == job))
             return [_seen(row) for row in rows]
 
     def observed(self) -> Mapping[OverheadKey, Mapping[int, Sequence[int]]]:
@@ -77,12 +75,8 @@ class PoolUsage:
             .order_by(PoolRow.job.desc())
             .limit(_MOST_READ)
         )
-        with (
-            suppress(RecordUnwritable),
-            translate_errors(self._store.path),
-            Session(self._store.engine) as session,
-        ):
-            for row in session.scalars(wanted):
+        with suppress(RecordUnwritable), self._store.reading() as connection:
+            for row in connection.execute(wanted):
                 of_user = found.setdefault(_seen(row).kind, {}).setdefault(row.uid, [])
                 if len(of_user) < LATEST and row.beside is not None:
                     of_user.append(row.beside)
@@ -106,7 +100,7 @@ def _values(seen: PoolSeen) -> dict[str, object]:
     }
 
 
-def _seen(row: PoolRow) -> PoolSeen:
+def _seen(row: Any) -> PoolSeen:
     return PoolSeen(
         job=JobId(row.job),
         uid=row.uid,
@@ -200,8 +194,8 @@ class UsageTotals:
         )
         if user is not None:
             wanted = wanted.where(JobRow.user == user)
-        with translate_errors(self._store.path), Session(self._store.engine) as session:
-            return [UsageTotal(str(key), *row) for key, *row in session.execute(wanted)]
+        with self._store.reading() as connection:
+            return [UsageTotal(str(key), *row) for key, *row in connection.execute(wanted)]
 
     def predictions(self, user: str | None, since: datetime | None) -> PredictionErrors:
         """Return how good predictions were, for the latest ended jobs of one user or all.
@@ -223,8 +217,8 @@ class UsageTotals:
             wanted = wanted.where(JobRow.user == user)
         if since is not None:
             wanted = wanted.where(JobRow.ended_at >= since)
-        with translate_errors(self._store.path), Session(self._store.engine) as session:
-            rows = session.execute(wanted).all()
+        with self._store.reading() as connection:
+            rows = connection.execute(wanted).all()
         starts = [start / _MICROSECONDS for start, _ in rows if start is not None]
         runs = [run / _MICROSECONDS for _, run in rows if run is not None]
         return PredictionErrors(
@@ -244,5 +238,5 @@ class UsageTotals:
             .where(_ended_or_holds(since), JobRow.granted_at >= since)
             .group_by(_BY_USER)
         )
-        with translate_errors(self._store.path), Session(self._store.engine) as session:
-            return {user: UserWaits(*row) for user, *row in session.execute(wanted)}
+        with self._store.reading() as connection:
+            return {user: UserWaits(*row) for user, *row in connection.execute(wanted)}

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 from sqlalchemy import event, func, select
-from sqlalchemy.orm import Session
 
 from fakes import ALICE, NOON, FakeClock, G, order, reading
 from gpulease.domain.gpu import GpuUuid, JobId
@@ -33,6 +32,7 @@ from gpulease.service.observation import Observation
 from gpulease.service.ports import Event, Policy, Submission, WorkerExited
 from gpulease.service.requeue import requeued
 from gpulease.service.submission import submit
+from gpulease.service.transactions import change_jobs
 from gpulease.store.retention import Retention
 from gpulease.store.store import SqlStore
 from gpulease.store.tables import InvocationRow
@@ -64,17 +64,17 @@ def _run(store: SqlStore, job: JobId, code: int = 0) -> None:
     found = store.job(job)
     assert found is not None
     held = grant(found, Placement(((GpuUuid("GPU-a"), G),)), NOON)
-    with store.write() as tx:
+    with change_jobs(store) as tx:
         tx.save(held, EVENT)
-    with store.write() as tx:
+    with change_jobs(store) as tx:
         ended = worker_gone(held, Trigger.WORKER_EXITED, Outcome.EXITED, None, Exit(code), NOON)
         assert ended is not None
         tx.save(ended, EVENT)
 
 
 def _invocations(store: SqlStore) -> int:
-    with Session(store.engine) as session:
-        return session.scalar(select(func.count()).select_from(InvocationRow)) or 0
+    with store.reading() as connection:
+        return connection.scalar(select(func.count()).select_from(InvocationRow)) or 0
 
 
 def test_elements_share_one_invocation_until_the_last_has_ended(store: SqlStore) -> None:
@@ -97,7 +97,7 @@ def test_a_reopened_database_has_the_same_array_and_the_same_counts(
     store: SqlStore, tmp_path: Path
 ) -> None:
     _submit(store, _array(0, 1, 2, most=2))
-    with store.write() as tx:
+    with change_jobs(store) as tx:
         counts = tx.user_count(ALICE.uid)
     live = store.live()
     store.close()
@@ -110,13 +110,13 @@ def test_a_reopened_database_has_the_same_array_and_the_same_counts(
 
 
 def test_the_bytes_of_an_array_count_once_and_while_an_element_waits(store: SqlStore) -> None:
-    with store.write() as tx:
+    with change_jobs(store) as tx:
         tx.add(order(), NOON)
         alone = tx.user_count(ALICE.uid).waiting_bytes
     _submit(store, _array(0, 1))
     for job, expected in ((2, 2 * alone), (3, alone)):
         _run(store, JobId(job))
-        with store.write() as tx:
+        with change_jobs(store) as tx:
             assert tx.user_count(ALICE.uid).waiting_bytes == expected
 
 
@@ -282,7 +282,7 @@ def test_an_element_that_is_queued_again_keeps_the_command_of_its_array(store: S
     _run(store, array.id)
     element = store.job(JobId(array.id + 1))
     assert element is not None
-    with store.write() as tx:
+    with change_jobs(store) as tx:
         tx.save(grant(element, Placement(((GpuUuid("GPU-a"), G),)), NOON), EVENT)
 
     note_exited(store, element.id, WorkerExited(Outcome.LOST, None, NOON, "it was lost"))
@@ -290,12 +290,12 @@ def test_an_element_that_is_queued_again_keeps_the_command_of_its_array(store: S
     (new,) = store.live()
     assert (new.label, new.usage.retry_of) == (f"{array.id}_3", element.id)
     assert store.invocation(new.id).argv == ("true",)
-    with store.write() as tx:
+    with change_jobs(store) as tx:
         assert tx.element(array.id, 3) == new
         assert tx.failed_element(array.id) is None
     _run(store, new.id)
-    with Session(store.engine) as session:
-        assert session.scalar(select(func.count()).select_from(InvocationRow)) == 0
+    with store.reading() as connection:
+        assert connection.scalar(select(func.count()).select_from(InvocationRow)) == 0
 
 
 def test_an_element_that_is_queued_again_keeps_its_array_index_and_invocation(
@@ -307,9 +307,9 @@ def test_an_element_that_is_queued_again_keeps_its_array_index_and_invocation(
         found = store.job(job)
         assert found is not None
         held = grant(found, Placement(((GpuUuid("GPU-a"), G),)), NOON)
-        with store.write() as tx:
+        with change_jobs(store) as tx:
             tx.save(held, EVENT)
-        with store.write() as tx:
+        with change_jobs(store) as tx:
             ended = worker_gone(held, Trigger.WORKER_EXITED, Outcome.LOST, None, None, NOON)
             assert ended is not None
             tx.save(requeued(tx, ended, "the machine failed"), EVENT)

@@ -41,6 +41,7 @@ from gpulease.service import jobs, scheduler, submission
 from gpulease.service.observation import Observation
 from gpulease.service.ports import Policy, WorkerStarted
 from gpulease.service.queue_state import QueueState
+from gpulease.service.transactions import change_jobs
 from gpulease.store.store import SqlStore
 from gpulease.wire.notifications import NotificationOrder
 
@@ -127,7 +128,7 @@ async def settled(store: SqlStore) -> list[tuple[int, bool, str | None]]:
 
 
 def add(store: SqlStore, *messages: Message) -> None:
-    with store.write() as tx:
+    with change_jobs(store) as tx:
         tx.add_messages([(each, NOON) for each in messages])
 
 
@@ -157,7 +158,7 @@ def test_a_message_is_given_up_after_the_last_attempt_and_the_job_says_why(
 ) -> None:
     receiver.refuses = 100
     mine = replace(order(), owner=Owner(SELF, os.getegid(), "me"))
-    with store.write() as tx:
+    with change_jobs(store) as tx:
         job = tx.add(mine, NOON)
 
     async def scenario() -> None:
@@ -219,7 +220,7 @@ def test_a_service_for_html_keeps_the_lines_and_knows_a_failure(
 def array_of(store: SqlStore, count: int, *events: str) -> Sequence[Job]:
     """Store an array, of which all elements run."""
     mine = replace(order(1), notify=events, owner=Owner(SELF, os.getegid(), "me"))
-    with store.write() as tx:
+    with change_jobs(store) as tx:
         tx.add_gpus([reading()], NOON)
         jobs = tx.add_array(mine, Indices(tuple(range(count))), NOON)
         placement = Placement(((reading().uuid, 1),))
@@ -233,7 +234,7 @@ def array_of(store: SqlStore, count: int, *events: str) -> Sequence[Job]:
 def end(store: SqlStore, job: Job, code: int) -> None:
     done = worker_gone(job, Trigger.WORKER_EXITED, Outcome.EXITED, None, Exit(code), NOON)
     assert done is not None
-    with store.write() as tx:
+    with change_jobs(store) as tx:
         tx.save(done, None)
 
 
@@ -320,7 +321,7 @@ def test_a_job_that_is_extended_is_announced_again_and_a_restart_announces_nothi
     store: SqlStore,
 ) -> None:
     clock = FakeClock()
-    with store.write() as tx:
+    with change_jobs(store) as tx:
         tx.add_gpus([reading()], NOON)
     seen = Observation((reading(),), {}, NOON)
     asked = replace(order(time_limit=timedelta(hours=1)), notify=("time-left=600",))

@@ -16,7 +16,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sqlalchemy import select, text
 from sqlalchemy.exc import IntegrityError
-from sqlalchemy.orm import Session
 
 from fakes import ALICE, HOLDER, NOON, FakeClock, G, hold_order, order, reading
 from gpulease.domain.calendar import Window, WindowId
@@ -440,9 +439,9 @@ def sample(seconds: float, used: int) -> Sample:
 
 
 def history(store: SqlStore) -> list[tuple[datetime, int | None]]:
-    with Session(store.engine) as session:
+    with store.reading() as connection:
         wanted = select(GpuMemoryRow.at, GpuMemoryRow.used).where(GpuMemoryRow.resolution != NOW)
-        return [(at, used) for at, used in session.execute(wanted.order_by(GpuMemoryRow.at))]
+        return [(at, used) for at, used in connection.execute(wanted.order_by(GpuMemoryRow.at))]
 
 
 def test_the_memory_of_a_gpu_is_kept_by_the_second_then_the_minute_then_the_quarter(

@@ -19,6 +19,7 @@ from gpulease.errors import BadValue, NoSuchJob
 from gpulease.service.dependencies import failed, refuse_cycle, resolve
 from gpulease.service.jobs import cancel
 from gpulease.service.ports import Event
+from gpulease.service.transactions import change_jobs
 
 EVENT = Event(NOON, "test")
 CLOCK = FakeClock()
@@ -36,7 +37,7 @@ def _add(store: MemoryStore, *after: Dependency, indices: Indices | None = None)
 
 
 def _end(store: MemoryStore, job: JobId, code: int = 0, retried_as: JobId | None = None) -> None:
-    with store.write() as tx:
+    with change_jobs(store) as tx:
         before = tx.job(job)
         assert before is not None
         held = grant(before, Placement(((GpuUuid("GPU-a"), 1),)), NOON)

@@ -33,6 +33,7 @@ from gpulease.service.ports import (
 )
 from gpulease.service.scheduler import Scheduler
 from gpulease.service.slurm_gpus import device_number, gpus_of_slurm
+from gpulease.service.transactions import change_jobs
 from gpulease.slurm.allocations import NodeAllocation, SlurmRefusal
 from gpulease.slurm.node.controller import SlurmController
 from gpulease.units import Share, format_size
@@ -189,7 +190,7 @@ class SlurmLeases:
 
     def _store(self, order: Submission, seen: Observation, uses: Mapping[GpuUuid, GpuUse]) -> Job:
         policy, at = self._scheduler.policy, self._clock.now()
-        with self._scheduler.store.write() as tx:
+        with change_jobs(self._scheduler.store) as tx:
             return grant_at_once(tx, order, seen, uses, policy, at)
 
     def _policy(self) -> SlurmPolicy:
@@ -275,7 +276,7 @@ class SlurmLeases:
         return await self._in_writer(lambda: self._describe(job.id, command))
 
     def _describe(self, job_id: JobId, command: Command) -> Job:
-        with self._scheduler.store.write() as tx:
+        with change_jobs(self._scheduler.store) as tx:
             job = existing(tx, job_id)
             if job.holds_memory:
                 usage = replace(job.usage, fingerprint=command.fingerprint)
