@@ -1,16 +1,18 @@
 """The daemon's timers, and the instants of recurring windows.
 
-Only this module imports APScheduler, for the instants of cron expressions.
+Only this module imports APScheduler, for calls every ten seconds or less often and for calendars.
 """
 
 import asyncio
 import logging
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from datetime import UTC, datetime, timedelta, tzinfo
 from functools import lru_cache
 
+from apscheduler.schedulers.asyncio import AsyncIOScheduler
 from apscheduler.triggers.cron import CronTrigger
+from apscheduler.triggers.interval import IntervalTrigger
 
 from gpulease.errors import BadValue
 from gpulease.service.log_once import LogOnce
@@ -19,17 +21,22 @@ from gpulease.units import format_instant
 _log = logging.getLogger(__name__)
 
 
+_EPOCH = datetime(2000, 1, 1, tzinfo=UTC)
+"""Calls are due at multiples of their period since then, so they share the moments of waking."""
+
+Call = Callable[[], Awaitable[None]]
+
+
 class Timer:
-    """A periodic call: never twice at once, and without catching up after a delay.
+    """A call every few seconds: never twice at once, and without catching up after a delay.
 
     Calls are due at multiples of the period on the clock of the event loop, which nobody can set.
     So timers with periods of whole seconds share the moments at which they wake the daemon.
     """
 
-    def __init__(self, span: timedelta, call: Callable[[], Awaitable[None]]) -> None:
+    def __init__(self, span: timedelta, call: Call) -> None:
         self._span_s = span.total_seconds()
-        self._call = call
-        self._failures = LogOnce(_log)
+        self._call = _with_failures_logged(call)
         self._next: asyncio.TimerHandle | None = None
         self._running: asyncio.Task[None] | None = None
 
@@ -60,40 +67,65 @@ class Timer:
     def _run(self) -> None:
         self.start()
         if self._running is None or self._running.done():
-            self._running = asyncio.get_running_loop().create_task(self._call_once())
+            self._running = asyncio.get_running_loop().create_task(self._call())
 
-    async def _call_once(self) -> None:
-        """Log a failure of the call once, until it succeeds or fails in another way."""
+
+def _with_failures_logged(call: Call) -> Callable[[], Coroutine[None, None, None]]:
+    """Return a call that logs its failure once, until it succeeds or fails in another way."""
+    failures = LogOnce(_log)
+
+    async def call_once() -> None:
         try:
-            await self._call()
+            await call()
         except Exception as error:  # noqa: BLE001  the next call is a new attempt
-            self._failures.say(
+            failures.say(
                 "call", "a periodic call failed; trying again",
                 why=repr(error), bug=error, level=logging.ERROR,
             )  # fmt: skip
         else:
-            self._failures.passed("call")
+            failures.passed("call")
+
+    return call_once
 
 
 class Timers:
-    """All timers of the daemon."""
+    """All timers of the daemon: timers of the event loop, and jobs of APScheduler.
+
+    APScheduler takes 0.2 ms for a call, and follows the machine's clock: after that is set back,
+    its calls are late by as much. So it makes the calls that may be late, and are rare.
+    """
 
     def __init__(self) -> None:
-        self._timers: list[Timer] = []
+        self._often: list[Timer] = []
+        # One call at a time; one that could not be made in time is made once, when it can be.
+        self._scheduler = AsyncIOScheduler(
+            timezone=UTC,
+            job_defaults={"coalesce": True, "max_instances": 1, "misfire_grace_time": None},
+        )
+        # Failures are logged here. APScheduler would log each cancelled call as an error.
+        logging.getLogger("apscheduler").setLevel(logging.CRITICAL)
 
-    def every(self, span: timedelta, call: Callable[[], Awaitable[None]]) -> Timer:
-        """Call `call` every `span`, for the first time after about one `span`."""
-        self._timers.append(Timer(span, call))
-        return self._timers[-1]
+    def often(self, span: timedelta, call: Call) -> Timer:
+        """Call `call` every `span`, which may be a second; for the first time after about that."""
+        self._often.append(Timer(span, call))
+        return self._often[-1]
+
+    def every(self, span: timedelta, call: Call) -> None:
+        """Call `call` every `span`, ten seconds or more, for the first time within that."""
+        trigger = IntervalTrigger(seconds=span.total_seconds(), start_date=_EPOCH, timezone=UTC)
+        self._scheduler.add_job(_with_failures_logged(call), trigger)
 
     def start(self) -> None:
         """Start, in the running event loop."""
-        for each in self._timers:
+        self._scheduler.start()
+        for each in self._often:
             each.start()
 
     def stop(self) -> None:
         """Stop, and cancel running calls."""
-        for each in self._timers:
+        if self._scheduler.running:
+            self._scheduler.shutdown(wait=False)
+        for each in self._often:
             each.stop()
 
 

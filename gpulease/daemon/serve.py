@@ -250,18 +250,19 @@ def _timers(
 ) -> tuple[Timers, Timer]:
     """Return all timers, and the sampling timer, whose period is a setting."""
     timers, base = Timers(), app.base
-    timers.every(_CHECK_SOCKET_EVERY, guard.look)
-    sampling = timers.every(base.settings().sample_every, app.sampler.sample)
-    timers.every(_WRITE_SAMPLES_EVERY, app.sampler.write_batch)
+    timers.often(_CHECK_SOCKET_EVERY, guard.look)
+    sampling = timers.often(base.settings().sample_every, app.sampler.sample)
+    # Not late after the clock is set back: only an hour of samples is kept in memory.
+    timers.often(_WRITE_SAMPLES_EVERY, app.sampler.write_batch)
     timers.every(_THIN_SAMPLES_EVERY, app.sampler.thin)
     cleaner = StateCleaner(base.state, base.store, base.settings, base.clock, base.writer)
     timers.every(_LIMIT_OUTPUT_EVERY, cleaner.limit_output)
     timers.every(_REMOVE_OLD_EVERY, cleaner.remove_old)
     timers.every(_REMOVE_OLD_EVERY, app.notifications.sending.delete_old)
-    timers.every(_CHECK_FILES_EVERY, FileWatch(base.store, base.state, base.writer).check)
+    timers.often(_CHECK_FILES_EVERY, FileWatch(base.store, base.state, base.writer).check)
     space = DiskSpace(base.store, base.settings, app.scheduler.notify_owner)
-    timers.every(_LIMIT_RUNNING_OUTPUT_EVERY, space.limit_running)
-    timers.every(_FREE_SPACE_EVERY, space.keep_free)
+    timers.often(_LIMIT_RUNNING_OUTPUT_EVERY, space.limit_running)
+    timers.often(_FREE_SPACE_EVERY, space.keep_free)
     app.slurm.start(timers, app.context.machine_views)
     span = base.settings().leave_when_idle
     if span is not None:

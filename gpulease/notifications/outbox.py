@@ -12,7 +12,6 @@ from gpulease.domain.notifications import Message, Notification, NotifyEvent
 from gpulease.errors import RecordUnwritable
 from gpulease.service.ports import Event
 from gpulease.store import statements
-from gpulease.store.engine import translate_errors
 from gpulease.store.rows import message_values
 from gpulease.store.store import SqlStore
 from gpulease.store.tables import JobRow, NotificationRow
@@ -36,11 +35,7 @@ class Outbox:
     def waiting(self) -> int | None:
         """Return how many are to be sent; None if the file cannot be read."""
         number = select(func.count()).where(_IS_PENDING)
-        with (
-            suppress(RecordUnwritable),
-            translate_errors(self._store.path),
-            self._store.engine.connect() as connection,
-        ):
+        with suppress(RecordUnwritable), self._store.reading() as connection:
             return connection.scalar(number)
         return None
 

@@ -1,6 +1,7 @@
 """The timers, and the instants of recurring windows."""
 
 import asyncio
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from zoneinfo import ZoneInfo
 
@@ -8,12 +9,18 @@ import pytest
 
 from fakes import NOON
 from gpulease.errors import BadValue
-from gpulease.timers import LocalTime, Timers
+from gpulease.timers import Call, LocalTime, Timers
 
 PATIENCE_S = 20
 
 
-def test_a_call_that_takes_longer_than_the_period_is_not_made_twice_at_once() -> None:
+Plan = Callable[[Timers, timedelta, Call], object]
+both = pytest.mark.parametrize("plan", [Timers.every, Timers.often])
+"""What APScheduler calls, and what the event loop calls."""
+
+
+@both
+def test_a_call_that_takes_longer_than_the_period_is_not_made_twice_at_once(plan: Plan) -> None:
     async def scenario() -> None:
         running, most, over = 0, 0, asyncio.Event()
         timers = Timers()
@@ -26,7 +33,7 @@ def test_a_call_that_takes_longer_than_the_period_is_not_made_twice_at_once() ->
             running -= 1
             over.set()
 
-        timers.every(timedelta(seconds=0.01), slow)
+        plan(timers, timedelta(seconds=0.01), slow)
         timers.start()
         async with asyncio.timeout(PATIENCE_S):
             await over.wait()
@@ -43,7 +50,7 @@ def test_a_changed_period_counts_at_once() -> None:
         async def tick() -> None:
             ran.set()
 
-        timer = timers.every(timedelta(hours=1), tick)
+        timer = timers.often(timedelta(hours=1), tick)
         timers.start()
         timer.change(timedelta(seconds=0.01))
         async with asyncio.timeout(PATIENCE_S):
@@ -53,7 +60,9 @@ def test_a_changed_period_counts_at_once() -> None:
     asyncio.run(scenario())
 
 
+@both
 def test_a_call_that_is_under_way_at_the_end_is_cancelled_without_a_traceback(
+    plan: Plan,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async def scenario() -> None:
@@ -67,7 +76,7 @@ def test_a_call_that_is_under_way_at_the_end_is_cancelled_without_a_traceback(
             finally:
                 ended.set()
 
-        timers.every(timedelta(seconds=0.05), slow)
+        plan(timers, timedelta(seconds=0.05), slow)
         timers.start()
         async with asyncio.timeout(PATIENCE_S):
             await began.wait()
@@ -78,7 +87,9 @@ def test_a_call_that_is_under_way_at_the_end_is_cancelled_without_a_traceback(
     assert caplog.records == []
 
 
+@both
 def test_a_call_that_fails_is_called_again_and_logged_once_until_it_passes(
+    plan: Plan,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async def scenario() -> None:
@@ -97,7 +108,7 @@ def test_a_call_that_fails_is_called_again_and_logged_once_until_it_passes(
             if failure is not None:
                 raise failure
 
-        timers.every(timedelta(seconds=0.01), tick)
+        plan(timers, timedelta(seconds=0.01), tick)
         timers.start()
         async with asyncio.timeout(PATIENCE_S):
             await over.wait()

@@ -145,8 +145,8 @@ class SlurmNode:
     def start(self, timers: Timers, views: MachineViews) -> None:
         """Compare leases with jobs, and publish what `views` show, every few seconds."""
         self._views = views
-        timers.every(_COMPARE_EVERY, self._compare)
-        self._publishing = timers.every(self._look_every(), self._publish)
+        timers.often(_COMPARE_EVERY, self._compare)
+        self._publishing = timers.often(self._look_every(), self._publish)
 
     def adopt(self) -> None:
         """Use the settings after a reload."""
