@@ -170,6 +170,7 @@ def options() -> Iterator[str]:
         assert all(each.nargs == -1 for each in words), f"{verb} takes single words"
         yield f'    "{verb}": {(words[0].name if words else None, verb == "run")},\n'
     yield '}\n"""The parameter of the words that are no options; whether options end there."""\n\n'
+    del verbs["run"]  # its options are those of gpulease.options
     yield 'OPTIONS: "dict[str, dict[str, tuple[str, Any]]]" = {\n'
     for verb, params in verbs.items():
         yield f'    "{verb}": {{\n'

@@ -22,9 +22,10 @@ import msgspec
 
 from gpulease.cli.caller import this_process
 from gpulease.cli.program import resolve
-from gpulease.cli.request import RunOptions, build
+from gpulease.cli.request import build
 from gpulease.client import Client
 from gpulease.errors import NoDaemon, NoSuchJob, WrongState
+from gpulease.options import RunOptions
 from gpulease.record import replace
 from gpulease.wire.requests import to_wire
 

@@ -5,8 +5,8 @@ from typing import Annotated
 
 import typer
 
-from gpulease.cli import options as given
 from gpulease.cli.connect import SocketOption, connect
+from gpulease.cli.options import takes_option
 from gpulease.cli.render import print_stderr, print_stdout
 from gpulease.client import Client, encode
 from gpulease.drawing.words import clean, id_of, labels_of, size
@@ -16,6 +16,7 @@ from gpulease.wire.jobs import JobView
 from gpulease.wire.requests import AdoptRequest, ClaimRequest
 
 
+@takes_option("name")
 def adopt(
     ctx: typer.Context,
     pid: Annotated[
@@ -29,7 +30,7 @@ def adopt(
         str | None,
         typer.Option("--for", "--time", metavar="SPAN", help="Release after this time."),
     ] = None,
-    name: given.NameOption = None,
+    name: str | None = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the lease as JSON.")] = False,
     socket: SocketOption = None,
 ) -> None:

@@ -11,7 +11,7 @@ from gpulease.cli.connect import SocketOption, connect, named_socket
 from gpulease.cli.exit_codes import status_of_job
 from gpulease.cli.follow import FollowOptions, follow
 from gpulease.cli.job_selection import names_array, one_element, select_jobs, selection
-from gpulease.cli.options import DetachKeysOption, NamePatternOption
+from gpulease.cli.options import NamePatternOption, takes_option
 from gpulease.cli.render import stderr_status
 from gpulease.cli.signals import Signals
 from gpulease.client import Client
@@ -20,6 +20,7 @@ from gpulease.errors import WrongState
 from gpulease.wire.jobs import JobView
 
 
+@takes_option("detach_keys")
 def attach(
     ctx: typer.Context,
     job: Annotated[
@@ -34,7 +35,7 @@ def attach(
     watch: Annotated[
         bool, typer.Option("--watch", "--read-only", help="Only show output; send no input.")
     ] = False,
-    detach_keys: DetachKeysOption = None,
+    detach_keys: str | None = None,
     socket: SocketOption = None,
 ) -> int:
     """Connect this terminal to a job: show its last output, continue live, exit as it does.

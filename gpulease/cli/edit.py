@@ -2,78 +2,32 @@
 
 import re
 from datetime import datetime
-from typing import Annotated, Literal
+from typing import Any
 
 import typer
 
 from gpulease.cli.connect import SocketOption, connect
 from gpulease.cli.job_selection import select_jobs, selection
-from gpulease.cli.options import JobsArgument
+from gpulease.cli.options import JobsArgument, takes_options_of_edit
 from gpulease.cli.queue_options import begin_instant, dependencies
 from gpulease.cli.render import print_stdout
-from gpulease.cli.request import gpu_names
-from gpulease.client import Client
 from gpulease.drawing.words import clean, clock
 from gpulease.errors import BadUsage
-from gpulease.units import Share, parse_memory, parse_size, parse_span
+from gpulease.options import OPTIONS, read_fields
 from gpulease.wire.jobs import EditedJobView, EditedView
 from gpulease.wire.requests import EditRequest
 
-_NONE = "none"
-_ANY = "any"
 _INSTANT = re.compile(r"\b\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\+00:00")
 """As the daemon writes begin times."""
 
 
-def edit(  # noqa: PLR0913, PLR0917  typer reads the options from the arguments
+@takes_options_of_edit
+def edit(
     ctx: typer.Context,
     jobs: JobsArgument = None,
-    mem: Annotated[
-        str | None, typer.Option("--mem", metavar="SIZE", help="Memory on each GPU: 4G, 40%.")
-    ] = None,
-    gpus: Annotated[int | None, typer.Option("--gpus", metavar="N", help="Number of GPUs.")] = None,
-    gpu: Annotated[
-        list[str] | None,
-        typer.Option("--gpu", metavar="GPU", help="Only these GPUs, all of them: 1,3; or any."),
-    ] = None,
-    gpu_model: Annotated[
-        str | None, typer.Option("--gpu-model", metavar="MODEL", help="Model: A100; or any.")
-    ] = None,
-    min_vram: Annotated[
-        str | None,
-        typer.Option("--min-vram", metavar="SIZE", help="Least size of a GPU: 40G; or any."),
-    ] = None,
-    same_model: Annotated[
-        bool | None, typer.Option("--same-model/--no-same-model", help="All GPUs of one model.")
-    ] = None,
-    time: Annotated[
-        str | None, typer.Option("--time", metavar="SPAN", help="Time limit: 30m, 4h; or none.")
-    ] = None,
-    priority: Annotated[
-        Literal["low", "normal", "high"] | None,
-        typer.Option("--priority", help="Class in the queue. high: for admins."),
-    ] = None,
-    nice: Annotated[
-        int | None,
-        typer.Option(
-            "--nice", metavar="N", help="0 to 19: start later within the class; admins: -20."
-        ),
-    ] = None,
-    after: Annotated[
-        list[str] | None,
-        typer.Option("--after", metavar="JOB", help="Jobs to wait for: 17, 17:any; or none."),
-    ] = None,
-    begin: Annotated[
-        str | None,
-        typer.Option("--begin", metavar="TIME", help="Do not start before: 22:00, +2h; or now."),
-    ] = None,
-    held: Annotated[
-        bool | None, typer.Option("--held/--no-held", help="Do not start; or may start again.")
-    ] = None,
-    name: Annotated[
-        str | None, typer.Option("--name", metavar="TEXT", help="New name in listings.")
-    ] = None,
+    *,
     socket: SocketOption = None,
+    **typed: Any,
 ) -> None:
     """Change what waiting jobs ask for. They keep their age, and so their place.
 
@@ -90,63 +44,33 @@ def edit(  # noqa: PLR0913, PLR0917  typer reads the options from the arguments
       gpulease edit 17 --after none --begin now
     """
     wanted = selection("edit", jobs)
-    request = EditRequest(
-        [],
-        gpus=gpus,
-        model="" if gpu_model == _ANY else gpu_model,
-        min_vram=_min_vram(min_vram),
-        same_model=same_model,
-        time_limit=_seconds(time),
-        name=name,
-        priority=priority,
-        nice=nice,
-        held=held,
-        begin_at=begin if begin in (None, "now") else _instant(begin),
-    )
-    _set_memory(request, mem)
-    _set_gpus(request, gpu)
-    if request == EditRequest([]) and after is None:
+    given = {name: value for name, value in typed.items() if value is not None}
+    if not given:
         raise BadUsage("cannot edit: nothing is to change", "gpulease edit 17 --mem 6G --time 2h")
+    fields = _cleared(given)
+    for part in read_fields(given).values():
+        fields |= part
+    if "begin" in given:
+        fields["begin_at"] = begin_instant(given["begin"], datetime.now().astimezone())
     client = connect(ctx, socket)
-    request.after = None if after is None else _after(client, after)
+    if "after" in given:
+        fields["after"] = dependencies(client, given["after"])
+    request = EditRequest([], **fields)
     request.jobs = select_jobs(client, wanted)
     request.only_waiting = len(request.jobs) > len(wanted.words)
     for text in results(client.edit(request), datetime.now().astimezone()):
         print_stdout(text)
 
 
-def _seconds(time: str | None) -> float | None:
-    if time is None:
-        return None
-    return 0.0 if time == _NONE else parse_span(time).total_seconds()
-
-
-def _instant(begin: str) -> str:
-    return begin_instant(begin, datetime.now().astimezone())
-
-
-def _set_memory(request: EditRequest, mem: str | None) -> None:
-    memory = None if mem is None else parse_memory(mem)
-    if isinstance(memory, Share):
-        request.share = float(memory.percent)
-    else:
-        request.memory = memory
-
-
-def _set_gpus(request: EditRequest, gpu: list[str] | None) -> None:
-    if gpu is None:
-        return
-    request.named = [] if gpu == [_ANY] else gpu_names(gpu)
-
-
-def _min_vram(size: str | None) -> int | None:
-    if size is None:
-        return None
-    return 0 if size == _ANY else parse_size(size)
-
-
-def _after(client: Client, words: list[str]) -> list[str]:
-    return [] if words == [_NONE] else dependencies(client, words)
+def _cleared(given: dict[str, Any]) -> dict[str, Any]:
+    """Take out the values such as any and none, and return the fields without a value."""
+    fields = {}
+    for name, value in list(given.items()):
+        word, without = OPTIONS[name].clears or (None, None)
+        if value in (word, [word]):
+            del given[name]
+            fields[OPTIONS[name].fields[0].rpartition(".")[2]] = without
+    return fields
 
 
 def results(view: EditedView, now: datetime) -> list[str]:

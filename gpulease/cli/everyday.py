@@ -40,8 +40,8 @@ def run_everyday(line: Sequence[str]) -> int | None:
 
 def _run(typed: dict[str, Any]) -> int | None:
     from gpulease.cli.quick_defaults import quick_defaults
-    from gpulease.cli.request import RunOptions
     from gpulease.cli.run_job import run_job
+    from gpulease.options import run_options
 
     try:
         defaults = quick_defaults(typed, environment())
@@ -49,11 +49,8 @@ def _run(typed: dict[str, Any]) -> int | None:
         return None
     values = with_defaults("run", {name: each.value for name, each in defaults.items()} | typed)
     command, socket = values.pop("command") or [], values.pop("socket")
-    del values["no_defaults"]
-    for name in ("gpu", "after", "slurm", "notify"):
-        values[name] = tuple(values[name] or ())
     try:
-        return run_job(RunOptions(**values), command, socket, must_copy="snapshot" in typed)
+        return run_job(run_options(values), command, socket, must_copy="snapshot" in typed)
     except GpuleaseError as error:
         if in_effect := [each for name, each in defaults.items() if name not in typed]:
             from gpulease.cli.run_defaults import name_sources

@@ -14,11 +14,10 @@ from contextlib import suppress
 from datetime import datetime
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
-from gpulease.cli import options as given
 from gpulease.cli.caller import environment, this_process
 from gpulease.cli.connect import SocketOption, connect_or_start, started_message
 from gpulease.cli.exit_codes import last_words, status_of_job
@@ -26,8 +25,9 @@ from gpulease.cli.follow import CANCEL_WITHIN
 from gpulease.cli.job_watch import RECONNECT_EVERY, current, wait_for_start
 from gpulease.cli.messages import preset_devices
 from gpulease.cli.notify_options import completed
+from gpulease.cli.options import takes_options_of_hold
 from gpulease.cli.render import print_stderr, stderr_status, write_output
-from gpulease.cli.request import RunOptions, build
+from gpulease.cli.request import build
 from gpulease.cli.run_job import LockedNote
 from gpulease.cli.signals import Interrupted, Killed, Signals, parent_of
 from gpulease.client import Client, encode
@@ -41,6 +41,8 @@ from gpulease.errors import (
     WrongState,
 )
 from gpulease.light_json import indent
+from gpulease.options import RunOptions, run_options
+from gpulease.record import replace
 from gpulease.wire.frames import FrameKind
 from gpulease.wire.jobs import EnvironmentView, JobView
 from gpulease.wire.requests import HoldRequest, NestedRequest, from_wire, to_wire
@@ -137,15 +139,10 @@ def _quoted(value: str, syntax: ShellSyntax) -> str:
     return f"'{inside}'"
 
 
-def hold(  # noqa: PLR0913, PLR0917  typer reads the options from the arguments
+@takes_options_of_hold
+def hold(
     ctx: typer.Context,
-    mem: given.MemOption = None,
-    gpus: given.GpusOption = None,
-    gpu: given.GpuOption = None,
-    gpu_model: given.GpuModelOption = None,
-    min_vram: given.MinVramOption = None,
-    same_model: given.SameModelOption = False,
-    exclusive: given.ExclusiveOption = False,
+    *,
     lasts: Annotated[
         str | None,
         typer.Option(
@@ -164,18 +161,13 @@ def hold(  # noqa: PLR0913, PLR0917  typer reads the options from the arguments
             rich_help_panel="Resources",
         ),
     ] = None,
-    no_wait: given.NoWaitOption = False,
-    wait: given.WaitOption = None,
-    name: given.NameOption = None,
-    notify: given.NotifyOption = None,
-    visible: given.VisibleOption = "uuid",
-    processes: given.ProcessesOption = None,
     shell: Annotated[
         Literal["sh", "fish", "csh"] | None,
         typer.Option("--shell", help="The syntax to print; default: your shell's."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the lease as JSON.")] = False,
     socket: SocketOption = None,
+    **typed: Any,
 ) -> int:
     """Lease GPU memory for this shell, and print the variables that put it into effect.
 
@@ -201,23 +193,7 @@ def hold(  # noqa: PLR0913, PLR0917  typer reads the options from the arguments
         why = "its output is a terminal, where no shell reads the variables"
         hint = 'use eval "$(gpulease hold ...)", or start a shell: gpulease run --shell'
         raise BadUsage(f"cannot hold a lease for this shell: {why}", hint)
-    options = RunOptions(
-        mem=mem,
-        gpus=gpus,
-        gpu=tuple(gpu or ()),
-        gpu_model=gpu_model,
-        min_vram=min_vram,
-        same_model=same_model,
-        exclusive=exclusive,
-        time=lasts,
-        name=name,
-        notify=tuple(notify or ()),
-        wait=wait,
-        no_wait=no_wait,
-        visible=visible,
-        processes=processes,
-        pty=False,
-    )
+    options = replace(run_options(typed), time=lasts, pty=False)
     reader = reader_of_output()
     request = _request(options, reader, pid)
     client, started = connect_or_start(ctx, socket)

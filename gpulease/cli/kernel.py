@@ -18,7 +18,7 @@ import typer
 import gpulease
 from gpulease.cli import commands
 from gpulease.cli.caller import environment, working_directory
-from gpulease.cli.options import TimeOption
+from gpulease.cli.options import takes_option
 from gpulease.cli.program import ask_python, python_of
 from gpulease.cli.render import print_stderr, print_stdout, screen_of, show_page
 from gpulease.cli.tables import Column, Table, line
@@ -44,6 +44,7 @@ class _Python(NamedTuple):
     prefix: Path
 
 
+@takes_option("time")
 def kernel(
     action: Annotated[
         Literal["install", "list", "remove"],
@@ -61,7 +62,7 @@ def kernel(
         str | None,
         typer.Option("--mem", metavar="SIZE", help="Memory on each GPU: 4G, 4096M, 40%."),
     ] = None,
-    time: TimeOption = None,
+    time: str | None = None,
     idle: Annotated[
         str | None,
         typer.Option("--idle", metavar="SPAN", help="End a kernel after this time without cells."),

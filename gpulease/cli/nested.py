@@ -8,11 +8,11 @@ from typing import NoReturn
 
 from gpulease.cli.caller import environment, working_directory
 from gpulease.cli.render import print_stderr
-from gpulease.cli.request import RunOptions
 from gpulease.cli.search_path import find
 from gpulease.client import Client
 from gpulease.drawing.words import clean, id_of, size
 from gpulease.errors import AlreadyLeased, CommandNotExecutable
+from gpulease.options import RunOptions, given_flags
 from gpulease.wire.jobs import NestedView
 from gpulease.wire.requests import NestedRequest, SubmitRequest, from_wire
 
@@ -94,21 +94,8 @@ def become(outer: NestedView, argv: Sequence[str], options: RunOptions) -> NoRet
 
 
 def _without_effect(options: RunOptions) -> str:
-    unused = {
-        "--name": options.name is not None,
-        "--grace": options.grace is not None,
-        "--notify": bool(options.notify),
-        "--snapshot": options.snapshot,
-        "--verbose": options.verbose,
-        "--summary": options.summary,
-        "--requeue": options.requeue,
-        "--preemptible": options.preemptible,
-        "--priority": options.priority != "normal",
-        "--nice": options.nice != 0,
-        "--pty": options.pty is True,
-        "--no-pty": options.pty is False,
-    }
-    names = ", ".join(option for option, is_given in unused.items() if is_given)
+    unused = [flag for flag, each in given_flags(options).items() if each.is_of_new_jobs]
+    names = ", ".join(unused)
     return f" ({names} {'have' if ',' in names else 'has'} no effect there)" if names else ""
 
 

@@ -4,11 +4,11 @@ from collections.abc import Mapping, Sequence
 
 from gpulease.cli.caller import environment
 from gpulease.cli.render import print_stderr
-from gpulease.cli.request import listed_events
 from gpulease.config import NOTIFY_TABLE, personal_config
 from gpulease.drawing.words import clean
 from gpulease.errors import BadConfiguration, BadValue
 from gpulease.notifications.settings import NotifySettings, read_notify_settings
+from gpulease.options import listed_events
 from gpulease.units import parse_span
 from gpulease.wire.notifications import TIME_LEFT, notify_events
 

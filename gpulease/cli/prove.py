@@ -16,10 +16,11 @@ from typing import Any
 
 import gpulease
 from gpulease.cli.caller import this_process, trusted_environment
-from gpulease.cli.request import RunOptions, build
+from gpulease.cli.request import build
 from gpulease.client import Client
 from gpulease.drawing.words import size
 from gpulease.errors import GpuleaseError
+from gpulease.options import RunOptions
 from gpulease.record import replace
 from gpulease.units import GIB, MIB, format_above, format_span
 from gpulease.wire.frames import FrameKind

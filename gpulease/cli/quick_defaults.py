@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import os
 
-from gpulease.cli.quick_options import OPTIONS
-from gpulease.cli.quick_parser import NotUnderstood, read
+from gpulease.cli.quick_parser import NotUnderstood, options_of, read
 from gpulease.locations import personal_config
+from gpulease.options import OPTIONS
 from gpulease.record import record
 
 TYPE_CHECKING = False
@@ -26,8 +26,7 @@ EXCLUSIVE = {"wait": "no_wait", "no_wait": "wait"}
 """Options that exclude each other: the typed one replaces a default for the other."""
 WITHOUT_DEFAULT = frozenset({"help", "no_defaults", "socket"})
 """Parameters that have no default. A socket is trusted, so only the command line may name it."""
-TYPED_ONLY = frozenset({"dry", "json", "detach", "array", "shell"})
-"""Parameters that change what the command does: a default would surprise."""
+TYPED_ONLY = frozenset(name for name, each in OPTIONS.items() if each.is_typed_only)
 _QUOTES = frozenset("'\"\\#")
 
 
@@ -70,9 +69,8 @@ def _from_variable(environment: Mapping[str, str]) -> Iterator[tuple[str, Defaul
     if not _QUOTES.isdisjoint(text):
         raise NotUnderstood(VARIABLE)
     values = _allowed(text.split())
-    long_names = {name: option for option, (name, _) in reversed(OPTIONS["run"].items())}
     for name, value in values.items():
-        yield name, Default(value, long_names[name], VARIABLE)
+        yield name, Default(value, OPTIONS[name].long, VARIABLE)
 
 
 def _allowed(words: list[str]) -> dict[str, Any]:
@@ -94,9 +92,10 @@ def _from_file(environment: Mapping[str, str]) -> Iterator[tuple[str, Default]]:
             entries = sorted(_entries(file.read()))
     except (OSError, UnicodeDecodeError):
         raise NotUnderstood("the file") from None
+    options = options_of("run") if entries else {}
     for table, key, value in entries:
         option = f"--{key.replace('_', '-')}"
-        name, kind = OPTIONS["run"].get(option, ("help", True))
+        name, kind = options.get(option, ("help", True))
         if (kind is True) != isinstance(value, bool) or kind is False:
             raise NotUnderstood(option)
         values = value if isinstance(value, list) else [value]

@@ -1,18 +1,22 @@
 """Everyday command lines, read without typer, which takes ten times as long as all else.
 
-The options are those of `quick_options.py`, which is generated from the declarations of the verbs.
+The options of `run` are those of `gpulease.options`; of other verbs those of `quick_options.py`,
+which is generated from their declarations.
 What is not understood at once (help, an unknown or incomplete option, a value that may be wrong) is
 left to typer, which then does all of it, or says what is wrong.
 """
 
 from __future__ import annotations
 
-from gpulease.cli.quick_options import DEFAULTS, OPTIONS, WORDS
+from gpulease.cli import quick_options
+from gpulease.cli.quick_options import WORDS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from typing import Any
+
+    from gpulease.options import Option
 
 _MOST_DIGITS = 9
 _NUMBERS = {"number": 0, "count": 1}
@@ -31,7 +35,7 @@ def parse(line: Sequence[str]) -> tuple[str, dict[str, Any]] | None:
     before: dict[str, Any] = {}
     if len(line) > 2 and line[0] == "--socket":
         before, line = {"socket": line[1]}, line[2:]
-    if not line or line[0] not in OPTIONS:
+    if not line or line[0] not in WORDS:
         return None
     try:
         return line[0], before | read(line[0], line[1:])
@@ -41,7 +45,35 @@ def parse(line: Sequence[str]) -> tuple[str, dict[str, Any]] | None:
 
 def with_defaults(verb: str, typed: Mapping[str, Any]) -> dict[str, Any]:
     """Return the values of all parameters of a verb."""
-    return {**DEFAULTS[verb], **typed}
+    if verb != "run":
+        return {**quick_options.DEFAULTS[verb], **typed}
+    from gpulease.options import defaults
+
+    return {"command": None, **defaults(), "socket": None, **typed}
+
+
+def options_of(verb: str) -> dict[str, tuple[str, Any]]:
+    """Return the parameter of each option; the value of a flag, or how a value is read."""
+    if verb != "run":
+        return quick_options.OPTIONS[verb]
+    from gpulease.options import OPTIONS
+
+    found: dict[str, tuple[str, Any]] = {}
+    for name, option in OPTIONS.items():
+        for flag in option.flags:
+            if option.is_flag:
+                yes, _, no = flag.partition("/")
+                found |= {yes: (name, True)} | ({no: (name, False)} if no else {})
+            else:
+                found[flag] = name, _kind(option)
+    return {**found, "--socket": ("socket", "text")}
+
+
+def _kind(option: Option) -> str | tuple[str, ...]:
+    if option.is_list:
+        return "list"
+    is_number = option.annotation.startswith("int")
+    return option.choices or ("number" if is_number else "text")
 
 
 def read(verb: str, line: Sequence[str]) -> dict[str, Any]:
@@ -51,6 +83,7 @@ def read(verb: str, line: Sequence[str]) -> dict[str, Any]:
         NotUnderstood: typer has to read the line.
     """
     parameter, come_last = WORDS[verb]
+    options = options_of(verb)
     values: dict[str, Any] = {}
     words: list[str] = []
     left = iter(line)
@@ -58,7 +91,7 @@ def read(verb: str, line: Sequence[str]) -> dict[str, Any]:
         if word == "--":
             words += left
         elif word.startswith("-") and word != "-":
-            _read_option(OPTIONS[verb], word, left, values)
+            _read_option(options, word, left, values)
         else:
             words.append(word)
             if come_last:

@@ -10,21 +10,13 @@ import os
 from gpulease.client.transport import new_key
 from gpulease.errors import BadValue, TooLarge
 from gpulease.light_json import Namespace
-from gpulease.record import record
-from gpulease.units import Share, format_size, parse_memory, parse_size, parse_span, parse_split
-from gpulease.wire.text import (
-    LARGEST_EXEC,
-    LARGEST_RETRY,
-    LARGEST_STRING,
-    LONGEST_NAME,
-    exec_size,
-    to_wire,
-)
+from gpulease.options import RunOptions, read_fields
+from gpulease.units import format_size, parse_span
+from gpulease.wire.text import LARGEST_EXEC, LARGEST_STRING, exec_size, to_wire
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from typing import Literal
 
     from gpulease.cli.caller import Caller, Streams
     from gpulease.wire.requests import (
@@ -46,66 +38,9 @@ else:
 
 DEFAULT_WINDOW = (24, 80)
 """Rows and columns of a terminal to which nobody has attached yet."""
-_FACTOR = r"(\d{1,2}(?:\.\d{1,6})?) *[xX]?"
 _RESERVED = 8 * 1024
 """Bytes for the variables that gpulease adds to those of the caller."""
 _SHOWN = 3
-
-
-@record(frozen=True)
-class RunOptions:
-    """The options of `run` as they were typed, by the names of its parameters."""
-
-    mem: str | None = None
-    gpus: int | None = None
-    """None: as many as `gpu` names, or else one."""
-    gpu: Sequence[str] = ()
-    """GPUs by index, UUID or the beginning of a UUID, also several with commas: "1,3"."""
-    gpu_model: str | None = None
-    min_vram: str | None = None
-    same_model: bool = False
-    exclusive: bool = False
-    time: str | None = None
-    name: str | None = None
-    wait: str | None = None
-    no_wait: bool = False
-    detach: bool = False
-    early_signal: str | None = None
-    grace: str | None = None
-    end_with_command: bool = False
-    retry_oom: str | None = None
-    array: str | None = None
-    after: Sequence[str] = ()
-    begin: str | None = None
-    held: bool = False
-    requeue: bool = False
-    preemptible: bool = False
-    priority: Literal["low", "normal", "high"] = "normal"
-    nice: int = 0
-    slurm: Sequence[str] = ()
-    notify: Sequence[str] = ()
-    """Events, also several with commas: "end,oom"."""
-    snapshot: bool = False
-    verbose: bool = False
-    summary: bool = False
-    shell: bool = False
-    pty: bool | None = None
-    """None: with a terminal if this command has one."""
-    visible: Literal["uuid", "index"] = "uuid"
-    growth: bool = False
-    split: str | None = None
-    processes: int | None = None
-    deterministic: bool = False
-    omp_threads: int | None = None
-    inter_op_threads: int | None = None
-    intra_op_threads: int | None = None
-    soft_placement: bool = False
-    log_placement: bool = False
-    strict: bool = False
-    new_lease: bool = False
-    dry: bool = False
-    json: bool = False
-    detach_keys: str | None = None
 
 
 def build(options: RunOptions, argv: Sequence[str], caller: Caller) -> SubmitRequest:
@@ -116,6 +51,14 @@ def build(options: RunOptions, argv: Sequence[str], caller: Caller) -> SubmitReq
         TooLarge: the kernel would not execute the command.
     """
     refuse_what_execve_would(argv, caller.environment)
+    fields = read_fields(vars(options))
+    claim = fields["claim"]
+    if options.gpus is None:
+        claim["gpus"] = len(claim["named"]) or 1
+    whole = fields[""]
+    whole |= {"wait": _wait(options, whole["wait"]), "early_signal": _early_signal(options)}
+    # For these the clock and the daemon's list of jobs are needed, see run_job.
+    fields["queue"] |= {"begin_at": None, "after": []}
     return SubmitRequest(
         argv=[to_wire(argument) for argument in argv],
         cwd=to_wire(caller.cwd),
@@ -123,144 +66,24 @@ def build(options: RunOptions, argv: Sequence[str], caller: Caller) -> SubmitReq
         umask=caller.umask,
         soft_limits=dict(caller.soft_limits),
         nice=caller.nice,
-        claim=_claim(options),
-        options=_worker_options(options),
-        name=_name(options.name),
+        claim=ClaimRequest(**claim),
+        options=WorkerOptionsRequest(**fields["options"]),
+        queue=QueueRequest(**fields["queue"]),
         attached=not options.detach,
-        ends_with_client=options.end_with_command,
-        wait=_wait(options),
         terminal=_terminal(options, caller.streams),
-        early_signal=_early_signal(options),
-        grace=None if options.grace is None else parse_span(options.grace).total_seconds(),
-        retry_oom=_retry(options.retry_oom),
-        queue=_queue(options),
-        notify=listed_events(options.notify),
         key=new_key(),
+        **whole,
     )
 
 
-def _claim(options: RunOptions) -> ClaimRequest:
-    named = gpu_names(options.gpu)
-    gpus = len(named) or 1 if options.gpus is None else options.gpus
-    if gpus < 1:
-        raise BadValue(
-            f"cannot lease {gpus} GPUs: a lease has at least one",
-            "run a command that needs no GPU without gpulease",
-        )
-    memory = None if options.mem is None else parse_memory(options.mem)
-    return ClaimRequest(
-        memory=None if isinstance(memory, Share) else memory,
-        share=float(memory.percent) if isinstance(memory, Share) else None,
-        gpus=gpus,
-        exclusive=options.exclusive,
-        time_limit=None if options.time is None else parse_span(options.time).total_seconds(),
-        named=named,
-        model=options.gpu_model,
-        min_vram=None if options.min_vram is None else parse_size(options.min_vram),
-        same_model=options.same_model,
-    )
-
-
-def gpu_names(given: Sequence[str]) -> list[str]:
-    """Return the names of GPUs in --gpu 1,3 --gpu GPU-5f3a, each once.
-
-    Raises:
-        BadValue: one is empty.
-    """
-    names = [name.strip() for each in given for name in each.split(",")]
-    if not all(names):
-        raise BadValue(
-            "cannot use --gpu: a GPU is missing", "such as --gpu 1,3; gpulease status shows them"
-        )
-    return list(dict.fromkeys(names))
-
-
-def listed_events(given: Sequence[str]) -> list[str]:
-    """Return the events in --notify start,end --notify oom; none with --notify none."""
-    events = [event.strip() for each in given for event in each.split(",")]
-    return [] if "none" in events else events
-
-
-def _queue(options: RunOptions) -> QueueRequest:
-    return QueueRequest(
-        priority=options.priority,
-        nice=options.nice,
-        held=options.held,
-        array=options.array,
-        begin_at=None,
-        after=[],
-        requeue=options.requeue,
-        preemptible=options.preemptible,
-    )
-
-
-def _worker_options(options: RunOptions) -> WorkerOptionsRequest:
-    for flag, count in (
-        ("--processes", options.processes),
-        ("--omp-threads", options.omp_threads),
-        ("--inter-op-threads", options.inter_op_threads),
-        ("--intra-op-threads", options.intra_op_threads),
-    ):
-        if count is not None and count < 1:
-            raise BadValue(f"cannot use {flag} {count}: the least is 1")
-    split, sizes = (1, []) if options.split is None else parse_split(options.split)
-    return WorkerOptionsRequest(
-        visible=options.visible,
-        growth=options.growth,
-        split=split,
-        split_sizes=sizes,
-        processes=options.processes,
-        deterministic=options.deterministic,
-        omp_threads=options.omp_threads,
-        inter_op_threads=options.inter_op_threads,
-        intra_op_threads=options.intra_op_threads,
-        log_placement=options.log_placement,
-        soft_placement=options.soft_placement,
-        strict=options.strict,
-    )
-
-
-def _name(name: str | None) -> str | None:
-    if name is None:
-        return None
-    if not name.strip() or not name.isprintable():
-        raise BadValue(
-            "cannot use this name: it is empty, or contains a line break or control character",
-            "use one line of text, such as --name resnet-50",
-        )
-    if len(name) > LONGEST_NAME:
-        raise BadValue(
-            f"cannot use this name: it has {len(name)} characters",
-            f"use at most {LONGEST_NAME}",
-        )
-    return name
-
-
-def _retry(factor: str | None) -> float | None:
-    if factor is None:
-        return None
-    import re
-
-    found = re.fullmatch(_FACTOR, factor.strip(), re.ASCII)
-    if found is None or not 1 < float(found.group(1)) <= LARGEST_RETRY:
-        raise BadValue(
-            f"cannot use --retry-oom {factor[:40]}: the factor must be above 1 "
-            f"and at most {LARGEST_RETRY:g}",
-            "for 50% more memory at each retry: --retry-oom 1.5x",
-        )
-    return float(found.group(1))
-
-
-def _wait(options: RunOptions) -> float | None:
+def _wait(options: RunOptions, wait: float | None) -> float | None:
     if options.no_wait and options.wait is not None:
         raise BadValue(
             "cannot use --wait and --no-wait together: they exclude each other",
             "--no-wait gives up at once, --wait 30m after half an hour; without both, jobs wait "
             "until they start",
         )
-    if options.no_wait:
-        return 0.0
-    return None if options.wait is None else parse_span(options.wait).total_seconds()
+    return 0.0 if options.no_wait else wait
 
 
 def _terminal(options: RunOptions, streams: Streams) -> TerminalRequest | None:
@@ -291,18 +114,9 @@ def _early_signal(options: RunOptions) -> EarlySignalRequest | None:
             f"cannot use --signal {name}: the time before the end is missing",
             f"for two minutes before the end: --signal {name}@2m",
         )
-    number, ahead = _signal_number(name), parse_span(before)
-    if options.time is None:
-        raise BadValue(
-            "cannot use --signal without --time: the job has no time limit",
-            "add a time limit, such as --time 4h",
-        )
-    if ahead >= parse_span(options.time):
-        raise BadValue(
-            f"cannot use --signal {options.early_signal}: the time limit is only {options.time}",
-            "after the @ stands how long before the time limit the signal is sent",
-        )
-    return EarlySignalRequest(signal=number, before=ahead.total_seconds())
+    return EarlySignalRequest(
+        signal=_signal_number(name), before=parse_span(before).total_seconds()
+    )
 
 
 def _signal_number(name: str) -> int:
@@ -315,11 +129,6 @@ def _signal_number(name: str) -> int:
         raise BadValue(
             f"cannot use --signal {name!r}: no such signal",
             "write it as USR1@2m; kill -l lists the names",
-        )
-    if number in (signal.SIGKILL, signal.SIGSTOP):
-        raise BadValue(
-            f"cannot use --signal {name}: no program can catch it",
-            "use a signal that the program handles, such as USR1",
         )
     return number
 

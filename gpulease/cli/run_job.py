@@ -11,7 +11,7 @@ from __future__ import annotations
 from gpulease.cli.caller import this_process
 from gpulease.cli.program import resolve, shell_of
 from gpulease.cli.render import print_stderr, print_stdout, stderr_status
-from gpulease.cli.request import RunOptions, build
+from gpulease.cli.request import build
 from gpulease.cli.signals import ENDING, Killed, Signals
 from gpulease.client.known_sockets import listening
 from gpulease.client.light_client import LightClient
@@ -19,6 +19,7 @@ from gpulease.client.submission import Submission, submit
 from gpulease.cluster_choice import acts_on_slurm
 from gpulease.errors import BadUsage, BadValue, WithinLease
 from gpulease.locations import environment
+from gpulease.options import RunOptions
 from gpulease.record import replace
 from gpulease.wire.text import from_wire, to_wire
 

@@ -1,22 +1,21 @@
 """From the arguments of `gpulease.lease` to a granted lease, also while the daemon restarts."""
 
 import logging
-import os
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from functools import partial
-from typing import Literal, Self, TypeVar
+from typing import Any, Literal, Self, TypeVar
 
 from gpulease import config, user_daemon
 from gpulease.client import Client, answers, machine_daemon, trusted_users
 from gpulease.cluster_choice import SLURM, cluster
 from gpulease.errors import BadValue, GpuleaseError, NoDaemon, NoRoomNow, TooMany
-from gpulease.units import Share, parse_memory, parse_size, parse_span, parse_split
+from gpulease.options import OPTIONS, read_fields
 from gpulease.wire.jobs import EnvironmentView, JobView
 from gpulease.wire.requests import ClaimRequest, HoldRequest, WorkerOptionsRequest, spoken, to_wire
 
@@ -30,7 +29,9 @@ LOG_AFTER = 1.0
 """Seconds in the queue before the log says so: most leases are granted at once."""
 LOG_EVERY = 30.0
 _LONGER = "wait=None waits without limit, wait='30m' waits for half an hour"
-_OPTION = re.compile(r"--(gpu-model|min-vram|same-model|gpus|gpu|time)\b(?!-)")
+_ARGUMENTS = {each.long: f"{each.python}=" for each in OPTIONS.values() if each.python}
+"""By the names of options."""
+_OPTION = re.compile(r"--[a-z]+(?:-[a-z]+)*")
 _SETTLED = ("active", "releasing", "ended")
 
 Result = TypeVar("Result")
@@ -71,13 +72,12 @@ def _queued(client: Client, request: HoldRequest) -> JobView:
 
 
 def with_python_names(error: GpuleaseError) -> GpuleaseError:
-    """Name arguments in the hint of an error of the daemon, which names options of the command."""
+    """Name arguments in an error, where it names options of the command."""
 
-    def argument(found: re.Match[str]) -> str:
-        return {"time": "time_limit"}.get(found[1], found[1]).replace("-", "_") + "="
+    def renamed(text: str) -> str:
+        return _OPTION.sub(lambda found: _ARGUMENTS.get(found[0], found[0]), text)
 
-    error.hint = _OPTION.sub(argument, error.hint) if error.hint else None
-    return error
+    return type(error)(renamed(error.message), renamed(error.hint) if error.hint else None)
 
 
 def _cancel_late(client: Client, answer: Future[JobView]) -> None:
@@ -170,136 +170,35 @@ GpuNames = int | str | Sequence[int | str]
 """GPUs by index, UUID or the beginning of a UUID: 1, "1,3", [1, 3], "GPU-5f3a"."""
 
 
-def names_of(gpu: GpuNames | None) -> list[str]:
-    """Return the names of GPUs, each once.
+def requested(**arguments: object) -> tuple[ClaimRequest, WorkerOptionsRequest, dict[str, Any]]:
+    """Return the claim, the options for frameworks and the other fields that arguments ask for.
+
+    Args:
+        arguments: of `gpulease.lease`, by their names.
 
     Raises:
-        BadValue: one is empty.
+        BadValue: one of them cannot be read.
     """
-    if gpu is None:
-        return []
-    given = [gpu] if isinstance(gpu, int | str) else gpu
-    names = [name.strip() for each in given for name in str(each).split(",")]
-    if not names or not all(names):
-        raise BadValue(f"cannot use gpu={gpu!r}: a GPU is missing", "leave out gpu= for any GPU")
-    return list(dict.fromkeys(names))
+    if arguments["gpu"] in ([], ()):  # a list that came out empty means no GPU, not any
+        raise BadValue("cannot use gpu=: a GPU is missing", "leave out gpu= for any GPU")
+    values = {
+        name: arguments[option.python]
+        for name, option in OPTIONS.items()
+        if option.python in arguments
+    }
+    try:
+        fields = read_fields(values)
+    except BadValue as error:
+        raise with_python_names(error) from None
+    claim = fields["claim"]
+    if claim["gpus"] is None:
+        claim["gpus"] = len(claim["named"]) or 1
+    return ClaimRequest(**claim), WorkerOptionsRequest(**fields["options"]), fields.get("", {})
 
 
-def claim_of(
-    memory: str | int | None,
-    gpus: int | None,
-    exclusive: bool,
-    time_limit: Span | None,
-    *,
-    named: Sequence[str] = (),
-    model: str | None = None,
-    min_vram: str | int | None = None,
-    same_model: bool = False,
-) -> ClaimRequest:
-    """Return the claim; `memory` is bytes, "4G", "40%", or None for the default.
-
-    Raises:
-        BadValue: an argument is out of range.
-    """
-    gpus = len(named) or 1 if gpus is None else gpus
-    if gpus < 1:
-        raise BadValue(
-            f"cannot lease {gpus} GPUs: a lease has at least one", "leave out gpus= for one"
-        )
-    asked = parse_memory(memory) if isinstance(memory, str) else _bytes(memory)
-    return ClaimRequest(
-        memory=None if isinstance(asked, Share) else asked,
-        share=float(asked.percent) if isinstance(asked, Share) else None,
-        gpus=gpus,
-        exclusive=exclusive,
-        time_limit=None if time_limit is None else _positive(time_limit),
-        named=list(named),
-        model=model,
-        min_vram=parse_size(min_vram) if isinstance(min_vram, str) else _bytes(min_vram),
-        same_model=same_model,
-    )
-
-
-def _bytes(memory: int | None) -> int | None:
-    if memory is not None and memory < 2**20:
-        raise BadValue(
-            f"cannot lease {memory} bytes: a number is read as bytes",
-            f'did you mean "{memory}G"?' if 0 < memory < 1024 else 'write a size as "4G"',
-        )
-    return memory
-
-
-def seconds(span: Span) -> float:
-    """Return a span in seconds, 0 or more.
-
-    Raises:
-        BadValue: it is not a span, or is negative.
-    """
-    if isinstance(span, str):
-        return parse_span(span).total_seconds()
-    amount = span.total_seconds() if isinstance(span, timedelta) else float(span)
-    if not 0 <= amount < float("inf"):
-        raise BadValue(
-            f"cannot use the time {span!r}: it must be finite and not negative",
-            'write seconds, "30m" or a timedelta; None means without limit',
-        )
-    return amount
-
-
-def _positive(span: Span) -> float:
-    if amount := seconds(span):
-        return amount
-    raise BadValue(f"cannot use the time {span!r}: it must be above zero")
-
-
-def framework_options(
-    visible: Visible, growth: bool, split: int | str, processes: int | None
-) -> WorkerOptionsRequest:
-    """Return the options for frameworks; `split` is a number of parts, or their sizes: "1G,2G".
-
-    Raises:
-        BadValue: `split` is neither, or `processes` is less than 1.
-    """
-    parts, sizes = parse_split(str(split))
-    return WorkerOptionsRequest(
-        visible=visible,
-        growth=growth,
-        split=parts,
-        split_sizes=sizes,
-        processes=_checked_processes(processes),
-    )
-
-
-def _checked_processes(count: int | None) -> int | None:
-    if count is not None and count < 1:
-        raise BadValue(f"cannot divide a lease between {count} processes: the least is 1")
-    return count
-
-
-def hold_request(
-    claim: ClaimRequest,
-    environment: Mapping[str, str],
-    *,
-    name: str | None,
-    wait: Span | None,
-    visible: Visible,
-    growth: bool,
-    split: int | str,
-    processes: int | None,
-) -> HoldRequest:
-    """Return the request for a lease that this process holds.
-
-    Raises:
-        BadValue: an argument is out of range.
-    """
-    return HoldRequest(
-        environment={to_wire(key): to_wire(value) for key, value in environment.items()},
-        pid=os.getpid(),
-        claim=claim,
-        options=framework_options(visible, growth, split, processes),
-        name=name,
-        wait=None if wait is None else seconds(wait),
-    )
+def environment_on_wire() -> dict[str, str]:
+    """Return the variables of this process as requests have them."""
+    return {to_wire(key): to_wire(value) for key, value in config.environment().items()}
 
 
 def connect() -> Client:

@@ -24,11 +24,10 @@ from gpulease.lease_api.acquire import (
     GpuNames,
     Span,
     Visible,
-    claim_of,
     connect,
+    environment_on_wire,
     granted,
-    hold_request,
-    names_of,
+    requested,
 )
 from gpulease.lease_api.activate import Undo, activate, variables
 from gpulease.lease_api.cuda_state import CUDA, claimed_by
@@ -288,25 +287,12 @@ def lease(  # noqa: PLR0913  each is part of the public API
         _refuse_second()
         if inherited_lease() is None:
             _refuse_if_claimed()
-        request = hold_request(
-            claim_of(
-                memory,
-                gpus,
-                exclusive,
-                time_limit,
-                named=names_of(gpu),
-                model=gpu_model,
-                min_vram=min_vram,
-                same_model=same_model,
-            ),
-            config.environment(),
-            name=name,
-            wait=wait,
-            visible=visible,
-            growth=growth,
-            split=split,
-            processes=processes,
-        )
+        claim, options, others = requested(
+            memory=memory, gpus=gpus, gpu=gpu, gpu_model=gpu_model, min_vram=min_vram,
+            same_model=same_model, exclusive=exclusive, time_limit=time_limit, name=name, wait=wait,
+            visible=visible, growth=growth, split=split, processes=processes,
+        )  # fmt: skip
+        request = HoldRequest(environment_on_wire(), os.getpid(), claim, options, **others)
         daemon = client or connect()
         if (around := lease_around(daemon, request)) is not None:
             return _share(daemon, around, request.options)

@@ -33,10 +33,9 @@ from gpulease.lease_api.acquire import (
     GpuNames,
     Span,
     Visible,
-    claim_of,
     connect,
-    framework_options,
-    names_of,
+    environment_on_wire,
+    requested,
     with_python_names,
 )
 from gpulease.lease_api.call_files import CallFiles, Outcome, name_of
@@ -143,17 +142,11 @@ class Executor(futures.Executor):
                 f"cannot use retry_oom={retry_oom:g}: it must be above 1 and at most "
                 f"{LARGEST_RETRY:g}"
             )
-        self._claim = claim_of(
-            memory,
-            gpus,
-            exclusive,
-            time_limit,
-            named=names_of(gpu),
-            model=gpu_model,
-            min_vram=min_vram,
-            same_model=same_model,
-        )
-        self._options = framework_options(visible, growth, split, processes)
+        self._claim, self._options, _ = requested(
+            memory=memory, gpus=gpus, gpu=gpu, gpu_model=gpu_model, min_vram=min_vram,
+            same_model=same_model, exclusive=exclusive, time_limit=time_limit,
+            visible=visible, growth=growth, split=split, processes=processes,
+        )  # fmt: skip
         self._name, self._retry_oom, self._max = name, retry_oom, max_workers or sys.maxsize
         self._client = client or connect()
         if not new_lease:
@@ -230,11 +223,10 @@ class Executor(futures.Executor):
             raise RuntimeError("cannot submit to an executor after its shutdown")
 
     def _request(self, number: int, name: str) -> SubmitRequest:
-        environment = config.environment().items()
         return SubmitRequest(
             argv=[to_wire(word) for word in self._files.command(number)],
             cwd=to_wire(os.getcwd()),  # noqa: PTH109  Path.cwd() is the same
-            environment={to_wire(key): to_wire(value) for key, value in environment},
+            environment=environment_on_wire(),
             umask=self._umask,
             soft_limits=self._limits,
             nice=os.getpriority(os.PRIO_PROCESS, 0),

@@ -11,11 +11,12 @@ from typing import Any
 
 from gpulease.errors import BadUsage, GpuleaseError
 from gpulease.lease_api import api
+from gpulease.options import OPTIONS
 from gpulease.units import format_size
 
 _USAGE = "%gpulease 4G leases 4 GiB, %gpulease 4G --gpus 2 on each of two GPUs"
 _LEFT_OUT = ("client",)
-_SHORT = {"time": "time_limit", "mem": "memory"}
+_SHORT = {name: each.python for name, each in OPTIONS.items() if each.python not in (None, name)}
 """The spellings of the command line for arguments of `gpulease.lease`."""
 
 _taken_by: list[str] = []

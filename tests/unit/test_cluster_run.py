@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 
 from gpulease.cli.caller import Caller
-from gpulease.cli.request import RunOptions, build
+from gpulease.cli.request import build
 from gpulease.config import Settings
 from gpulease.errors import BadConfiguration, BadUsage, BadValue, CannotLease
 from gpulease.fingerprint import fingerprint_of
+from gpulease.options import RunOptions
 from gpulease.slurm.command.run import batch_script, immediate, read_sizes
 from gpulease.slurm.command.size import Capacity, Size, capacity_of, size_of
 from gpulease.slurm.command.slurm_options import (

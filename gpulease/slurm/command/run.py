@@ -15,11 +15,11 @@ from typing import NoReturn
 from gpulease.cli.caller import is_ours
 from gpulease.cli.job_selection import LAST
 from gpulease.cli.render import print_stderr, print_stdout
-from gpulease.cli.request import RunOptions
 from gpulease.drawing.words import clean
 from gpulease.errors import EXIT_GAVE_UP, EXIT_OWN_FAILURE, SlurmFailed
 from gpulease.light_json import encode, indent
 from gpulease.locations import SYSTEM_CONFIG
+from gpulease.options import RunOptions
 from gpulease.slurm.command.size import Size, read_capacity, size_of
 from gpulease.slurm.command.slurm_options import (
     dependency,

@@ -10,9 +10,9 @@ import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
-from gpulease.cli.request import RunOptions
 from gpulease.errors import BadValue, CannotLease
 from gpulease.fingerprint import fingerprint_of, script_name
+from gpulease.options import RunOptions
 from gpulease.record import record
 from gpulease.slurm.commands import run_slurm
 from gpulease.slurm.node_summary import NodeSummary, decode, learnt_size

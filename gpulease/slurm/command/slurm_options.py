@@ -11,8 +11,8 @@ import shlex
 from collections.abc import Sequence
 from datetime import datetime
 
-from gpulease.cli.request import RunOptions
 from gpulease.errors import BadUsage, BadValue
+from gpulease.options import RunOptions, given_flags
 from gpulease.units import parse_span
 from gpulease.wire.text import from_wire
 
@@ -192,32 +192,14 @@ def _local(instant: str) -> str:
 
 
 def _refuse(options: RunOptions) -> None:
-    given = {
-        "--gpu": bool(options.gpu),
-        "--gpu-model": options.gpu_model is not None,
-        "--min-vram": options.min_vram is not None,
-        "--same-model": options.same_model,
-        "--preemptible": options.preemptible,
-        "--priority": options.priority != "normal",
-        "--retry-oom": options.retry_oom is not None,
-        "--grace": options.grace is not None,
-        "--verbose": options.verbose,
-        "--summary": options.summary,
-        "--detach-keys": options.detach_keys is not None,
-        "--requeue": options.requeue,
-        "--array": options.array is not None,
-        "--no-wait": options.no_wait,
-        "--wait": options.wait is not None,
-        "--pty": bool(options.pty),
-        "--shell": options.shell,
-    }
+    given = given_flags(options)
     for option, (why, hint) in _WITHOUT_COUNTERPART.items():
-        if given[option]:
+        if option in given:
             raise BadValue(f"cannot use {option} on a cluster: {why}", hint)
     if options.detach:
         wrong, how, hint = _FOREGROUND_ONLY, "with", "leave out -d"
     else:
         wrong, how, hint = _BACKGROUND_ONLY, "without", "add -d"
     for option, why in wrong.items():
-        if given[option]:
+        if option in given:
             raise BadValue(f"cannot use {option} {how} -d on a cluster: {why}", hint)
