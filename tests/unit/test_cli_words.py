@@ -12,7 +12,6 @@ from daemon_stand_in import views
 from goldens import mentions, sentence
 from gpulease.cli import cancel_jobs as cancel
 from gpulease.cli import follow, keep
-from gpulease.cli.attachment import messages as attachment_messages
 from gpulease.cli.exit_codes import JobEnd, last_words, status_of_ending, status_of_job
 from gpulease.cli.follow import FollowOptions
 from gpulease.cli.job_watch import wait_for_start
@@ -198,7 +197,7 @@ def test_who_keeps_a_lease_is_told_from_what() -> None:
 
 def test_an_element_is_named_by_its_index_while_it_is_attached() -> None:
     mode = follow._mode(views.running(19, label="17_3"), FollowOptions(started=False))
-    assert mentions(attachment_messages.attached(mode), "job 17_3")
+    assert mentions(mode.greeting, "job 17_3")
 
 
 def test_ordinals() -> None:

@@ -5,7 +5,7 @@ It started the job, joined it, or only watches it.
 
 from __future__ import annotations
 
-from gpulease.cli.attachment.keyboard import Use
+from gpulease.cli.attachment.keyboard import Use, name_of
 from gpulease.record import record
 
 
@@ -45,6 +45,15 @@ class AttachMode:
         if self.watches:
             return Use.WATCH
         return Use.WRITE if self.passes_input else Use.COMMAND
+
+    @property
+    def greeting(self) -> str:
+        """Which keys do what."""
+        if self.watches:
+            return f"gpulease: watching job {self.label}; Ctrl-C stops watching"
+        interrupts = [] if self.passes_input else ["Ctrl-C interrupts it"]
+        leaves = [f"{name_of(self.keys)} detaches"] if self.keys else []
+        return "; ".join([f"gpulease: attached to job {self.label}", *interrupts, *leaves])
 
 
 class Left(Exception):
