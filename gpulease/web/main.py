@@ -1,6 +1,7 @@
 """The command `gpulease-web`: reads arguments, listens, and serves the web page until a signal."""
 
 import argparse
+import asyncio
 import contextlib
 import ipaddress
 import logging
@@ -9,9 +10,10 @@ import socket
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import ClassVar, NoReturn
 
 import uvicorn
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from gpulease import config
 from gpulease.build import described
@@ -20,7 +22,6 @@ from gpulease.client.discovery import has_daemon
 from gpulease.client.unix_socket import trusted_users
 from gpulease.errors import BadConfiguration, BadUsage, GpuleaseError
 from gpulease.web.app import build
-from gpulease.web.connections import BoundedProtocol
 from gpulease.web.daemon_reader import ANSWER_WITHIN_S, DaemonReader
 from gpulease.web.live import MOST_LISTENERS, LiveStatus
 
@@ -32,6 +33,8 @@ _UNACKNOWLEDGED_MS = 30_000
 _ENDS_WITHIN_S = 5
 _LARGEST_PORT = 65535
 _BACKLOG = 256
+_LARGEST_HEAD = 64 * 1024
+"""Bytes of a request's line and headers."""
 _EXAMPLES = """\
 examples:
   gpulease-web                          serve http://127.0.0.1:8080/
@@ -64,6 +67,52 @@ def _refuse_root() -> None:
             "cannot start gpulease-web as root: it serves the network, and needs no rights",
             "setpriv --reuid nobody --regid nogroup --clear-groups gpulease-web ...",
         )
+
+
+class BoundedProtocol(HttpToolsProtocol):
+    """A browser's connection, which is closed if the head of a request is late or too large.
+
+    uvicorn waits for it without limit. Those who open connections and send nothing would keep all
+    others out, since `limit_concurrency` counts them.
+    """
+
+    head_within_s: ClassVar[float] = 10.0
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Give the first request its deadline."""
+        super().connection_made(transport)
+        self._unparsed = 0
+        """Bytes received of an incomplete head."""
+        self._deadline: asyncio.TimerHandle | None = None
+        self._await_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Forget the deadline."""
+        self._end_head()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Read a part of a request. No request has a body: what follows a head begins the next."""
+        if self._deadline is None:
+            self._await_head()
+        self._unparsed += len(data)
+        super().data_received(data)
+        if self._deadline is not None and self._unparsed > _LARGEST_HEAD:
+            self.transport.abort()
+
+    def on_headers_complete(self) -> None:
+        """Serve a request with a complete head."""
+        self._end_head()
+        super().on_headers_complete()
+
+    def _await_head(self) -> None:
+        self._unparsed = 0
+        self._deadline = self.loop.call_later(self.head_within_s, self.transport.abort)
+
+    def _end_head(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+        self._deadline = None
 
 
 class _Server(uvicorn.Server):

@@ -14,8 +14,8 @@ from gpulease.domain.job import NOT_FAILED, Outcome
 from gpulease.drawing.arrays import array_of, indices_of
 from gpulease.drawing.words import clock, ids_of, jobs_in, remark_on, until
 from gpulease.errors import BadUsage, GpuleaseError
+from gpulease.web.app import is_known
 from gpulease.web.charts import PLOT_HEIGHT, PLOT_WIDTH, Curve, memory_chart, plain_chart
-from gpulease.web.http_rules import is_known
 from gpulease.web.live import sections, values_of
 from gpulease.web.main import listen
 from gpulease.web.templates import address_of, bar_of, colors, event_time, known_size, render

@@ -11,7 +11,7 @@ import uvicorn
 from starlette.responses import PlainTextResponse
 
 from daemon_rig import PATIENCE_S, wait_for
-from gpulease.web.connections import BoundedProtocol
+from gpulease.web.main import BoundedProtocol
 
 MOST = 5
 
