@@ -2,27 +2,17 @@
 
 from __future__ import annotations
 
-import sys
-
 from gpulease.cli.gpu_rows import GpuRow, gpu_table, gpus_in_columns, gpus_in_words
 from gpulease.cli.light_connection import light_client
-from gpulease.cli.render import local_time, own_name, print_stdout, screen_of, show_page
+from gpulease.cli.render import local_time, own_name
 from gpulease.cli.status_tables import (
-    DETAILS,
-    LEAST_JOBS,
-    LEAST_WAITING,
     JobRow,
-    Rows,
     WaitingRow,
     counts,
-    first_that_fits,
     heading,
-    jobs_part,
-    queue_part,
-    rows_asked_for,
-    tightened,
-    with_similar_folded,
+    status_page,
 )
+from gpulease.cli.status_tables import print_status as show_status
 from gpulease.cli.tables import Block, Hanging, Page, Style, line
 from gpulease.cluster_choice import acts_on_slurm
 from gpulease.drawing.gpus import exclusive_job, models, notes
@@ -48,8 +38,6 @@ from gpulease.drawing.words import (
     size,
     until,
 )
-from gpulease.light_json import indent
-from gpulease.locations import environment
 from gpulease.record import record
 from gpulease.wire.text import free_of, model, shown_command
 from gpulease.wire.unmanaged import unmanaged_processes, used_without_lease
@@ -83,29 +71,17 @@ def print_status(
     With `watch`, a span such as 2s, it is printed again after each span.
     """
     if acts_on_slurm(socket):
-        from gpulease.slurm.command import status_page
+        from gpulease.slurm.command import status_page as cluster
 
-        return status_page.print_status(queue=queue, json=json, watch=watch)
-    first = rows_asked_for(queue)
+        return cluster.print_status(queue=queue, json=json, watch=watch)
     daemon = light_client(socket)
-    if watch is not None:
-        from gpulease.cli.watch import watch_page
-
-        return watch_page(
-            lambda: daemon.status(first), _fitted_page, watch or _WATCH_EVERY, json=json
-        )
-    if json:
-        print_stdout(indent(daemon.status_json(first)))
-        return 0
-    screen = screen_of(sys.stdout, environment())
-    # A queue that was asked for is shown, although the first lines scroll off.
-    height = screen.height if queue is None else None
-    view = daemon.status(first)
-    show_page(page(view, local_time(), screen.width, height, own_name()), screen)
-    return 0
+    return show_status(
+        daemon.status, daemon.status_json, _page_for,
+        queue=queue, json=json, watch=watch, every=_WATCH_EVERY,
+    )  # fmt: skip
 
 
-def _fitted_page(view: StatusView, screen: Screen) -> Page:
+def _page_for(view: StatusView, screen: Screen) -> Page:
     return page(view, local_time(), screen.width, screen.height, own_name())
 
 
@@ -116,32 +92,24 @@ def page(
     height: int | None = None,
     user: str = "",
 ) -> Page:
-    """Lay out the status; the jobs of `user` are the first of those that run.
-
-    For a terminal of a known height, what is alike shares rows, and rows that do not fit are
-    counted.
-    """
+    """Lay out the status; the jobs of `user` are the first of those that run."""
     jobs = [job for job in view.jobs if job.state not in ("queued", "ended")]
     about = _About(view, now, user, is_short=height is not None, holding=jobs)
-    holding, queue, waiting = _job_rows(about), _waiting_rows(about), _waiting(view)
-    own = sum(row.user == clean(user) for row in holding)
-    jobs_rows = Rows(
-        holding, lambda rows: jobs_part(rows, len(holding) - len(rows)), min(own, LEAST_JOBS)
-    )
-    queue_rows = Rows(
-        queue,
-        lambda rows: queue_part(rows, waiting - sum(row.jobs for row in rows)),
-        LEAST_WAITING,
-    )
 
-    def layout(detail: Detail) -> list[Page | Rows]:
+    def machine(detail: Detail) -> Page:
         remarks = list(_remarks(about))[: _REMARKS.get(detail)]
-        outside = [*_without_lease(about, width, detail), *_why_none_starts(about)]
-        machine = [*_head(about, width, detail), *_gpus(about, width, detail), *remarks]
-        parts: list[Page | Rows] = [machine, jobs_rows, outside, queue_rows]
-        return parts if detail in ("all", "no legend") else tightened(parts)
+        return [*_head(about, width, detail), *_gpus(about, width, detail), *remarks]
 
-    return first_that_fits(map(layout, DETAILS), width, height)
+    return status_page(
+        machine,
+        _job_rows(about),
+        _waiting_rows(about),
+        user=clean(user),
+        waiting=_waiting(view),
+        outside=lambda detail: [*_without_lease(about, width, detail), *_why_none_starts(about)],
+        width=width,
+        height=height,
+    )
 
 
 @record(frozen=True)
@@ -313,8 +281,7 @@ def _why_none_starts(about: _About) -> Iterator[Block]:
 def _waiting_rows(about: _About) -> list[WaitingRow]:
     waiting = [job for job in about.view.jobs if job.state == "queued"]
     waiting.sort(key=lambda job: (job.position is None, job.position))
-    rows = [_waiting_row(group, about) for group in alike(waiting)]
-    return with_similar_folded(rows) if about.is_short else rows
+    return [_waiting_row(group, about) for group in alike(waiting)]
 
 
 def _waiting_row(group: Sequence[JobView], about: _About) -> WaitingRow:

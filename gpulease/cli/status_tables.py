@@ -1,29 +1,36 @@
-"""What the status of a machine and of a cluster share: the first line, and rows of jobs.
+"""The status of a machine or of a cluster, from rows: the first line, jobs, the queue.
 
 Pages fit into a terminal: GPUs are always shown, jobs that do not fit are counted.
 """
 
 from __future__ import annotations
 
+import sys
+
+from gpulease.cli.render import print_stdout, screen_of, show_page
 from gpulease.cli.tables import Column, Hanging, Line, Span, Table, draw, line
 from gpulease.drawing.words import UNKNOWN, display_width
 from gpulease.errors import BadUsage
+from gpulease.light_json import indent
+from gpulease.locations import environment
 from gpulease.record import record, replace
 from gpulease.wire.text import ranges
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
-    from typing import Any, Literal
+    from collections.abc import Callable, Iterator, Sequence
+    from typing import Any, Literal, TypeVar
 
+    from gpulease.cli.render import Screen
     from gpulease.cli.tables import Block, Page
 
+    View = TypeVar("View")
     Detail = Literal["all", "no legend", "tight", "bars", "counts"]
 
-FIRST_IN_QUEUE = 20
+_FIRST_IN_QUEUE = 20
 """Waiting jobs that are asked for; `wire.machine` has the same number."""
-LEAST_JOBS, LEAST_WAITING = 5, 3
-"""Rows that a terminal shows before it shows details of GPUs."""
+_LEAST_JOBS, _LEAST_WAITING = 5, 3
+"""_Rows that a terminal shows before it shows details of GPUs."""
 _MOST_DIGITS = 9
 _REASON = 24
 """Columns of a terminal that a reason gets; a longer one is cut between words."""
@@ -31,14 +38,14 @@ _ALIKE_FROM = 3
 """Similar jobs in the queue that share a row."""
 
 
-def rows_asked_for(queue: str | None) -> int | None:
+def _rows_asked_for(queue: str | None) -> int | None:
     """Return how many rows of the queue to ask for, as --queue says; None: all.
 
     Raises:
         BadUsage: that is neither a number nor "all".
     """
     if queue is None:
-        return FIRST_IN_QUEUE
+        return _FIRST_IN_QUEUE
     if queue == "all":
         return None
     if not (queue.isascii() and queue.isdigit() and len(queue) <= _MOST_DIGITS):
@@ -92,7 +99,7 @@ class JobRow:
     node: str = ""
 
 
-def jobs_part(rows: Sequence[JobRow], left_out: int) -> Page:
+def _jobs_part(rows: Sequence[JobRow], left_out: int) -> Page:
     """Lay out jobs that hold memory, and count those that are left out."""
     return [
         *[line("")] * bool(rows or left_out),
@@ -161,7 +168,7 @@ class WaitingRow:
     """Its id, if similar jobs may share its row."""
 
 
-def queue_part(rows: Sequence[WaitingRow], left_out: int) -> Page:
+def _queue_part(rows: Sequence[WaitingRow], left_out: int) -> Page:
     """Lay out the queue, and count the jobs that are left out."""
     return [
         *[line("")] * bool(rows or left_out > 0),
@@ -212,7 +219,7 @@ def _places(row: WaitingRow) -> str:
     return f"{row.place}-{row.place + row.jobs - 1}" if is_range else str(row.place)
 
 
-def with_similar_folded(rows: Sequence[WaitingRow]) -> list[WaitingRow]:
+def _with_similar_folded(rows: Sequence[WaitingRow]) -> list[WaitingRow]:
     """Return the queue, where similar jobs that follow each other share a row."""
     groups: list[list[WaitingRow]] = []
     for row in rows:
@@ -256,13 +263,13 @@ def _folded(group: Sequence[WaitingRow]) -> WaitingRow:
 
 
 @record(frozen=True)
-class Rows:
+class _Rows:
     """A part of a page that may be cut: rows, and how the first of them are laid out."""
 
     rows: Sequence[Any]
     lay_out: Callable[[Sequence[Any]], Page]
     least: int = 0
-    """Rows that matter more than details of GPUs."""
+    """_Rows that matter more than details of GPUs."""
     is_tight: bool = False
 
     def page(self, count: int) -> Page:
@@ -271,26 +278,89 @@ class Rows:
         return _tight(page) if self.is_tight else page
 
 
-DETAILS: tuple[Detail, ...] = ("all", "no legend", "tight", "bars", "counts")
-"""How much a page says of the machine, from the most to the least."""
+_DETAILS: tuple[Detail, ...] = ("all", "no legend", "tight", "bars", "counts")
 
 
-def first_that_fits(
-    layouts: Iterable[Sequence[Page | Rows]], width: int | None, height: int | None
+def status_page(
+    machine: Callable[[Detail], Page],
+    jobs: Sequence[JobRow],
+    queue: Sequence[WaitingRow],
+    *,
+    user: str,
+    waiting: int,
+    outside: Callable[[Detail], Page] = lambda _: [],
+    details: Sequence[Detail] = _DETAILS,
+    width: int | None,
+    height: int | None,
 ) -> Page:
-    """Return the first page that has room for the least rows of its parts, or else the last."""
+    """Lay out a status: what is said of the machine first, then jobs, and the queue at the end.
+
+    For a terminal of a known height, what is alike shares rows, and rows that do not fit are
+    counted.
+
+    Args:
+        machine: the first line and the GPUs, as far as a detail says.
+        jobs: those that hold memory, in the order in which they are shown.
+        queue: the first rows of the queue.
+        user: whose jobs matter more than details of GPUs.
+        waiting: how many jobs the whole queue has.
+        outside: what stands between the jobs and the queue.
+        details: how much may be said of the machine, from the most to the least.
+        width: columns, if they are limited.
+        height: lines, if they are limited.
+    """
+    own = sum(row.user == user for row in jobs)
+    jobs_rows = _Rows(
+        jobs, lambda rows: _jobs_part(rows, len(jobs) - len(rows)), min(own, _LEAST_JOBS)
+    )
+    queue_rows = _Rows(
+        queue if height is None else _with_similar_folded(queue),
+        lambda rows: _queue_part(rows, waiting - sum(row.jobs for row in rows)),
+        _LEAST_WAITING,
+    )
     page: Page = []
-    for parts in layouts:
-        page, has_least = _fitted(parts, width, height)
+    for detail in details:
+        parts: list[Page | _Rows] = [machine(detail), jobs_rows, outside(detail), queue_rows]
+        is_tight = detail not in ("all", "no legend")
+        page, has_least = _fitted(_tightened(parts) if is_tight else parts, width, height)
         if has_least:
             break
     return page
 
 
-def tightened(parts: Sequence[Page | Rows]) -> list[Page | Rows]:
+def print_status(
+    read: Callable[[int | None], View],
+    read_json: Callable[[int | None], bytes],
+    lay_out: Callable[[View, Screen], Page],
+    *,
+    queue: str | None,
+    json: bool,
+    watch: str | None,
+    every: str,
+) -> int:
+    """Print a status, with the first jobs of the queue: a number, or "all".
+
+    With `watch`, a span such as 2s or empty for `every`, it is printed again after each span.
+    """
+    first = _rows_asked_for(queue)
+    if watch is not None:
+        from gpulease.cli.watch import watch_page
+
+        return watch_page(lambda: read(first), lay_out, watch or every, json=json)
+    if json:
+        print_stdout(indent(read_json(first)))
+        return 0
+    screen = screen_of(sys.stdout, environment())
+    # A queue that was asked for is shown, although the first lines scroll off.
+    fitted = screen if queue is None else replace(screen, height=None)
+    show_page(lay_out(read(first), fitted), screen)
+    return 0
+
+
+def _tightened(parts: Sequence[Page | _Rows]) -> list[Page | _Rows]:
     """Return a layout without empty lines, and with one line for each row but for its state."""
     return [
-        replace(part, is_tight=True) if isinstance(part, Rows) else _tight(part) for part in parts
+        replace(part, is_tight=True) if isinstance(part, _Rows) else _tight(part) for part in parts
     ]
 
 
@@ -311,7 +381,7 @@ def _in_one_line(column: Column) -> Column:
 
 
 def _fitted(
-    parts: Sequence[Page | Rows], width: int | None, height: int | None
+    parts: Sequence[Page | _Rows], width: int | None, height: int | None
 ) -> tuple[Page, bool]:
     """Return the parts as one page, and whether it has their least rows.
 
@@ -319,10 +389,10 @@ def _fitted(
     those of the second fit as well, or if there is no room for both; beyond these it leaves at
     least half of the lines to the second.
     """
-    cuttable = [part for part in parts if isinstance(part, Rows)]
+    cuttable = [part for part in parts if isinstance(part, _Rows)]
     counts = {id(part): len(part.rows) for part in cuttable}
     if height is not None:
-        fixed = [block for part in parts if not isinstance(part, Rows) for block in part]
+        fixed = [block for part in parts if not isinstance(part, _Rows) for block in part]
         # One line is for the prompt.
         room = height - 1 - _lines(fixed, width)
         wanted = [_lines(part.page(height), width) for part in cuttable]
@@ -338,13 +408,13 @@ def _fitted(
     page = [
         block
         for part in parts
-        for block in (part.page(counts[id(part)]) if isinstance(part, Rows) else part)
+        for block in (part.page(counts[id(part)]) if isinstance(part, _Rows) else part)
     ]
     has_least = (counts[id(part)] >= min(part.least, len(part.rows)) for part in cuttable)
     return page, all(has_least)
 
 
-def _fitting(part: Rows, room: int, width: int | None) -> tuple[int, int]:
+def _fitting(part: _Rows, room: int, width: int | None) -> tuple[int, int]:
     """Return how many rows of a part fit into `room` lines, and the lines that they take."""
     count = min(len(part.rows), max(0, room))
     while True:

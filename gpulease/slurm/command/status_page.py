@@ -1,37 +1,22 @@
 """`gpulease status` on a cluster: nodes, their GPUs, and the jobs of Slurm that use GPUs."""
 
-import sys
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 
 from gpulease.cli.gpu_rows import GpuRow, gpu_table
-from gpulease.cli.render import (
-    Screen,
-    local_time,
-    own_name,
-    print_stdout,
-    screen_of,
-    show_page,
-)
+from gpulease.cli.render import local_time, own_name
 from gpulease.cli.status_tables import (
-    LEAST_JOBS,
-    LEAST_WAITING,
     JobRow,
-    Rows,
     WaitingRow,
     counts,
-    first_that_fits,
     heading,
-    jobs_part,
-    queue_part,
-    rows_asked_for,
-    with_similar_folded,
+    status_page,
 )
+from gpulease.cli.status_tables import print_status as show_status
 from gpulease.cli.tables import Block, Hanging, Page, line
 from gpulease.drawing.gpus import Note, models
 from gpulease.drawing.words import UNKNOWN, clean, clock, instant, since, size, until
-from gpulease.light_json import encode, indent
-from gpulease.locations import environment
+from gpulease.light_json import encode
 from gpulease.slurm.command.jobs import elements, read_queue, state_of, uses_gpus, with_gpus
 from gpulease.slurm.command.list_page import (
     expected,
@@ -62,27 +47,12 @@ def print_status(*, queue: str | None, json: bool, watch: str | None = None) -> 
 
     With `watch`, a span such as 10s, it is printed again after each span.
     """
-    first = rows_asked_for(queue)
-    if watch is not None:
-        from gpulease.cli.watch import watch_page
-
-        return watch_page(
-            lambda: read_status(first, local_time()), _fitted_page, watch or _WATCH_EVERY, json=json
-        )
-    now = local_time()
-    view = read_status(first, now)
-    if json:
-        print_stdout(indent(encode(view)))
-        return 0
-    screen = screen_of(sys.stdout, environment())
-    # A queue that was asked for is shown, although the first lines scroll off.
-    height = screen.height if queue is None else None
-    show_page(page(view, now, own_name(), screen.width, height), screen)
-    return 0
-
-
-def _fitted_page(view: StatusView, screen: Screen) -> Page:
-    return page(view, local_time(), own_name(), screen.width, screen.height)
+    return show_status(
+        lambda first: read_status(first, local_time()),
+        lambda first: encode(read_status(first, local_time())),
+        lambda view, screen: page(view, local_time(), own_name(), screen.width, screen.height),
+        queue=queue, json=json, watch=watch, every=_WATCH_EVERY,
+    )  # fmt: skip
 
 
 def read_status(first: int | None, now: datetime) -> StatusView:
@@ -103,35 +73,28 @@ def read_status(first: int | None, now: datetime) -> StatusView:
 def page(
     view: StatusView, now: datetime, user: str, width: int | None = None, height: int | None = None
 ) -> Page:
-    """Lay out the status; the jobs of `user` are the first of those that run.
-
-    For a terminal of a known height, what is alike shares rows, and rows that do not fit are
-    counted.
-    """
+    """Lay out the status; the jobs of `user` are the first of those that run."""
     running = sorted(
         (job for job in view.jobs if job.state != "queued"),
         key=lambda job: (job.user != user, job.id),
     )
     waiting = [job for job in view.jobs if job.state == "queued"]
-    queue = list(_waiting_rows(waiting, now))
-    folds = height is not None
-    running_rows = Rows(
+
+    def machine(detail: str) -> Page:
+        gpus = _gpus(view, now, width, folds=height is not None, legend=detail == "all")
+        return [*_head(view, now, user, width), *gpus, *_remarks(view, now)]
+
+    return status_page(
+        machine,
         [_job_row(job, now) for job in running],
-        lambda rows: jobs_part(rows, len(running) - len(rows)),
-        min(LEAST_JOBS, sum(job.user == user for job in running)),
+        list(_waiting_rows(waiting, now)),
+        user=clean(user),
+        waiting=view.waiting,
+        # Nodes have no short form.
+        details=("all", "no legend"),
+        width=width,
+        height=height,
     )
-    queue_rows = Rows(
-        with_similar_folded(queue) if folds else queue,
-        lambda rows: queue_part(rows, view.waiting - sum(row.jobs for row in rows)),
-        LEAST_WAITING,
-    )
-    head, remarks = [*_head(view, now, user, width)], [*_remarks(view, now)]
-    layouts: Iterator[list[Page | Rows]] = (
-        [[*head, *_gpus(view, now, width, folds=folds, legend=has), *remarks], running_rows,
-         queue_rows]
-        for has in (True, False)
-    )  # fmt: skip
-    return first_that_fits(layouts, width, height)
 
 
 def _head(view: StatusView, now: datetime, user: str, width: int | None) -> Iterator[Block]:
