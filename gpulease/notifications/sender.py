@@ -202,7 +202,7 @@ class Program:
         with contextlib.suppress(AlreadyLaunched):  # by an earlier daemon
             await self._launcher.launch(launch)
         async with contextlib.aclosing(shim_control.follow(directory)) as events:
-            async for _ in events:
+            async for _ in events:  # the last one is the end of all that it has started
                 pass
         results, is_whole = await asyncio.to_thread(_read, directory)
         return results if is_whole else [*results, _NOT_KNOWN]
@@ -221,6 +221,7 @@ class Program:
         return Launch(
             job=0,
             directory=directory,
+            # No modules of the user's: neither of the working directory (-P) nor of ~/.local (-s).
             argv=(sys.executable, "-P", "-s", "-B", "-X", "utf8", "-m", MODULE),
             cwd="/",
             environment=self._variables(user, order),
@@ -361,6 +362,8 @@ class Sending:
 
     async def _send(self, due: Notification) -> Delivery | None:
         async with self._slots:
+            # Not under a timeout, which would end the wait for a message that may yet arrive: only
+            # its slot is given to another user.
             sending = asyncio.create_task(self._program.send(due))
             try:
                 await asyncio.wait({sending}, timeout=_HELD_FOR_S)

@@ -176,8 +176,10 @@ def _devices(engine: str, gpus: Sequence[str]) -> list[str]:
     """
     names = ",".join(gpus)
     if not gpus:
+        # With "void", NVIDIA's runtime adds nothing to the container.
         return ["--env", "NVIDIA_VISIBLE_DEVICES=void"]
     if engine == "podman":
+        # With its CDI names; NVIDIA's hook for podman, where installed, adds nothing besides.
         cdi = [word for gpu in gpus for word in ("--device", f"nvidia.com/gpu={gpu}")]
         return [*cdi, "--env", "NVIDIA_VISIBLE_DEVICES=void"]
     # The value is a line of CSV, in which a comma needs quotes.

@@ -147,33 +147,31 @@ def test_a_trace_without_jobs_is_refused(path: Path) -> None:
     assert mentions(refused(path).message, "no jobs")
 
 
-@pytest.mark.parametrize("content", [b"\xff\xfe\x00", b"job\x00", b'job,"'])
-def test_a_file_that_is_no_csv_is_refused(path: Path, content: bytes) -> None:
-    path.write_bytes(content)
-    with pytest.raises(BadValue):
-        read_trace(path)
+WHOLE = gzip.compress(HEADER.encode() * 100)
 
 
-def test_a_damaged_gzip_file_is_named(tmp_path: Path) -> None:
-    path = tmp_path / "trace.csv.gz"
-    whole = gzip.compress(HEADER.encode() * 100)
-    path.write_bytes(whole[:12] + b"\xff" * 20 + whole[32:])
-    with pytest.raises(BadValue) as refused:
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("no CSV.csv", b"\xff\xfe\x00"),
+        ("no CSV.csv", b"job\x00"),
+        ("no CSV.csv", b'job,"'),
+        ("damaged.csv.gz", WHOLE[:12] + b"\xff" * 20 + WHOLE[32:]),
+        ("not compressed.csv.gz", HEADER.encode()),
+        ("missing.csv", None),
+        ("missing.csv.gz", None),
+        (".", None),
+    ],
+)
+def test_a_file_that_cannot_be_read_is_refused_by_its_name(
+    tmp_path: Path, name: str, content: bytes | None
+) -> None:
+    path = tmp_path / name
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(BadValue, match="cannot read") as refused:
         read_trace(path)
     assert mentions(refused.value.message, str(path))
-
-
-@pytest.mark.parametrize("name", ["no.csv", "no.csv.gz", "."])
-def test_a_missing_file_is_refused(tmp_path: Path, name: str) -> None:
-    with pytest.raises(BadValue, match="cannot read"):
-        read_trace(tmp_path / name)
-
-
-def test_a_file_that_is_not_compressed_is_refused_under_the_name_of_one(tmp_path: Path) -> None:
-    path = tmp_path / "trace.csv.gz"
-    path.write_text(HEADER)
-    with pytest.raises(BadValue, match="cannot read"):
-        read_trace(path)
 
 
 @given(some.text(max_size=300))
