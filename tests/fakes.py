@@ -29,6 +29,7 @@ from gpulease.domain.memory_estimate import PastRun
 from gpulease.domain.plan import Plan, WaitReason
 from gpulease.domain.queue_options import ArrayElement, Indices, QueuePause
 from gpulease.errors import GpuleaseError, SlurmFailed
+from gpulease.service.job_list import EndedPage, JobPage, JobQuery
 from gpulease.service.ports import (
     Event,
     LivingProcess,
@@ -228,29 +229,12 @@ class MemoryStore:
     def job(self, job: JobId) -> Job | None:
         return self._jobs.get(job)
 
-    def jobs(
-        self,
-        user: str | None,
-        state: str | None,
-        limit: int,
-        *,
-        before: int | None = None,
-        after: int | None = None,
-        since: datetime | None = None,
-        name: str | None = None,
-    ) -> Sequence[Job]:
-        known = self._jobs.values()
-        return [job for job in known if before is None or job.id < before][-limit:]
+    def jobs(self, query: JobQuery) -> JobPage:
+        known = [*self._jobs.values()] if query.has_ended else self.live()
+        return JobPage(known, len(known), None)
 
-    def count_jobs(
-        self,
-        user: str | None,
-        state: str | None,
-        *,
-        since: datetime | None = None,
-        name: str | None = None,
-    ) -> int:
-        return len(self._jobs)
+    def ended_jobs(self, query: JobQuery) -> EndedPage:
+        return EndedPage((), None)
 
     def invocation(self, job: JobId) -> Invocation:
         return self._invocations[job]

@@ -20,7 +20,7 @@ _VERBS = {
     "list": ("list_page", "print_list"),
     "show": ("show_jobs", "print_jobs"),
     "cancel": ("cancel_jobs", "cancel_jobs"),
-    "history": ("history_page", "print_history"),
+    "history": ("list_page", "print_history"),
 }
 """The module and the function that does what the verb is for."""
 

@@ -1,11 +1,11 @@
-"""`gpulease history`: its options and their help; `history_page` does the work."""
+"""`gpulease history`: its options and their help; `list_page` does the work."""
 
 from typing import Annotated, Literal
 
 import typer
 
 from gpulease.cli.connect import SocketOption, named_socket
-from gpulease.cli.history_page import print_history
+from gpulease.cli.list_page import print_history
 
 End = Literal[
     "ended",

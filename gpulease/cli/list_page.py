@@ -1,57 +1,77 @@
-"""The page of `gpulease list`: jobs, one on a line."""
+"""The pages of `gpulease list` and `gpulease history`: jobs, one on a line."""
 
 from __future__ import annotations
 
 import sys
+from _thread import allocate_lock, start_new_thread
+from itertools import chain
 
 from gpulease.cli.light_connection import light_client
 from gpulease.cli.pager import print_paged
-from gpulease.cli.render import drawn, local_time, print_stdout, screen_of
-from gpulease.cli.tables import Column, Line, Page, Style, Table, line
+from gpulease.cli.render import drawn, local_time, print_stdout, screen_of, write_stdout
+from gpulease.cli.render import shown as as_shown
+from gpulease.cli.tables import Column, Line, Page, Style, Table, draw_in_pages, line
 from gpulease.client.light_client import read
 from gpulease.cluster_choice import acts_on_slurm
 from gpulease.drawing.words import (
     SUSPENDED,
     alike,
+    amount,
     between,
     clean,
     clock,
     ids_of,
+    instant,
     label,
     named,
+    percent,
     requested,
+    size,
 )
-from gpulease.errors import BadUsage
+from gpulease.errors import BadUsage, BadValue, NoDaemon
 from gpulease.light_json import encode, indent
 from gpulease.locations import environment
-from gpulease.units import parse_span
-from gpulease.wire.text import has_failed, shown_command, spoken
+from gpulease.units import MIB, format_span, parse_span
+from gpulease.wire.text import ending, has_failed, shown_command
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from datetime import datetime
     from pathlib import Path
     from typing import Any
 
+    from gpulease.cli.render import Screen
     from gpulease.client.light_client import LightClient
     from gpulease.wire.jobs import JobList, JobView
+    from gpulease.wire.usage import PastJobView
 
-_STYLES: dict[str, Style] = {"active": "good", "ended": "dim"}
-_STATES = frozenset({"queued", "granted", "active", "releasing", "ended"})
-_STATE_OF = {SUSPENDED: "active"}
-"""What to ask the daemon for: suspended jobs are active ones to it."""
+    Jobs = Iterator[Sequence[Any]]
+    """Jobs, in pages."""
+    Cells = dict[str, Callable[[Any, datetime], Line]]
+    """By column, what makes its cell from a job."""
+
+_STYLES: dict[str, Style] = {"active": "good"}
+_LIVE = frozenset({"queued", "granted", "active", "releasing"})
 _ON_A_SCREEN = 100
 """Jobs that a terminal shows: more than fit on a screen, and few enough to print at once."""
+_FEW = 50
+"""Past jobs that are shown unless the line says how many."""
 _MOST_LISTED = 10_000
 """What the daemon lists at most in one reply."""
+_MOST_PAST = 1000
+"""The same of past jobs."""
 _MOST_DIGITS = 9
 _LONG_NAME = 40
 """Longer names are shortened where a listing would be too wide."""
-_STARTS, _EXIT = "STARTS", "EXIT"
 _EXAMPLE = "gpulease list --{} 50"
 _HAVE_CODE = frozenset({"exited", "signaled"})
 """The ends of which an exit code tells more."""
+TRACE = (
+    "job", "submit_s", "duration_s", "gpus", "memory_mib", "user", "time_limit_s", "utilization",
+    "command",
+)  # fmt: skip
+"""The columns of a trace."""
 
 
 def print_list(
@@ -82,17 +102,22 @@ def print_list(
             json=json,
         )  # fmt: skip
         return
+    # Only /proc tells which jobs are suspended: the daemon has them as active ones.
+    at = "active" if state == SUSPENDED else state
     # --state lost includes ended jobs without --all.
-    at = state if state is None or state in _STATES else _STATE_OF.get(state, "ended")
-    ended = everything or at == "ended"
+    ended = everything or (at is not None and at not in _LIVE)
     client = light_client(socket)
-    asked: dict[str, Any] = {
-        "everything": ended, "user": user, "state": at, "name": name, "since": seconds,
-    }  # fmt: skip
-    if at != state or (ended and limit == "all"):
-        listed = _from_pages(client, asked, state if at != state else None, most)
+    asked = {"everything": ended, "user": user, "state": _outcome(at), "name": name,
+             "since": seconds}  # fmt: skip
+    if at != state:
+        listed = read(client.jobs_json(**asked))
+        suspended = [job for job in listed.jobs if job.suspended]
+        listed.jobs, listed.total = suspended[-most:] if most else suspended, len(suspended)
+    elif ended and limit == "all":
+        listed = _everything(client, asked)
     elif most is not None:
-        listed = _first(client, asked, most, newest=ended)
+        listed = read(client.jobs_json(**asked, newest=ended, limit=most))
+        listed.jobs.sort(key=_number)
     else:
         reply = client.jobs_json(**asked)
         if json:
@@ -102,13 +127,41 @@ def print_list(
     if json:
         print_stdout(indent(encode(listed)))
         return
-    if user is not None and not listed.jobs:
+    if not listed.jobs:
+        _refuse_unknown(user, "gpulease list --all shows the jobs of all users")
+    laid_out = page(listed, local_time(), newest=ended, is_last=last is not None)
+    print_paged([drawn(laid_out, screen_of(sys.stdout, environment()))])
+
+
+def _outcome(state: str | None) -> str | None:
+    """Return a state or an end as the daemon spells it."""
+    return None if state is None else state.replace("-", "_")
+
+
+def _number(job: JobView) -> int:
+    return job.id
+
+
+def _everything(client: LightClient, asked: dict[str, Any]) -> JobList:
+    """Return all jobs, from as many replies as needed."""
+    listed: JobList = read(client.jobs_json(**asked, newest=True, limit=_MOST_LISTED))
+    following = listed.next
+    while following is not None:
+        older: JobList = read(
+            client.jobs_json(**asked, newest=True, after=following, limit=_MOST_LISTED)
+        )
+        listed.jobs += older.jobs
+        following = older.next
+    listed.jobs.sort(key=_number)
+    listed.total, listed.next = len(listed.jobs), None
+    return listed
+
+
+def _refuse_unknown(user: str | None, hint: str) -> None:
+    if user is not None:
         from gpulease.cli.caller import refuse_unknown_user
 
-        hint = "gpulease list --all shows the jobs of all users"
         refuse_unknown_user(user, "list jobs of", hint)
-    shown = page(listed, local_time(), newest=ended, is_last=last is not None)
-    print_paged([drawn(shown, screen_of(sys.stdout, environment()))])
 
 
 def most_listed(limit: str | None, last: str | None = None, *, json: bool) -> int | None:
@@ -142,55 +195,6 @@ def _number_of_jobs(text: str, option: str) -> int:
     return int(text)
 
 
-def _first(client: LightClient, asked: dict[str, Any], most: int, *, newest: bool) -> JobList:
-    """Return at most `most` jobs: the latest with ended jobs, the first without."""
-    listed: JobList = read(client.jobs_json(**asked, newest=newest, limit=most))
-    listed.jobs.sort(key=_number)
-    if len(listed.jobs) > most:  # a daemon of an earlier version lists all
-        listed.total = len(listed.jobs)
-        listed.jobs = listed.jobs[-most:] if newest else listed.jobs[:most]
-        listed.next = listed.jobs[0 if newest else -1].id
-    return listed
-
-
-def _from_pages(
-    client: LightClient, asked: dict[str, Any], wanted: str | None, most: int | None
-) -> JobList:
-    """Return the latest jobs, or those that ended in the `wanted` way, from as few pages as needed.
-
-    If older pages are left, `total` is None.
-    """
-    found: list[JobView] = []
-    after: int | None = None
-    while True:
-        listed: JobList = read(
-            client.jobs_json(**asked, newest=True, after=after, limit=_MOST_LISTED)
-        )
-        page_found = [job for job in listed.jobs if wanted is None or _matches(job, wanted)]
-        # A daemon of an earlier version lists all at once, oldest first.
-        found = sorted(page_found, key=_number) + found
-        after = listed.next
-        if after is None or (most is not None and len(found) >= most):
-            break
-    listed.total = len(found) if after is None else None
-    listed.jobs = found[-most:] if most else found
-    has_more = after is not None or len(found) > len(listed.jobs)
-    listed.next = listed.jobs[0].id if has_more else None
-    return listed
-
-
-def _number(job: JobView) -> int:
-    return job.id
-
-
-def _matches(job: JobView, wanted: str) -> bool:
-    if wanted == SUSPENDED:
-        return bool(job.suspended)
-    if wanted == "failed":
-        return has_failed(job)
-    return bool(spoken(job.outcome or "") == wanted)
-
-
 def page(listed: JobList, now: datetime, *, newest: bool = False, is_last: bool = False) -> Page:
     """Lay out a listing, which may have the first jobs only, or the `newest`.
 
@@ -198,39 +202,22 @@ def page(listed: JobList, now: datetime, *, newest: bool = False, is_last: bool 
     """
     if not listed.jobs:
         return [line("no jobs", "dim")]
-    columns = _columns(
-        # Only where a job waits: most listings are of jobs that run or have ended.
-        waiting=any(job.expected_start_at for job in listed.jobs),
-        codes=any(_code(job) for job in listed.jobs),
-    )
+    # Most listings are of jobs that run: a column without any cell is left out.
+    empty = {
+        "STARTS": not any(job.expected_start_at for job in listed.jobs),
+        "EXIT": not any(map(_code, listed.jobs)),
+    }
+    cells = {title: cell for title, cell in _LISTED.items() if not empty.get(title)}
     more = (listed.total or 0) - len(listed.jobs)
     is_all = more <= 0 and (listed.total is not None or listed.next is None)
     last = None if is_all else listed.jobs[0 if newest else -1]
-    rows = tuple(_row(group, _ids(group, last), now, columns) for group in alike(listed.jobs))
+    groups = [(_ids(group, last), group[0]) for group in alike(listed.jobs)]
+    table = _table(groups, now, cells)
     if is_all:
-        return [Table(columns, rows)]
+        return [table]
     count = f"{more} {'older' if newest else 'more'}" if more > 0 else "there may be older ones"
     text = count if is_last else f"{count}; --limit all lists them"
-    return [Table(columns, rows), line(text, "dim")]
-
-
-def _columns(*, waiting: bool, codes: bool) -> tuple[Column, ...]:
-    return (
-        Column("JOB", right=True),
-        Column("USER", wraps=True),
-        Column("NAME", leaves=1, shrinks=True, cuts="middle", least=_LONG_NAME, below=""),
-        Column("STATE"),
-        Column("ASKS", right=True, leaves=3, below="asks "),
-        Column("SUBMITTED", right=True, leaves=5),
-        *((Column(_STARTS, right=True, leaves=4, below="starts "),) if waiting else ()),
-        Column("RAN", right=True, leaves=4, below="ran "),
-        *((Column(_EXIT, right=True),) if codes else ()),
-        Column("COMMAND", leaves=6, shrinks=True, least=16, narrows_first=True),
-    )
-
-
-def _style(job: JobView) -> Style:
-    return "warn" if job.suspended else _STYLES.get(job.state, "warn")
+    return [table, line(text, "dim")]
 
 
 def _ids(group: Sequence[JobView], last: JobView | None) -> str:
@@ -243,29 +230,280 @@ def _ids(group: Sequence[JobView], last: JobView | None) -> str:
     return ids if ids.endswith("...]") else ids.replace("]", ",...]")
 
 
-def _row(
-    group: Sequence[JobView], ids: str, now: datetime, columns: Sequence[Column]
-) -> tuple[Line, ...]:
-    job, titles = group[0], [column.title for column in columns]
-    failed = has_failed(job)
-    return (
-        line(ids),
-        line(clean(job.user)),
-        line(named(job)),
-        line(label(job), "bad" if failed else _style(job)),
-        line(requested(job)),
-        line(clock(job.submitted_at, now)),
-        *((line(_expected(job, now)),) if _STARTS in titles else ()),
-        line(between(job.started_at, job.ended_at, now) if job.started_at else ""),
-        *((line(_code(job), "bad" if failed else ""),) if _EXIT in titles else ()),
-        line(shown_command(job.command)),
+_COLUMNS = (
+    Column("JOB", right=True),
+    Column("USER", wraps=True),
+    Column("NAME", leaves=1, shrinks=True, cuts="middle", least=_LONG_NAME, below=""),
+    Column("STATE"),
+    Column("ASKS", right=True, leaves=3, below="asks "),
+    Column("USED", right=True, leaves=4, below="used "),
+    Column("UTIL", right=True, leaves=6),
+    Column("SUBMITTED", right=True, leaves=5),
+    Column("STARTS", right=True, leaves=4, below="starts "),
+    Column("WAITED", right=True, leaves=3, below="waited "),
+    Column("RAN", right=True, leaves=4, below="ran "),
+    Column("EXIT", right=True),
+    Column("COMMAND", leaves=6, shrinks=True, least=16, narrows_first=True),
+)
+"""Each list has some of them."""
+
+
+def _table(jobs: Sequence[tuple[str, Any]], now: datetime, cells: Cells) -> Table:
+    """Lay out jobs, each with what stands for its id."""
+    columns = tuple([each for each in _COLUMNS if each.title in cells or each.title == "JOB"])
+    makers = [cells[each.title] for each in columns[1:]]
+    rows = [(line(ids), *[make(job, now) for make in makers]) for ids, job in jobs]
+    return Table(columns, tuple(rows))
+
+
+def _state(job: JobView, now: datetime) -> Line:
+    if job.state == "ended":
+        return _end(job, now)
+    return line(label(job), "warn" if job.suspended else _STYLES.get(job.state, "warn"))
+
+
+def _end(job: JobView | PastJobView, _: datetime) -> Line:
+    return line(ending(job), "bad" if has_failed(job) else "dim")
+
+
+def _exit(job: JobView | PastJobView, _: datetime) -> Line:
+    return line(_code(job), "bad" if has_failed(job) else "")
+
+
+def _code(job: JobView | PastJobView) -> str:
+    """Write the exit code, where the state does not tell how the job ended."""
+    return str(job.exit_status) if job.outcome in _HAVE_CODE and job.exit_status is not None else ""
+
+
+def _expected(job: JobView, now: datetime) -> Line:
+    return line(clock(job.expected_start_at, now) if job.state == "queued" else "")
+
+
+def _ran(job: JobView, now: datetime) -> Line:
+    return line(between(job.started_at, job.ended_at, now) if job.started_at else "")
+
+
+def _leased(job: PastJobView, _: datetime) -> Line:
+    asks = size(job.memory)
+    return line(f"{job.gpus} x {asks}" if job.gpus > 1 else asks)
+
+
+def _waited(job: PastJobView, _: datetime) -> Line:
+    return line(format_span(instant(job.granted_at or job.ended_at) - instant(job.submitted_at)))
+
+
+def _held(job: PastJobView, _: datetime) -> Line:
+    return line(
+        format_span(instant(job.ended_at) - instant(job.granted_at)) if job.granted_at else ""
     )
 
 
-def _expected(job: JobView, now: datetime) -> str:
-    return clock(job.expected_start_at, now) if job.state == "queued" else ""
+_OF_ALL: Cells = {
+    "USER": lambda job, _: line(clean(job.user)),
+    "NAME": lambda job, _: line(named(job)),
+    "SUBMITTED": lambda job, now: line(clock(job.submitted_at, now)),
+    "EXIT": _exit,
+}
+_LISTED: Cells = _OF_ALL | {
+    "STATE": _state,
+    "ASKS": lambda job, _: line(requested(job)),
+    "STARTS": _expected,
+    "RAN": _ran,
+    "COMMAND": lambda job, _: line(shown_command(job.command)),
+}
+_PAST: Cells = _OF_ALL | {
+    "STATE": _end,
+    "ASKS": _leased,
+    "USED": lambda job, _: line(amount(job.used) if job.granted_at else ""),
+    "UTIL": lambda job, _: line(percent(job.utilization) if job.granted_at else ""),
+    "WAITED": _waited,
+    "RAN": _held,
+}
 
 
-def _code(job: JobView) -> str:
-    """Write the exit code, where the state does not tell how the job ended."""
-    return str(job.exit_status) if job.outcome in _HAVE_CODE and job.exit_status is not None else ""
+def print_history(
+    *,
+    user: str | None,
+    since: str | None,
+    state: str | None,
+    name: str | None,
+    limit: int | None,
+    as_csv: bool,
+    json: bool,
+    socket: Path | str | None,
+) -> None:
+    """Print the latest past jobs that the filters leave; `limit` None: see `_FEW`."""
+    if as_csv and json:
+        raise BadValue("cannot list jobs: --csv and --json exclude each other", "use one of them")
+    is_cut = limit is None and since is None and not as_csv
+    limit = _FEW if is_cut else limit
+    asked = {
+        "user": user,
+        "since": None if since is None else parse_span(since).total_seconds(),
+        "outcome": None if state == "ended" else _outcome(state),
+        "name": name,
+    }
+    client = _daemon(socket)
+    if client is None:
+        _print_of_slurm(asked, state, limit, as_csv=as_csv, json=json)
+        return
+    if as_csv:
+        _print_csv(_pages(client, asked, limit))
+        return
+    if json:
+        _print_json(_pages(client, asked, None if limit is None else limit + 1), limit)
+        return
+    # One more says whether others follow.
+    pages = _pages(client, asked, _FEW + 1 if is_cut else limit)
+    first = next(pages)
+    if not first:
+        _refuse_unknown(user, "gpulease history shows the jobs of all users")
+    screen = screen_of(sys.stdout, environment())
+    print_paged(table_text(chain([first], pages), local_time(), screen, _FEW if is_cut else None))
+
+
+def _daemon(socket: Path | str | None) -> LightClient | None:
+    """Return the daemon; None where there is none, and Slurm has the jobs."""
+    try:
+        return light_client(socket, "history")
+    except NoDaemon:
+        if acts_on_slurm(socket):
+            return None
+        raise
+
+
+def _print_of_slurm(
+    asked: dict[str, Any],
+    state: str | None,
+    limit: int | None,
+    *,
+    as_csv: bool,
+    json: bool,
+) -> None:
+    from gpulease.slurm.command.list_page import print_ended
+
+    if as_csv:
+        raise BadValue(
+            "cannot print a trace: no gpuleased runs on this machine, and Slurm keeps no record of "
+            "memory",
+            "gpulease history --csv on a node prints the jobs that ran there",
+        )
+    most = _MOST_PAST if limit is None else limit
+    print_ended(asked["user"], asked["since"], state, asked["name"], most, json=json)
+
+
+def _pages(client: LightClient, asked: dict[str, Any], limit: int | None) -> Jobs:
+    """Yield pages of at most `limit` jobs in all; the first one may be empty."""
+    return ahead(_fetched(client, asked, limit))
+
+
+def ahead(pages: Jobs) -> Jobs:
+    """Yield pages, of which a thread fetches the next one while its caller prints the last."""
+    found: list[tuple[Sequence[Any] | None, BaseException | None]] = []
+    is_ready = allocate_lock()
+
+    def fetch() -> None:
+        try:
+            found.append((next(pages, None), None))
+        except BaseException as error:  # noqa: BLE001  the caller raises it
+            found.append((None, error))
+        is_ready.release()
+
+    is_ready.acquire()
+    fetch()
+    while True:
+        is_ready.acquire()
+        page, error = found.pop()
+        if error is not None:
+            raise error
+        if page is None:
+            return
+        # At the end of the command, such a thread is not waited for.
+        start_new_thread(fetch, ())
+        yield page
+
+
+def _fetched(client: LightClient, asked: dict[str, Any], limit: int | None) -> Jobs:
+    before: int | None = None
+    while limit is None or limit > 0:
+        most = _MOST_PAST if limit is None else min(limit, _MOST_PAST)
+        view = read(client.history_json(**asked, before=before, limit=most))
+        yield view.jobs
+        if view.before is None:
+            return
+        before = view.before
+        limit = None if limit is None else limit - len(view.jobs)
+
+
+def _print_json(pages: Jobs, limit: int | None) -> None:
+    """Print at most `limit` jobs, and whether others follow."""
+    found = list(chain.from_iterable(pages))
+    jobs = found[:limit]
+    view = {"jobs": jobs, "before": jobs[-1].id if len(found) > len(jobs) else None}
+    print_stdout(indent(encode(view)))
+
+
+def _print_csv(pages: Jobs) -> None:
+    print_stdout(",".join(TRACE))
+    for jobs in pages:
+        write_stdout(trace_of(jobs))
+
+
+def trace_of(jobs: Sequence[PastJobView]) -> str:
+    """Return the jobs that held memory as lines of a trace."""
+    import csv
+    import io
+
+    lines = io.StringIO()
+    writer = csv.writer(lines, lineterminator="\n")
+    writer.writerows(_traced(job) for job in jobs if job.granted_at and job.memory is not None)
+    return lines.getvalue()
+
+
+def _traced(job: PastJobView) -> tuple[Any, ...]:
+    submitted = instant(job.submitted_at).timestamp()
+    granted = instant(job.granted_at or "").timestamp()
+    return (
+        job.label,
+        submitted,
+        # The clock of the machine may have been set.
+        max(0, round(instant(job.ended_at).timestamp() - granted, 3)),
+        job.gpus,
+        # Rounded up: a job needs what it leased.
+        -(-(job.memory or 0) // MIB),
+        job.user,
+        "" if job.time_limit is None else f"{job.time_limit:g}",
+        "" if job.utilization is None else job.utilization / 100,
+        job.command or "",
+    )
+
+
+def table_text(
+    pages: Jobs, now: datetime, screen: Screen, most: int | None = None
+) -> Iterator[str]:
+    """Yield the text of a table of past jobs, page by page.
+
+    With `most`, at most that number, and a line that says how to see older ones.
+    """
+    first = next(pages)
+    if not first:
+        yield drawn([NO_PAST], screen)
+        return
+    tables = (past_table(jobs[:most], now) for jobs in chain([first], pages))
+    for piece in draw_in_pages(tables, screen.width, colour=screen.colour):
+        yield as_shown(piece, screen)
+    if most is not None and len(first) > most:
+        yield drawn([older(most)], screen)
+
+
+NO_PAST = line("no job has ended", "dim")
+
+
+def older(shown: int) -> Line:
+    """Say how to see more than the jobs shown."""
+    return line(f"the latest {shown} jobs; --limit N or --since SPAN shows older ones", "dim")
+
+
+def past_table(jobs: Sequence[PastJobView], now: datetime) -> Table:
+    """Lay out past jobs."""
+    return _table([(clean(job.label), job) for job in jobs], now, _PAST)

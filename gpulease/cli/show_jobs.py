@@ -52,7 +52,7 @@ def print_jobs(
     numbers = select_jobs(client, wanted)
     replies = [client.job_json(number) for number in numbers]
     arrays = {
-        job.id: client.elements_json(job.id)
+        job.id: client.jobs_json(everything=True, array=job.id)
         for job in map(read, replies)
         if names_array(wanted.words, job)
     }

@@ -13,7 +13,7 @@ from gpulease import config, wire
 from gpulease.client.codec import decode, encode
 from gpulease.client.discovery import find
 from gpulease.client.http import quoted
-from gpulease.client.light_client import LightClient
+from gpulease.client.light_client import LightClient, query_of
 from gpulease.client.transport import ANSWER_WITHIN, Transport, new_key
 from gpulease.client.unix_socket import trusted_users
 from gpulease.errors import NoSuchRoute
@@ -336,7 +336,7 @@ class Client(LightClient):
         self, user: str | None = None, since: float | None = None, by: str = "user"
     ) -> bytes:
         """Return the reply of `report` as JSON."""
-        query = {"user": user, "since": None if since is None else f"{since:.0f}", "by": by}
+        query = query_of({"user": user, "since": since, "by": by})
         return self._daemon.ask("GET", "/report", query)
 
     def history(
@@ -355,15 +355,10 @@ class Client(LightClient):
         or all users; with one outcome, or "failed" for any end without success; with a name that
         matches a shell pattern. The reply says which follow.
         """
-        query = {
-            "user": user,
-            "since": None if since is None else f"{since:.0f}",
-            "outcome": outcome,
-            "name": name,
-            "before": None if before is None else str(before),
-            "limit": str(limit),
-        }
-        return decode(HistoryView, self.history_json(query))
+        reply = self.history_json(
+            user=user, since=since, outcome=outcome, name=name, before=before, limit=limit
+        )
+        return decode(HistoryView, reply)
 
     def gpu_history(
         self, gpu: str, since: float = 3600.0, until: float = 0.0, points: int = SOME_POINTS
@@ -380,7 +375,7 @@ class Client(LightClient):
             NoSuchGpu: no GPU has this name, or several have.
             NoSuchRoute: the daemon is too old.
         """
-        query = {"since": f"{since:.0f}", "until": f"{until:.0f}", "points": str(points)}
+        query = query_of({"since": since, "until": until, "points": points})
         target = f"/gpus/{quoted(gpu, safe=':')}/history"
         return decode(GpuHistoryView, self._daemon.ask("GET", target, query))
 
@@ -403,8 +398,7 @@ class Client(LightClient):
 
     def shares_json(self, since: float | None = None) -> bytes:
         """Return the reply of `shares` as JSON."""
-        query = {"since": None if since is None else f"{since:.0f}"}
-        return self._daemon.ask("GET", "/shares", query)
+        return self._daemon.ask("GET", "/shares", query_of({"since": since}))
 
     def ends(self, numbers: Sequence[int], timeout: float | None = None) -> Iterator[JobView]:
         """Yield each of some jobs when it has ended, until all have, or for `timeout` seconds.

@@ -105,7 +105,8 @@ class LightClient:
 
         The oldest come first, or the `newest`. Without a limit, these are all live jobs, or the
         latest 10,000 of `everything`. With `limit`, one page: the jobs that follow the job `after`.
-        `name` is a shell pattern. With `since`, jobs that ended more seconds ago are left out.
+        `state` is that of a job, the way it ended, or "failed" for any end without success. `name`
+        is a shell pattern. With `since`, jobs that ended more seconds ago are left out.
         """
         reply = self.jobs_json(
             everything=everything, user=user, state=state, newest=newest, after=after, limit=limit,
@@ -114,30 +115,9 @@ class LightClient:
         view: JobList = self._view("JobList", reply)
         return view
 
-    def jobs_json(
-        self,
-        *,
-        everything: bool = False,
-        user: str | None = None,
-        state: str | None = None,
-        newest: bool = False,
-        after: int | None = None,
-        limit: int | None = None,
-        name: str | None = None,
-        since: float | None = None,
-    ) -> bytes:
+    def jobs_json(self, **asked: object) -> bytes:
         """Return the reply of `jobs` as JSON."""
-        query = {
-            "all": "true" if everything else None,
-            "user": user,
-            "state": state,
-            "newest": "true" if newest else None,
-            "after": None if after is None else str(after),
-            "limit": None if limit is None else str(limit),
-            "name": name,
-            "since": None if since is None else str(since),
-        }
-        return self._daemon.ask("GET", "/jobs", query)
+        return self._daemon.ask("GET", "/jobs", query_of(asked, everything="all"))
 
     def elements(
         self, array: int, index: int | None = None, *, everything: bool = True
@@ -147,20 +127,9 @@ class LightClient:
         A job that was tried or queued again is followed by the job that continues it, with the same
         index. With `everything` false, jobs that have ended are left out.
         """
-        reply = self.elements_json(array, index, everything=everything)
+        reply = self.jobs_json(everything=everything, array=array, index=index)
         view: JobList = self._view("JobList", reply)
         return view.jobs
-
-    def elements_json(
-        self, array: int, index: int | None = None, *, everything: bool = True
-    ) -> bytes:
-        """Return the reply of `elements` as JSON."""
-        query = {
-            "all": "true" if everything else None,
-            "array": str(array),
-            "index": None if index is None else str(index),
-        }
-        return self._daemon.ask("GET", "/jobs", query)
 
     def job(self, number: int) -> JobView:
         """Return one job with its events.
@@ -219,12 +188,11 @@ class LightClient:
 
     def status_json(self, queue: int | None = None) -> bytes:
         """Return the reply of `status` as JSON."""
-        query = {"queue": "all" if queue is None else str(queue)}
-        return self._daemon.ask("GET", "/status", query)
+        return self._daemon.ask("GET", "/status", {"queue": "all" if queue is None else str(queue)})
 
-    def history_json(self, query: Mapping[str, str | None]) -> bytes:
-        """Return a page of the ended jobs as JSON; `Client.history` has the names in `query`."""
-        return self._daemon.ask("GET", "/history", query)
+    def history_json(self, **asked: object) -> bytes:
+        """Return the reply of `Client.history` as JSON."""
+        return self._daemon.ask("GET", "/history", query_of(asked))
 
     def extend(self, number: int, by: float) -> JobView:
         """Add `by` seconds, which may be negative, to the time limit of a job, and return it.
@@ -268,15 +236,15 @@ class LightClient:
         from gpulease.wire.frames import BadFrame, FrameKind, FrameReader
 
         begin = begin or {}
-        query = {
-            "stdout": str(stdout).lower(),
-            "stderr": str(stderr).lower(),
-            "tail": None if tail is None else str(tail),
-            "follow": str(follow).lower(),
-            "stdout_from": str(begin.get(FrameKind.STDOUT, 0)),
-            "stderr_from": str(begin.get(FrameKind.STDERR, 0)),
-            "positions": None if positions is None else "true",
-        }
+        query = query_of(
+            {
+                "tail": tail,
+                "follow": follow,
+                "stdout_from": begin.get(FrameKind.STDOUT, 0),
+                "stderr_from": begin.get(FrameKind.STDERR, 0),
+                "positions": positions is not None,
+            }
+        ) | {"stdout": str(stdout).lower(), "stderr": str(stderr).lower()}
         frames = FrameReader()
         with self._daemon.open("GET", f"/jobs/{number}/logs", query) as reply:
             # A job may be silent for days, and this stream has no keep-alives.
@@ -290,6 +258,18 @@ class LightClient:
                 from gpulease.client.errors import lost
 
                 raise lost(self.path) from error
+
+
+def query_of(asked: Mapping[str, object], **names: str) -> dict[str, str]:
+    """Return parameters as the query of a request, without those that are None or false.
+
+    `names` are those that the daemon calls otherwise.
+    """
+    return {
+        names.get(name, name): "true" if value is True else str(value)
+        for name, value in asked.items()
+        if value is not None and value is not False
+    }
 
 
 def _noting(

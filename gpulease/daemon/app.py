@@ -63,7 +63,6 @@ from gpulease.service.usage import Usage
 from gpulease.service.utilization import MeanUtilization
 from gpulease.service.windows import Windows
 from gpulease.slurm.node.node import SlurmNode, build_launchers, slurm_policy
-from gpulease.store.job_history import JobHistory
 from gpulease.store.memory_history import MemoryHistory
 from gpulease.store.memory_series import MemorySeries
 from gpulease.store.usage import PoolUsage, UsageTotals
@@ -416,7 +415,6 @@ def _request_context(  # noqa: PLR0913  requests reach every part
         usage=records.usage,
         hooks=records.hooks,
         stored_pools=records.pools.of,
-        ended_jobs=JobHistory(store).page,
         usage_totals=with_names_of_groups(accounts.totals),
         prediction_errors=accounts.predictions,
         waits_by_user=accounts.waits,

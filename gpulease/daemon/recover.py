@@ -32,6 +32,7 @@ from gpulease.host.proc_reader import command_of
 from gpulease.host.processes import MARKER, environment_of
 from gpulease.host.shim_control import session_of
 from gpulease.host.state_dir import UNMANAGED, StateDirectory
+from gpulease.service.job_list import JobQuery
 from gpulease.service.ports import Event
 from gpulease.service.transactions import change_jobs
 from gpulease.shim import process_tree
@@ -213,7 +214,8 @@ def _restore(path: Path, state: StateDirectory, report: list[str]) -> None:
         _describe(copy, report)
         with _opened(target) as store:
             store.skip_ids_up_to(last_possible_id(path, max(state.numbers(), default=0)))
-            last = max((job.id for job in store.jobs(None, None, 1)), default=JobId(0))
+            newest = store.jobs(JobQuery(ended=True, newest=True, limit=1)).jobs
+            last = newest[0].id if newest else JobId(0)
             survivors = _add_launched(store, state, report, above=last)
             _add_ends(store, survivors, state, report)
             report.append(_summary(store))

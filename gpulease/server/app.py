@@ -7,8 +7,8 @@ from gpulease.server.auth import Access
 from gpulease.server.changes import ChangeHandlers
 from gpulease.server.context import RequestContext, json_response
 from gpulease.server.explain import ExplainHandlers
-from gpulease.server.history import HistoryHandlers
 from gpulease.server.holds import HoldHandlers
+from gpulease.server.job_list import JobListHandlers
 from gpulease.server.jobs import FRAMES, JSON_LINES, JobHandlers
 from gpulease.server.machine import MachineHandlers
 from gpulease.server.memory_series import MemorySeriesHandlers
@@ -72,7 +72,7 @@ def routes(context: RequestContext) -> tuple[Route, ...]:
     changes = ChangeHandlers(context)
     machine, usage = MachineHandlers(context), UsageHandlers(context)
     explain = ExplainHandlers(context)
-    history, series = HistoryHandlers(context), MemorySeriesHandlers(context)
+    lists, series = JobListHandlers(context), MemorySeriesHandlers(context)
     windows = WindowHandlers(context)
     slurm = SlurmHandlers(context)
     everyone, submitter = Access.ANYONE, Access.SUBMITTER
@@ -86,10 +86,10 @@ def routes(context: RequestContext) -> tuple[Route, ...]:
         Route(get, "/metrics", everyone, "", machine.metrics, MetricsView),
         Route(get, "/report", everyone, "", usage.report, ReportView),
         Route(get, "/shares", everyone, "", usage.shares, SharesView),
-        Route(get, "/history", everyone, "", history.history, HistoryView),
+        Route(get, "/history", everyone, "", lists.history, HistoryView),
         Route(get, "/gpus/{gpu}/history", everyone, "", series.gpu, GpuHistoryView),
         Route(get, "/jobs/{job_id}/memory", everyone, "", series.job, JobMemoryView),
-        Route(get, "/jobs", everyone, "", jobs.jobs, JobList),
+        Route(get, "/jobs", everyone, "", lists.jobs, JobList),
         Route(get, "/jobs/{job_id}", everyone, "", jobs.show, JobView),
         Route(get, "/jobs/{job_id}/watch", everyone, "", jobs.watch, JSON_LINES),
         Route(post, "/jobs/wait", everyone, "", jobs.wait, JSON_LINES, WaitRequest),

@@ -1,13 +1,14 @@
 """The routes that change several jobs at once: cancel, edit, move. Each is one transaction."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from fnmatch import fnmatchcase
 from functools import partial
 
 from gpulease.domain.gpu import JobId
 from gpulease.domain.job import Job
 from gpulease.domain.lease import State
 from gpulease.errors import BadValue
-from gpulease.server.auth import Access, Caller
+from gpulease.server.auth import Access, Caller, Rights
 from gpulease.server.context import (
     RequestContext,
     acting_on,
@@ -17,16 +18,17 @@ from gpulease.server.context import (
     slot_of_request,
 )
 from gpulease.server.job_requests import cancel_grace_of, edit_of
-from gpulease.server.job_sets import chosen_by
 from gpulease.server.messages import Request, Response
 from gpulease.service.editing import Move, refuse_unless_queued
 from gpulease.wire.jobs import CancelledView, EditedJobView, EditedView
 from gpulease.wire.requests import (
+    LONGEST_NAME,
     MOST_ELEMENTS,
     CancelJobsRequest,
     EditRequest,
     MoveRequest,
 )
+from gpulease.wire.text import printable
 
 _MOST_NAMED = 20
 """Jobs in an answer; the others are counted."""
@@ -108,3 +110,48 @@ class ChangeHandlers:
 def _reply(edited: Iterable[tuple[Job, Sequence[str]]]) -> Response:
     views = [EditedJobView(job.id, job.label, job.name, list(changes)) for job, changes in edited]
     return json_response(EditedView(len(views), views[:_MOST_NAMED]))
+
+
+def chosen_by(asked: CancelJobsRequest, caller: Caller, rights: Rights) -> Callable[[Job], bool]:
+    """Return what tells whether a request to cancel jobs means a job.
+
+    What it returns raises NotAllowed for a job that is meant and belongs to another user.
+
+    Raises:
+        BadValue: the pattern is too long.
+        NotAllowed: the request is about another user.
+    """
+    if asked.name is not None and len(asked.name) > LONGEST_NAME:
+        raise BadValue(f"cannot cancel: a pattern has at most {LONGEST_NAME} characters")
+    if asked.user not in (None, caller.user):
+        rights.check(Access.ADMIN, caller, f"cancel the jobs of {printable(asked.user[:40])}")
+    named = _named(asked, caller)
+    # Once, and not for each job: groups may come from a server.
+    is_admin = rights.is_admin(caller)
+
+    def chosen(job: Job) -> bool:
+        if not named(job):
+            return False
+        if not is_admin:
+            # Before the pattern: it would reveal names that the admin hides.
+            rights.check(Access.MANAGER, caller, "cancel", job)
+        return asked.name is None or fnmatchcase(job.name, asked.name)
+
+    return chosen
+
+
+def _named(asked: CancelJobsRequest, caller: Caller) -> Callable[[Job], bool]:
+    """Return what tells whether a job has the ids and the owner of a request."""
+    numbers = None if asked.jobs is None else frozenset(asked.jobs)
+    only_own = asked.user is None and numbers is None and asked.array is None
+
+    def named(job: Job) -> bool:
+        array = job.queue.array
+        return (
+            (numbers is None or job.id in numbers)
+            and (asked.array is None or (array is not None and array.job == asked.array))
+            and (asked.user in (None, job.owner.user))
+            and not (only_own and job.owner.uid != caller.uid)
+        )
+
+    return named

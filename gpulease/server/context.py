@@ -21,7 +21,6 @@ from gpulease.domain.job import (
 from gpulease.domain.lease import State
 from gpulease.errors import BadValue, NoSuchJob
 from gpulease.server.auth import Caller, Rights, caller_in
-from gpulease.server.job_queries import LARGEST_ID
 from gpulease.server.job_views import JobViews
 from gpulease.server.listings import Listings
 from gpulease.server.machine_views import MachineViews
@@ -31,7 +30,6 @@ from gpulease.server.request_limits import RequestSlot, slot_in
 from gpulease.server.validation import Defaults
 from gpulease.service.health import Drains, named
 from gpulease.service.hook_reports import HookReports
-from gpulease.service.job_history import EndedJob, EndedJobsQuery
 from gpulease.service.pause import Pauses
 from gpulease.service.ports import Clock, Event, MemoryReader, ProcessFinder
 from gpulease.service.scheduler import Scheduler
@@ -46,6 +44,8 @@ from gpulease.wire.notifications import NotifyTestView
 
 Body = TypeVar("Body")
 
+LARGEST_ID = (1 << 63) - 1
+"""Of an integer in SQLite."""
 _MOST_DETAIL = 200
 """Characters of a parser's message that are shown."""
 
@@ -85,8 +85,6 @@ class RequestContext:
     usage: Usage
     hooks: HookReports
     stored_pools: Callable[[JobId], Sequence[PoolSeen]]
-    ended_jobs: Callable[[EndedJobsQuery], Sequence[EndedJob]]
-    """A page of the ended jobs."""
     usage_totals: TotalsOf
     """What the jobs of one or all users asked for and used, from some time on."""
     prediction_errors: Callable[[str | None, datetime | None], PredictionErrors]

@@ -19,19 +19,16 @@ from gpulease.server.context import (
     RequestContext,
     acting_on,
     caller_of_request,
-    encoded_response,
     json_response,
     read_body,
     slot_of_request,
 )
 from gpulease.server.holds import job_of_caller
-from gpulease.server.job_queries import JobQuery
 from gpulease.server.job_requests import cancel_grace_of, keep_span_of, submission_of
 from gpulease.server.job_views import suggestion_view
 from gpulease.server.job_watch import JobWatch
 from gpulease.server.messages import Request, Response, StreamingResponse
 from gpulease.server.output import OutputQuery, frames_of
-from gpulease.server.validation import span
 from gpulease.wire.frames import FrameKind
 from gpulease.wire.jobs import DeviceView, JobView
 from gpulease.wire.requests import (
@@ -95,41 +92,6 @@ class JobHandlers:
         around = await job_of_caller(caller, environment, self._context)
         if around is not None:
             raise WithinLease(f"cannot submit: this process runs within {around.title}")
-
-    async def jobs(  # noqa: PLR0913, PLR0917  each is a parameter of the query
-        self,
-        request: Request,
-        user: str | None = None,
-        state: str | None = None,
-        all: bool = False,
-        array: int | None = None,
-        index: int | None = None,
-        newest: bool = False,
-        after: int | None = None,
-        limit: int | None = None,
-        name: str | None = None,
-        since: float | None = None,
-    ) -> Response:
-        """List jobs, oldest first: those that wait or hold memory, or all, or those of an array.
-
-        With `limit`, one page of them: those that follow the job `after`. With `name`, a shell
-        pattern, those with such a name. With `since`, jobs that ended so many seconds ago or
-        earlier are left out.
-        """
-        caller, context = caller_of_request(request), self._context
-        viewer = context.redacted_for(caller)
-        ago = span("time to look back", since, at_least=1, verb="list jobs")
-        begin = None if ago is None else context.clock.now() - ago
-        query = JobQuery(user, state, all, array, index, newest, after, limit, name, viewer, begin)
-        query.check()
-        if index is None:
-            await slot_of_request(request).for_expensive()
-        content = await context.listings.jobs(
-            lambda: query.page(context.scheduler.store),
-            lambda job: context.rights.owns(caller, job),
-            viewer,
-        )
-        return encoded_response(content)
 
     async def show(self, request: Request, job_id: int) -> Response:
         """Show a job with its events and the number of its processes."""

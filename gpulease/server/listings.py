@@ -16,13 +16,13 @@ import msgspec
 from gpulease.domain.job import Job
 from gpulease.domain.lease import State
 from gpulease.server.job_json import JobJson
-from gpulease.server.job_queries import JobPage
 from gpulease.server.job_views import JobViews
 from gpulease.server.machine_views import MachineViews
 from gpulease.server.queue_positions import without
 from gpulease.server.recent import Recent
 from gpulease.server.redaction import redact_machine
 from gpulease.service.explaining import Explainer
+from gpulease.service.job_list import JobPage
 from gpulease.service.ports import Clock
 from gpulease.wire.jobs import JobList
 from gpulease.wire.machine import UserWaitingView

@@ -46,6 +46,7 @@ from gpulease.domain.queue_options import (
     WantedDependency,
 )
 from gpulease.domain.queue_policy import QueuePolicy
+from gpulease.service.job_list import EndedPage, JobPage, JobQuery
 from gpulease.units import MIB
 
 T = TypeVar("T")
@@ -342,36 +343,11 @@ class Store(Protocol):
     def job(self, job: JobId) -> Job | None:
         """Return one job, in any state."""
 
-    def jobs(
-        self,
-        user: str | None,
-        state: str | None,
-        limit: int,
-        *,
-        before: int | None = None,
-        after: int | None = None,
-        since: datetime | None = None,
-        name: str | None = None,
-    ) -> Sequence[Job]:
-        """Return the latest jobs in any state, the oldest first.
+    def jobs(self, query: JobQuery) -> JobPage:
+        """Return a page of a listing."""
 
-        With `before` those with a lower id, with `since` those that have not ended before, with
-        `name` those with a name that a shell pattern matches. With `after`, the first jobs with a
-        higher id.
-        """
-
-    def count_jobs(
-        self,
-        user: str | None,
-        state: str | None,
-        *,
-        since: datetime | None = None,
-        name: str | None = None,
-    ) -> int:
-        """Return the number of jobs of one or all users, in any or one state; see `jobs`."""
-
-    def elements(self, array: JobId, index: int | None = None) -> Sequence[Job]:
-        """Return the elements of an array, in any state, oldest first; all or those of an index."""
+    def ended_jobs(self, query: JobQuery) -> EndedPage:
+        """Return a page of a listing of ended jobs, in brief."""
 
     def invocation(self, job: JobId) -> Invocation:
         """Return how to start a job."""

@@ -16,8 +16,6 @@ from sqlalchemy import (
     ColumnElement,
     Connection,
     Insert,
-    Select,
-    TextClause,
     and_,
     bindparam,
     delete,
@@ -168,10 +166,11 @@ def set_pause(connection: Connection, pause: QueuePause | None) -> None:
         connection.execute(insert(PropertyRow).values(key=_PAUSE, value=stored))
 
 
-def jobs_of(connection: Connection, wanted: Select[Any]) -> list[Job]:
-    """Return the jobs with the ids that `wanted` selects, with their leases and holders, by id."""
-    ids = json.dumps(connection.scalars(wanted).all())
-    these = select(func.json_each(ids).table_valued("value").c.value)
+def jobs_with(connection: Connection, ids: Sequence[int]) -> list[Job]:
+    """Return the jobs with some ids, with their leases and holders, by id."""
+    if not ids:
+        return []
+    these = select(func.json_each(json.dumps(ids)).table_valued("value").c.value)
     by_id = select(_jobs).where(_jobs.c.id.in_(these)).order_by(_jobs.c.id)
     rows: Sequence[Any] = connection.execute(by_id).all()
     leases: dict[int, list[Any]] = {}
@@ -183,11 +182,6 @@ def jobs_of(connection: Connection, wanted: Select[Any]) -> list[Job]:
     return [job_of(row, leases.get(row.id, ()), holders.get(row.id)) for row in rows]
 
 
-def job_by_id(connection: Connection, job: JobId) -> Job | None:
-    """Return one job; None if there is none."""
-    return next(iter(jobs_of(connection, select(_jobs.c.id).where(_jobs.c.id == job))), None)
-
-
 LATEST_USERS = (
     select(JobRow.user)
     .group_by(JobRow.user)
@@ -197,13 +191,6 @@ LATEST_USERS = (
 """The users with the latest jobs; an index has all of it."""
 LIVE = text("jobs.state <> 'ended'")
 """As in the condition of the index of live jobs."""
-
-
-def in_state(state: str | None) -> Sequence[ColumnElement[bool] | TextClause]:
-    """Return the conditions for jobs in one or any state."""
-    if state is None:
-        return ()
-    return (JobRow.state == state,) if state == State.ENDED else (JobRow.state == state, LIVE)
 
 
 def failed_element(array: JobId) -> ColumnElement[bool]:

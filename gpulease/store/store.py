@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
-from sqlalchemy import ColumnElement, Connection, TextClause, and_, exists, func, or_, select
+from sqlalchemy import ColumnElement, Connection, exists, func, select
 from sqlalchemy.dialects.sqlite import insert as upsert
 from sqlalchemy.exc import DatabaseError
 
@@ -29,17 +29,19 @@ from gpulease.domain.job import Invocation, Job
 from gpulease.domain.lease import State
 from gpulease.domain.queue_options import QueuePause
 from gpulease.errors import NoSuchJob, RecordUnwritable, state_fault
+from gpulease.service.job_list import EndedPage, JobPage, JobQuery
 from gpulease.service.metrics import JobMetrics
 from gpulease.service.ports import Event, PastJob
 from gpulease.store import gpus, statements, windows
 from gpulease.store.database_file import DiskReserve
 from gpulease.store.engine import open_engine, startup_error, translate_errors
 from gpulease.store.hook_reports import reports_of
+from gpulease.store.job_list import ended_page, job_page
 from gpulease.store.live_state import LiveState, Machine
 from gpulease.store.past_jobs import ended_since
 from gpulease.store.rows import invocation_key, unpack
 from gpulease.store.schema import bring_up_to_date
-from gpulease.store.statements import LIVE, in_state, job_by_id, jobs_of
+from gpulease.store.statements import jobs_with
 from gpulease.store.tables import EventRow, GpuRow, JobRow, PropertyRow
 from gpulease.store.transaction import SqlTransaction
 from gpulease.store.writer import CommitMetrics, Writer
@@ -66,7 +68,8 @@ class SqlStore:
             self.engine = open_engine(path)
             bring_up_to_date(path, self.engine)
             with self.engine.connect() as connection:
-                live = jobs_of(connection, select(JobRow.id).where(statements.LIVE))
+                ids = connection.scalars(select(JobRow.id).where(statements.LIVE)).all()
+                live = jobs_with(connection, ids)
                 last = connection.scalar(select(func.max(JobRow.id)))
                 users = connection.scalars(statements.LATEST_USERS).all()
                 self.metrics = JobMetrics(steady_s, live, last, users)
@@ -144,7 +147,7 @@ class SqlStore:
         if known is not None:
             return known
         with self.reading() as connection:
-            return job_by_id(connection, job)
+            return next(iter(jobs_with(connection, [job])), None)
 
     @contextmanager
     def reading(self) -> Iterator[Connection]:
@@ -156,56 +159,17 @@ class SqlStore:
         with translate_errors(self.path), self.engine.connect() as connection:
             yield connection
 
-    def elements(self, array: JobId, index: int | None = None) -> Sequence[Job]:
-        """Return the elements of an array, in any state, oldest first; all or those of an index."""
+    def jobs(self, query: JobQuery) -> JobPage:
+        """Return a page of a listing: live jobs as last committed, the others as stored."""
+        if query == JobQuery():  # the usual one: all of its jobs are in memory
+            return JobPage(self.live(), len(self.live()), None)
         with self.reading() as connection:
-            wanted = select(JobRow.id).where(JobRow.array == array)
-            if index is not None:
-                wanted = wanted.where(JobRow.array_index == index)
-            return jobs_of(connection, wanted)
+            return job_page(connection, query, self.live_job)
 
-    def jobs(
-        self,
-        user: str | None,
-        state: str | None,
-        limit: int,
-        *,
-        before: int | None = None,
-        after: int | None = None,
-        since: datetime | None = None,
-        name: str | None = None,
-    ) -> Sequence[Job]:
-        """Return the latest `limit` jobs in any or one state, oldest first.
-
-        With `before` those with a lower id, with `since` those that have not ended before, with
-        `name` those with a name that a shell pattern matches. With `after`, the first `limit` jobs
-        with a higher id.
-        """
+    def ended_jobs(self, query: JobQuery) -> EndedPage:
+        """Return a page of a listing of ended jobs, in brief."""
         with self.reading() as connection:
-            # With `since`, an order that no index has: so the index of ends is used.
-            number = JobRow.id if since is None else JobRow.id + 0
-            order = number.desc() if after is None else number
-            wanted = select(JobRow.id).order_by(order).limit(limit)
-            wanted = wanted.where(*_filters(user, state), *_selected(state, since, name))
-            if before is not None:
-                wanted = wanted.where(JobRow.id < before)
-            if after is not None:
-                wanted = wanted.where(JobRow.id > after)
-            return jobs_of(connection, wanted)
-
-    def count_jobs(
-        self,
-        user: str | None,
-        state: str | None,
-        *,
-        since: datetime | None = None,
-        name: str | None = None,
-    ) -> int:
-        """Return the number of jobs of one or all users, in any or one state; see `jobs`."""
-        with self.reading() as connection:
-            wanted = select(func.count(JobRow.id)).where(*_filters(user, state, counts=True))
-            wanted = wanted.where(*_selected(state, since, name))
-            return connection.execute(wanted).scalar_one()
+            return ended_page(connection, query)
 
     def ended(self, jobs: Iterable[JobId]) -> Sequence[tuple[JobId, int, datetime]]:
         """Return those of `jobs` that have ended, each with the uid of its owner and its end."""
@@ -345,29 +309,6 @@ def _numbers(jobs: Iterable[JobId]) -> ColumnElement[int]:
     """Return ids as a column: a statement may have only some thousand parameters."""
     numbers = func.json_each(json.dumps(list(jobs))).table_valued("value")
     return numbers.c.value
-
-
-def _filters(
-    user: str | None, state: str | None, *, counts: bool = False
-) -> Sequence[ColumnElement[bool] | TextClause]:
-    by_user = () if user is None else (JobRow.user == user,)
-    if counts and state == State.ENDED:
-        # An index has all that counts.
-        return *by_user, JobRow.ended_at.is_not(None)
-    return *by_user, *in_state(state)
-
-
-def _selected(
-    state: str | None, since: datetime | None, name: str | None
-) -> Iterator[ColumnElement[bool]]:
-    if since is not None:
-        ended_since = JobRow.ended_at >= since
-        # Each of the two is found by an index, that of live jobs only by the state it begins with.
-        is_live = and_(JobRow.state.in_([each for each in State if each != State.ENDED]), LIVE)
-        yield ended_since if state == State.ENDED else or_(is_live, ended_since)
-    if name is not None:
-        # fnmatch(3) and GLOB of SQLite differ in how they negate a set.
-        yield JobRow.name.op("GLOB", is_comparison=True)(name.replace("[!", "[^"))
 
 
 _COUNT = (

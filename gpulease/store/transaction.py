@@ -31,7 +31,7 @@ from gpulease.store.rows import (
     pack,
     unpack,
 )
-from gpulease.store.statements import job_by_id, runs_like
+from gpulease.store.statements import jobs_with, runs_like
 from gpulease.store.tables import JobRow
 from gpulease.store.writer import Writer
 from gpulease.units import KIB
@@ -69,7 +69,7 @@ class SqlTransaction:
         known = self._state.job(job)
         if known is not None:
             return known
-        return job_by_id(self._writer.connection, job)
+        return next(iter(jobs_with(self._writer.connection, [job])), None)
 
     def user_count(self, uid: int) -> UserCount:
         """Return the counts of a user, including the changes of this transaction."""

@@ -2,7 +2,7 @@
 
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
@@ -27,6 +27,7 @@ from gpulease.domain.queue_options import (
 )
 from gpulease.errors import NoSuchJob, TooMany
 from gpulease.service.editing import Edit, Move, edit, move
+from gpulease.service.job_list import JobQuery
 from gpulease.service.jobs import cancel, note_exited
 from gpulease.service.observation import Observation
 from gpulease.service.ports import Event, Policy, Submission, WorkerExited
@@ -49,6 +50,10 @@ def store(tmp_path: Path) -> Iterator[SqlStore]:
         tx.add_gpus([reading()], NOON)
     yield opened
     opened.close()
+
+
+def elements(store: SqlStore, array: Job, index: int | None = None) -> Sequence[Job]:
+    return store.jobs(JobQuery(array=array.id, index=index, ended=True)).jobs
 
 
 def _array(*indices: int, most: int | None = None) -> Submission:
@@ -189,7 +194,7 @@ def _calls_for_array(store: SqlStore, size: int) -> tuple[int, int]:
     assert store.live()[size].label == f"{array.id}_{size - 1}"
     with _calls() as ended:
         cancel(store, gate.id, "alice", CLOCK)
-    last = store.elements(array.id)[-1]
+    last = elements(store, array)[-1]
     assert (last.state, last.outcome) == (State.ENDED, Outcome.DEPENDENCY_FAILED)
     return added.total(), ended.total()
 
@@ -234,7 +239,7 @@ def test_the_end_of_an_element_costs_the_same_whatever_waits_for_its_array(
         _run(store, JobId(array.id + 2))
 
     assert len(last) < len(alone) + 8
-    outcomes = {job.outcome for job in store.elements(waiting.id)}
+    outcomes = {job.outcome for job in elements(store, waiting)}
     assert outcomes == {Outcome.DEPENDENCY_FAILED if condition is Condition.FAIL else None}
     assert not any(job.queue.after for job in store.live())
 
@@ -269,7 +274,7 @@ def test_an_array_is_edited_and_moved_in_a_few_statements(store: SqlStore) -> No
         move(store, jobs, Move(None, ALICE.uid, "alice", is_admin=False), CLOCK)
     assert len(sent) < 20
     assert {job.name for job in store.live()} == {"other"}
-    for job in store.elements(array.id)[:2]:
+    for job in elements(store, array)[:2]:
         kinds = [(each.kind, each.detail or "") for each in store.events(job.id)]
         assert [kind for kind, _ in kinds] == ["submitted", "edit", "move"]
         assert "nice 0 to 5" in kinds[1][1]
@@ -318,7 +323,7 @@ def test_an_element_that_is_queued_again_keeps_its_array_index_and_invocation(
     assert [job.label for job in again] == ["1_3", "1_4"]
     assert [store.invocation(job.id) for job in again] == [order().invocation] * 2
     assert _invocations(store) == 2
-    assert [job.id for job in store.elements(array.id, 4)] == [2, again[1].id]
+    assert [job.id for job in elements(store, array, 4)] == [2, again[1].id]
     found = store.job(waiting.id)
     assert found is not None
     assert found.queue.after == (Dependency(again[1].id),)

@@ -23,12 +23,11 @@ from gpulease.domain.job import Exit, Job, Outcome, SlurmJob, UsageBy
 from gpulease.domain.lease import State
 from gpulease.domain.queue_options import Indices
 from gpulease.service import jobs, scheduler, submission
-from gpulease.service.job_history import EndedJobsQuery
+from gpulease.service.job_list import FAILED, JobQuery
 from gpulease.service.observation import Observation
 from gpulease.service.ports import Policy, WorkerExited, WorkerStarted
 from gpulease.service.queue_state import QueueState
 from gpulease.slurm.node import leases
-from gpulease.store.job_history import JobHistory
 from gpulease.store.retention import Retention
 from gpulease.store.store import SqlStore
 from gpulease.store.usage import UsageTotals
@@ -248,15 +247,14 @@ def test_one_more_submission_copies_nothing_that_grows_with_the_queue(store: Sql
 def test_a_year_of_history_is_not_searched_row_by_row(store: SqlStore) -> None:
     job = submit(store, QueueState(store))
     with plans(store) as steps:
-        for state in (None, *State):
-            store.jobs("alice", state, 100)
-            store.jobs(None, state, 100, since=NOON)
-            store.count_jobs(None, state)
-        for state in set(State) - {State.ENDED}:
-            store.jobs(None, state, 100)
-        store.events(job.id), store.elements(job.id), store.past_jobs(NOON)
-        for query in (EndedJobsQuery(since=NOON), EndedJobsQuery("alice", NOON, before=9)):
-            JobHistory(store).page(query)
+        for state in (None, *State, FAILED, *Outcome):
+            store.jobs(JobQuery("alice", state, ended=True, limit=100))
+            store.jobs(JobQuery(None, state, ended=True, since=NOON, newest=True, limit=100))
+        for live in set(State) - {State.ENDED}:
+            store.jobs(JobQuery(None, live, limit=100))
+        store.jobs(JobQuery(limit=100)), store.jobs(JobQuery(array=job.id, ended=True))
+        store.ended_jobs(JobQuery(state=State.ENDED, since=NOON, newest=True, after=9, limit=100))
+        store.events(job.id), store.past_jobs(NOON)
         UsageTotals(store).totals(UsageBy.USER, None, NOON, NOON)
         UsageTotals(store).predictions(None, NOON)
         UsageTotals(store).waits(NOON)

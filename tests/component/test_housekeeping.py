@@ -14,6 +14,7 @@ from gpulease.domain.gpu import JobId
 from gpulease.domain.job import Outcome, Owner, asked_to_end
 from gpulease.domain.lease import Trigger
 from gpulease.host.state_dir import StateDirectory
+from gpulease.service.job_list import JobQuery
 from gpulease.service.ports import Event
 from gpulease.store.retention import Retention
 from gpulease.store.store import SqlStore
@@ -46,7 +47,7 @@ def forgotten(store: SqlStore, border_days: int, most: int) -> None:
 
 
 def left(store: SqlStore) -> list[JobId]:
-    return [job.id for job in store.jobs(None, None, 100)]
+    return [job.id for job in store.jobs(JobQuery(ended=True)).jobs]
 
 
 def test_what_ended_long_ago_is_forgotten_with_its_events_and_nothing_else_is(

@@ -18,12 +18,11 @@ from gpulease.domain.queue_options import Indices
 from gpulease.errors import RecordUnwritable
 from gpulease.server.reasons import exit_status
 from gpulease.service import jobs, scheduler, submission
-from gpulease.service.job_history import EndedJobsQuery
+from gpulease.service.job_list import JobQuery
 from gpulease.service.metrics import MOST_USERS, OTHER, Held, Histogram, UserMetrics
 from gpulease.service.observation import Observation
 from gpulease.service.ports import Event, Policy, WorkerExited, WorkerStarted
 from gpulease.service.queue_state import QueueState
-from gpulease.store.job_history import JobHistory
 from gpulease.store.store import SqlStore
 from gpulease.wire.text import has_failed
 
@@ -273,7 +272,7 @@ def test_a_failed_job_is_the_same_to_counters_filters_and_notifications(
         tx.save(ended, EVENT)
 
     counted = world.of().failed
-    listed = JobHistory(world.store).page(EndedJobsQuery(outcome="failed"))
+    listed = world.store.jobs(JobQuery(state="failed")).jobs
     view = views.over(1, exit_status(ended), outcome=outcome.value)
     assert len(listed) == counted
     assert (message_on(running, ended) is not None) == bool(counted)

@@ -280,3 +280,15 @@ def test_the_csv_of_a_report_has_gib_hours_and_seconds(store: SqlStore) -> None:
     assert (row["user"], row["jobs"], row["gpu_hours"]) == (ALICE.user, "1", "1.0")
     assert (row["leased_gib_hours"], row["unused_gib_hours"]) == ("4.0", "3.0")
     assert row["longest_wait_s"] == "3600.0"
+
+
+def test_waits_are_those_of_jobs_that_started_since_then(store: SqlStore) -> None:
+    ran(store, waited=9 * HOUR, ended=NOON - timedelta(days=2))
+    ran(store, waited=HOUR)
+    ran(store, waited=2 * HOUR)
+    # The clock was set back between submission and grant.
+    ran(store, waited=timedelta(minutes=-5))
+
+    (waits,) = UsageTotals(store).waits(NOON - timedelta(days=1)).values()
+
+    assert (waits.started, waits.mean_s, waits.longest_s) == (3, 3600, 7200)

@@ -42,6 +42,7 @@ from gpulease.domain.lease import Claim, State, Trigger
 from gpulease.domain.placement import Placement
 from gpulease.domain.queue_options import Condition, Dependency, Priority, QueuePause
 from gpulease.errors import NoSuchJob, StateUnusable
+from gpulease.service.job_list import JobQuery
 from gpulease.service.ports import Event, Submission
 from gpulease.service.scheduler import follow_clock
 from gpulease.store.gpus import MOST_EVENTS
@@ -160,7 +161,7 @@ def test_a_lease_without_a_job_comes_back_with_whom_it_is_for(store: SqlStore) -
     forever = add(store, nobody)
     opened = again(store)
     assert opened.live() == (held, timed, forever)
-    assert opened.jobs(None, None, 10) == list(opened.live())
+    assert opened.jobs(JobQuery(ended=True)).jobs == list(opened.live())
     opened.close()
 
 
@@ -235,7 +236,7 @@ def test_a_reader_sees_what_was_committed_while_a_writer_writes(store: SqlStore)
     with store.write() as tx:
         tx.add(order(), NOON)
         assert [each.id for each in store.live()] == [job.id]
-        assert [each.id for each in store.jobs(None, None, 10)] == [job.id]
+        assert [each.id for each in store.jobs(JobQuery(ended=True)).jobs] == [job.id]
     assert len(store.live()) == 2
 
 
@@ -365,7 +366,7 @@ def test_a_file_of_every_released_schema_is_migrated_after_a_copy(
     with closing(sqlite3.connect(path)) as connection:
         connection.executescript(released.read_text())
     store = SqlStore(path)
-    states = sorted({job.state for job in store.jobs(None, None, 100)})
+    states = sorted({job.state for job in store.jobs(JobQuery(ended=True)).jobs})
     assert states == sorted(State)
     store.close()
     if released.stem != HEAD:
@@ -424,7 +425,7 @@ def test_a_migration_forgets_neither_how_far_ids_have_come_nor_what_a_job_is(
         connection.execute("UPDATE sqlite_sequence SET seq = 99 WHERE name = 'jobs'")
         connection.commit()
     store = SqlStore(path)
-    for job in store.jobs(None, None, 100):
+    for job in store.jobs(JobQuery(ended=True)).jobs:
         assert (job.holder, job.grace, job.main_exited_at) == (None, None, None)
         assert not job.terminal
         if job.state is not State.ENDED:

@@ -22,6 +22,7 @@ from gpulease.domain.lease import State, Trigger
 from gpulease.domain.placement import Placement
 from gpulease.domain.queue_options import QueueOptions
 from gpulease.errors import RecordDamaged, RecordUnwritable, StateUnusable, StateUnwritable
+from gpulease.service.job_list import JobQuery
 from gpulease.service.ports import Event
 from gpulease.shim.record import claim
 from gpulease.store.database_file import KEPT, all_copies, back_up, is_sound
@@ -181,7 +182,7 @@ def test_a_copy_of_an_older_schema_is_migrated(tmp_path: Path) -> None:
         connection.executescript(released.read_text())
     recovered(tmp_path)
     store = SqlStore(tmp_path / "gpulease.db")
-    assert sorted({job.state for job in store.jobs(None, None, 100)}) == sorted(State)
+    assert sorted({job.state for job in store.jobs(JobQuery(ended=True)).jobs}) == sorted(State)
     store.close()
 
 
@@ -228,7 +229,7 @@ def test_whatever_is_broken_what_comes_out_is_sound(
     store = SqlStore(path)
     if "is intact" not in said:
         assert [job.state for job in store.live()] == [State.GRANTED, State.QUEUED]
-        assert len(store.jobs(None, None, 1000)) == ENDED + 2
+        assert len(store.jobs(JobQuery(ended=True)).jobs) == ENDED + 2
     store.close()
 
 
@@ -297,7 +298,7 @@ def test_a_job_that_ended_after_the_copy_is_not_queued_again(tmp_path: Path) -> 
         pass
     recovered(tmp_path)
     store = SqlStore(path)
-    found = {job.id: job for job in store.jobs(None, None, 100)}
+    found = {job.id: job for job in store.jobs(JobQuery(ended=True)).jobs}
     assert found.keys() == {1, 2, 3, 7}, "nothing was queued again"
     assert (found[1].outcome, found[1].state) == (Outcome.PREEMPTED, State.ENDED)
     assert (found[3].outcome, found[3].exit) == (Outcome.EXITED, Exit(9))

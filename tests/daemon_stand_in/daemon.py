@@ -38,8 +38,6 @@ class StandIn:
         self.logs = b""
         self.follows = True
         """Whether it follows the job of a submission, as older daemons do not."""
-        self.pages = True
-        """Whether it knows `newest`, `limit` and `after`, as older daemons do not."""
         self.most_listed = 10_000
         """Jobs in one answer, if some of them may have ended."""
         self.submitted: list[SubmitRequest] = []
@@ -196,10 +194,8 @@ class _Handler(BaseHTTPRequestHandler):
             for _, job in sorted(stand_in.jobs.items())
             if query.get("all") == "true" or job.state != "ended"
             if query.get("user", job.user) == job.user
-            if query.get("state", job.state) == job.state
+            if query.get("state", job.state) in (job.state, job.outcome)
         ]
-        if not stand_in.pages:
-            return JobList(found)
         return _page(found, query, stand_in.most_listed)
 
     def _job(self, number: int, what: list[str]) -> None:

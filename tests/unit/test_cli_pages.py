@@ -17,7 +17,6 @@ from goldens import compare
 from gpulease.cli import (
     doctor,
     dry_run,
-    history_page,
     job_page,
     job_report,
     render,
@@ -394,9 +393,9 @@ def pages(width: int | None) -> dict[str, Page]:
         ),
         "report-empty": report.page(ReportView(None, []), " in the last 7d"),
         "report-shares": report.shares_page(shares()),
-        "history": [history_page.table(past_jobs(), NOW)],
-        "history-cut": [history_page.table(past_jobs(), NOW), history_page.older(4)],
-        "history-empty": [history_page.NONE],
+        "history": [listing.past_table(past_jobs(), NOW)],
+        "history-cut": [listing.past_table(past_jobs(), NOW), listing.older(4)],
+        "history-empty": [listing.NO_PAST],
         "doctor": doctor.page(DoctorView(checks)),
     }
 

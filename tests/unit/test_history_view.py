@@ -12,12 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from fakes import ALICE, NOON, G
-from gpulease.cli.history_page import COLUMNS, ahead, table, trace_of
+from gpulease.cli.list_page import TRACE, ahead, past_table, trace_of
 from gpulease.client.light_client import read
 from gpulease.domain.job import Outcome
 from gpulease.replay.trace import read_trace
-from gpulease.server.history import history_view
-from gpulease.service.job_history import EndedJob
+from gpulease.server.job_list import past_job_view
+from gpulease.service.job_list import EndedJob
 from gpulease.units import MIB
 from gpulease.wire.usage import PastJobView
 
@@ -34,23 +34,14 @@ def ended(number: int, **changes: Any) -> EndedJob:
     return job._replace(**changes)
 
 
-def test_a_full_page_says_what_follows() -> None:
-    jobs = [ended(5), ended(4)]
-
-    assert [job.id for job in history_view(jobs, 2, None).jobs] == [5, 4]
-    assert history_view(jobs, 2, None).before == 4
-    assert history_view(jobs, 3, None).before is None
-    assert history_view([], 3, None).before is None
-
-
 def test_what_was_leased_is_shown_also_for_a_share() -> None:
-    (view,) = history_view([ended(4, asked=None)], 9, None).jobs
+    view = past_job_view(ended(4, asked=None))
 
     assert (view.memory, view.exit_status, view.command) == (3 * G, 3, "similar exact")
 
 
 def test_a_job_that_never_held_memory_has_no_grant() -> None:
-    (view,) = history_view([ended(4, granted_at=None, leased=None)], 9, None).jobs
+    view = past_job_view(ended(4, granted_at=None, leased=None))
 
     assert (view.granted_at, view.memory) == (None, 2 * G)
 
@@ -62,16 +53,16 @@ def test_a_job_stopped_at_a_limit_has_the_status_of_timeout() -> None:
         ended(3, outcome=Outcome.LOST, exit_code=None),
     ]
 
-    assert [job.exit_status for job in history_view(jobs, 9, None).jobs] == [124, 137, None]
+    assert [past_job_view(job).exit_status for job in jobs] == [124, 137, None]
 
 
 def test_the_jobs_of_an_older_daemon_are_shown_without_what_it_does_not_send() -> None:
-    sent = msgspec.to_builtins(history_view([ended(4)], 9, None))
+    sent = msgspec.to_builtins(past_job_view(ended(4)))
     for each in fields(PastJobView):
         if each.default is not MISSING:
-            del sent["jobs"][0][each.name]
+            del sent[each.name]
 
-    (row,) = table(read(msgspec.json.encode(sent)).jobs, NOON).rows
+    (row,) = past_table([read(msgspec.json.encode(sent))], NOON).rows
 
     assert "4" in str(row[0])
 
@@ -84,17 +75,17 @@ def test_a_view_says_what_kind_of_job_it_was() -> None:
         ended(9, array=5, array_index=4),
     ]
 
-    views = history_view(jobs, 9, None).jobs
+    views = [past_job_view(job) for job in jobs]
     assert [job.kind for job in views] == ["run", "hold", "slurm", "run"]
     assert [job.label for job in views] == ["1", "2", "7", "5_4"]
 
 
 def test_where_commands_are_hidden_others_see_neither_name_nor_digest() -> None:
-    hidden = history_view([ended(4)], 9, "bob")
+    hidden = past_job_view(ended(4), "bob")
 
     assert SECRET not in repr(hidden)
-    assert hidden.jobs[0].command is None
-    assert history_view([ended(4)], 9, ALICE.user).jobs[0].name == SECRET
+    assert hidden.command is None
+    assert past_job_view(ended(4), ALICE.user).name == SECRET
 
 
 INSTANTS = some.integers(0, 3 * 10**11).map(
@@ -126,7 +117,7 @@ def test_every_export_is_a_trace(
     tmp_path_factory: pytest.TempPathFactory, jobs: list[PastJobView]
 ) -> None:
     path = tmp_path_factory.getbasetemp() / "export.csv"
-    path.write_text(",".join(COLUMNS) + "\n" + trace_of(jobs))
+    path.write_text(",".join(TRACE) + "\n" + trace_of(jobs))
     held = {job.label: job for job in jobs if job.granted_at and job.memory}
     if not held:
         return
@@ -147,7 +138,7 @@ def test_every_export_is_a_trace(
 
 
 def test_the_next_page_is_fetched_while_the_last_one_is_printed() -> None:
-    first, second = history_view([ended(2)], 1, None).jobs, history_view([ended(1)], 1, None).jobs
+    first, second = [past_job_view(ended(2))], [past_job_view(ended(1))]
     is_fetched = Event()
 
     def fetched() -> Iterator[Sequence[PastJobView]]:

@@ -6,7 +6,6 @@ from datetime import timedelta
 from fractions import Fraction
 
 import msgspec
-import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from view_rig import World
@@ -16,8 +15,6 @@ from gpulease.domain.gpu import GpuUuid, JobId
 from gpulease.domain.job import Holder, Job, JobUsage, Process
 from gpulease.domain.lease import Claim, State
 from gpulease.domain.queue_options import ArrayElement, Dependency, Priority, QueueOptions
-from gpulease.server import job_queries
-from gpulease.server.job_queries import JobQuery
 from gpulease.server.job_views import JobViews
 from gpulease.server.queue_positions import Placed, Row, without
 from gpulease.server.redaction import redact_job
@@ -153,31 +150,3 @@ def _shared(views: JobViews, placed: Placed) -> Hashable:
     if position is not None:
         return options.array.job, None
     return options.array.job, views.wait(job).block or (options.held, options.after)
-
-
-@given(st.integers(0, 20), st.integers(1, 7), st.booleans())
-def test_pages_together_have_every_live_job_once(count: int, limit: int, newest: bool) -> None:
-    store = MemoryStore()
-    numbers = [store.add(order(), NOON).id for _ in range(count)]
-    found, after = [], None
-    while True:
-        page = JobQuery(newest=newest, after=after, limit=limit).page(store)
-        assert page.total == count
-        found += [job.id for job in page.jobs]
-        if page.next is None:
-            break
-        after = page.next
-    assert found == (numbers[::-1] if newest else numbers)
-
-
-@pytest.mark.parametrize("count", [0, 2, 3, 4, 9])
-def test_pages_without_a_limit_go_back_in_time_to_the_first_job(
-    count: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(job_queries, "MOST_LISTED", 3)
-    store = MemoryStore()
-    numbers = [store.add(order(), NOON).id for _ in range(count)]
-    found, after = list[int](), None
-    while (page := JobQuery(ended=True, after=after).page(store)).next is not None:
-        found, after = [job.id for job in page.jobs] + found, page.next
-    assert [job.id for job in page.jobs] + found == numbers

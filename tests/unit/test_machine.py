@@ -15,6 +15,7 @@ from gpulease.domain.lease import State
 from gpulease.domain.queue_options import Priority, QueueOptions
 from gpulease.errors import BadValue, CannotLease, GpuleaseError, NoRoomNow, WrongState
 from gpulease.service import jobs, submission
+from gpulease.service.job_list import JobQuery
 from gpulease.service.jobs import extend
 from gpulease.service.observation import observe
 from gpulease.service.ports import MainExited, Policy, Store, WorkerExited, WorkerStarted
@@ -247,7 +248,7 @@ class Machine(RuleBasedStateMachine):
     def what_is_queued_again_is_queued_once(self) -> None:
         if not hasattr(self, "store"):
             return
-        known = self.store.jobs(None, None, 10_000)
+        known = self.store.jobs(JobQuery(ended=True)).jobs
         continue_ = [job.usage.retry_of for job in known if job.usage.retry_of is not None]
         assert len(continue_) == len(set(continue_))
         by_outcome = {job.id for job in known if job.state is State.ENDED}

@@ -30,6 +30,7 @@ from gpulease.domain.job import Exit, Outcome
 from gpulease.domain.lease import State
 from gpulease.domain.queue_options import QueueOptions
 from gpulease.errors import CommandNotFound, LaunchDeferred, NoRoomNow, RecordUnwritable
+from gpulease.service.job_list import JobQuery
 from gpulease.service.jobs import Settle, take_back_grants
 from gpulease.service.observation import GpuObserver
 from gpulease.service.pause import Pauses
@@ -857,7 +858,7 @@ def test_a_job_that_ended_while_no_daemon_ran_is_queued_again_once() -> None:
             world.scheduler.supervisor.recover()
             await world.settle()
             await world.scheduler.supervisor.stop()
-        jobs = world.store.jobs(None, None, 100)
+        jobs = world.store.jobs(JobQuery(ended=True)).jobs
         assert [job.usage.retry_of for job in jobs if job.usage.retry_of] == [spare]
 
     run(scenario)

@@ -32,7 +32,6 @@ from gpulease.slurm.node.leases import SlurmLeases, SlurmRequest
 from gpulease.slurm.node.publication import LearntSizes, PublicationPace, SlurmPublication
 from gpulease.slurm.node.reconciliation import RunningJob, SlurmReconciliation
 from gpulease.slurm.node_summary import GpuSummary, NodeSummary
-from gpulease.store.job_history import JobHistory
 from gpulease.timers import Timer, Timers
 from gpulease.wire.machine import CheckView, GpuView
 
@@ -130,7 +129,7 @@ class SlurmNode:
             scheduler, processes, base.clock, base.writer, self._controller, launchers.jobs.ended,
             launchers.enforcement.limit, self._running,
         )  # fmt: skip
-        self._learnt = LearntSizes(base.store, JobHistory(base.store).page, base.writer, base.clock)
+        self._learnt = LearntSizes(base.store, base.writer, base.clock)
         self._publication = SlurmPublication(self._summary, self._name)
         self._pace = PublicationPace()
         self._reconciliation = SlurmReconciliation(

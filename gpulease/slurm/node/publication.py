@@ -10,16 +10,17 @@ The daemon changes only what begins with "gpulease:", not what an admin has writ
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from datetime import datetime, timedelta
 
 from gpulease.domain.gpu import JobId
 from gpulease.domain.job import CommandFingerprint
+from gpulease.domain.lease import State
 from gpulease.domain.memory_estimate import MOST_RUNS, size_for
 from gpulease.errors import RecordUnwritable, SlurmFailed
 from gpulease.record import replace
-from gpulease.service.job_history import EndedJob, EndedJobsQuery
+from gpulease.service.job_list import JobQuery
 from gpulease.service.log_once import LogOnce
 from gpulease.service.ports import Clock, InThread, Store
 from gpulease.slurm.node.commands import RunSlurm, run_slurm
@@ -35,6 +36,7 @@ _AT_LEAST_EVERY = 4
 """Periods after which the summary is published even if it has not changed."""
 _LONGEST = 200
 _REMEMBERED = timedelta(days=10)
+_MOST_READ = 1000
 _Known = tuple[int, CommandFingerprint]
 """A user and a command."""
 
@@ -149,12 +151,10 @@ class LearntSizes:
     def __init__(
         self,
         store: Store,
-        ended_jobs: Callable[[EndedJobsQuery], Sequence[EndedJob]],
         in_writer: InThread,
         clock: Clock,
     ) -> None:
         self._store = store
-        self._ended_jobs = ended_jobs
         self._in_writer = in_writer
         self._clock = clock
         self._latest: dict[_Known, None] | None = None
@@ -199,7 +199,8 @@ class LearntSizes:
     def _read_used(self, since: datetime) -> None:
         """Read what jobs used that ended under an earlier daemon."""
         with suppress(RecordUnwritable):  # as for `past_jobs`
-            for job in reversed(self._ended_jobs(EndedJobsQuery(since=since))):
+            query = JobQuery(state=State.ENDED, newest=True, since=since, limit=_MOST_READ)
+            for job in reversed(self._store.ended_jobs(query).jobs):
                 self._note_used(job.slurm_job, job.used)
 
     def _note_used(self, number: int | None, most: int | None) -> None:

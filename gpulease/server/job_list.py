@@ -1,0 +1,153 @@
+"""The routes that list jobs: of any state in full, and ended ones in brief."""
+
+import asyncio
+from collections.abc import Container
+from dataclasses import replace
+from typing import cast
+
+from gpulease.domain.job import Outcome
+from gpulease.domain.lease import State
+from gpulease.errors import BadValue
+from gpulease.server.context import (
+    LARGEST_ID,
+    RequestContext,
+    caller_of_request,
+    encoded_response,
+    json_response,
+    slot_of_request,
+)
+from gpulease.server.messages import Request, Response
+from gpulease.server.reasons import shell_status
+from gpulease.server.redaction import HIDDEN
+from gpulease.server.validation import span, within
+from gpulease.server.view_sources import instant
+from gpulease.service.job_list import FAILED, MOST_LISTED, EndedJob, JobQuery
+from gpulease.wire.jobs import JobKind
+from gpulease.wire.jobs import Outcome as WireOutcome
+from gpulease.wire.requests import LONGEST_NAME
+from gpulease.wire.usage import HistoryView, PastJobView
+
+_MOST_IN_BRIEF = 1000
+_VERB = "list jobs"
+_ENDS = (*Outcome, FAILED)
+_MICROSECONDS = 1_000_000
+
+
+class JobListHandlers:
+    """One method for each route. Both take the same filters, and have the same pages."""
+
+    def __init__(self, context: RequestContext) -> None:
+        self._context = context
+
+    async def jobs(  # noqa: PLR0913, PLR0917  each is a parameter of the query
+        self,
+        request: Request,
+        user: str | None = None,
+        state: str | None = None,
+        all: bool = False,
+        array: int | None = None,
+        index: int | None = None,
+        newest: bool = False,
+        after: int | None = None,
+        limit: int | None = None,
+        name: str | None = None,
+        since: float | None = None,
+    ) -> Response:
+        """List jobs, oldest first: those that wait or hold memory, or all, or those of an array.
+
+        `state` is that of a job, the way it ended, or "failed" for any end without success. With
+        `limit`, one page of them: those that follow the job `after`. With `name`, a shell pattern,
+        those with such a name. With `since`, jobs that ended so many seconds ago or earlier are
+        left out.
+        """
+        caller, context = caller_of_request(request), self._context
+        query = JobQuery(user, state, all, array, index, newest, after, limit, name)
+        query = self._checked(request, query, since, {*State, *_ENDS}, MOST_LISTED)
+        if index is None:
+            await slot_of_request(request).for_expensive()
+        content = await context.listings.jobs(
+            lambda: context.scheduler.store.jobs(query),
+            lambda job: context.rights.owns(caller, job),
+            context.redacted_for(caller),
+        )
+        return encoded_response(content)
+
+    async def history(
+        self,
+        request: Request,
+        user: str | None = None,
+        since: float | None = None,
+        outcome: str | None = None,
+        name: str | None = None,
+        before: int | None = None,
+        limit: int = _MOST_IN_BRIEF,
+    ) -> Response:
+        """List ended jobs in brief, the newest first: those with ids below `before`.
+
+        The same as /jobs with newest=true and `outcome` as the state.
+        """
+        query = JobQuery(
+            user, outcome or State.ENDED, newest=True, after=before, limit=limit, name=name
+        )
+        query = self._checked(request, query, since, {State.ENDED, *_ENDS}, _MOST_IN_BRIEF)
+        await slot_of_request(request).for_expensive()
+        found = await asyncio.to_thread(self._context.scheduler.store.ended_jobs, query)
+        viewer = self._context.redacted_for(caller_of_request(request))
+        views = [past_job_view(job, viewer) for job in found.jobs]
+        return json_response(HistoryView(views, before=found.next))
+
+    def _checked(
+        self,
+        request: Request,
+        query: JobQuery,
+        since: float | None,
+        states: Container[str],
+        most: int,
+    ) -> JobQuery:
+        """Return a query with what depends on time and caller.
+
+        Raises:
+            BadValue: a value is out of range.
+        """
+        if query.state is not None and query.state not in states:
+            known = ", ".join(each for each in (*State, *_ENDS) if each in states)
+            raise BadValue(f"cannot {_VERB}: no state {query.state[:40]!r}", f"states: {known}")
+        if query.limit is not None:
+            within("limit", query.limit, 1, most, _VERB)
+        for number in (query.after, query.array, query.index):
+            if number is not None:
+                within("job", number, 0, LARGEST_ID, _VERB)
+        if query.name is not None and len(query.name) > LONGEST_NAME:
+            raise BadValue(f"cannot {_VERB}: a pattern has at most {LONGEST_NAME} characters")
+        ago = span("time to look back", since, at_least=1, verb=_VERB)
+        begin = None if ago is None else self._context.clock.now() - ago
+        viewer = self._context.redacted_for(caller_of_request(request))
+        return replace(query, name_of=viewer, since=begin)
+
+
+def past_job_view(job: EndedJob, viewer: str | None = None) -> PastJobView:
+    """Return an ended job as a wire object; for a `viewer`, what other users ran is hidden."""
+    limit = job.time_limit_us
+    is_hidden = viewer not in (None, job.user)
+    kind: JobKind = "hold" if job.is_hold else "run"
+    label = str(job.id) if job.array is None else f"{job.array}_{job.array_index}"
+    return PastJobView(
+        id=job.id,
+        label=label if job.slurm_job is None else str(job.slurm_job),
+        name=HIDDEN if is_hidden else job.name,
+        user=job.user,
+        kind=kind if job.slurm_job is None else "slurm",
+        outcome=cast("WireOutcome", job.outcome),
+        exit_status=shell_status(job.outcome, job.exit_code, job.exit_signal),
+        submitted_at=instant(job.submitted_at) or "",
+        granted_at=instant(job.granted_at),
+        ended_at=instant(job.ended_at) or "",
+        gpus=job.gpus,
+        memory=job.asked if job.leased is None else job.leased,
+        used=job.used,
+        utilization=job.utilization,
+        time_limit=None if limit is None else limit / _MICROSECONDS,
+        command=None if is_hidden or job.alike is None else f"{job.alike} {job.same}",
+        slurm_job=job.slurm_job,
+        out_of_memory=job.out_of_memory,
+    )
