@@ -47,7 +47,7 @@ from gpulease.service.ports import (
     WorkerNews,
     WorkerStarted,
 )
-from gpulease.service.shared_call import SharedCall
+from gpulease.shared_calls import SharedCalls
 from gpulease.shim import process_tree
 from gpulease.shim.process_tree import Entry, deliver
 from gpulease.shim.record import forbid, read_record
@@ -77,7 +77,7 @@ class JobRunner:
         self._clock = clock
         self._complaints = LogOnce(_log)
         # Many jobs may end at once, and a look reads a part of /proc.
-        self._in_containers = SharedCall(lambda: asyncio.to_thread(processes.containers.look))
+        self._in_containers = SharedCalls()
         self._without_record: set[JobId] = set()
         """Jobs that have processes but no record in their directory."""
         self._end_reasons: dict[JobId, Outcome] = {}
@@ -175,7 +175,8 @@ class JobRunner:
 
         The processes of a docker container are not below the shim, and survive their client.
         """
-        if not await self._in_containers():
+        find = self._processes.containers.look
+        if not await self._in_containers(lambda: asyncio.to_thread(find)):
             return
         by_itself = news.outcome in (Outcome.EXITED, Outcome.SIGNALED)
         # A job that was stopped has had its grace.

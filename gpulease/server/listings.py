@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import starmap
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
@@ -19,24 +19,16 @@ from gpulease.server.job_json import JobJson
 from gpulease.server.job_views import JobViews
 from gpulease.server.machine_views import MachineViews
 from gpulease.server.queue_positions import without
-from gpulease.server.recent import Recent
 from gpulease.server.redaction import redact_machine
+from gpulease.server.view_sources import Recent
 from gpulease.service.explaining import Explainer
 from gpulease.service.job_list import JobPage
 from gpulease.service.ports import Clock
+from gpulease.shared_calls import SharedCalls
 from gpulease.wire.jobs import JobList
 from gpulease.wire.machine import UserWaitingView
 
 _ALL_IN_QUEUE = "gpulease status --queue all --json"
-
-
-class _Asked(NamedTuple):
-    """What requests for a status have in common if they share one."""
-
-    first: int | None
-    """The number of rows of the queue to show; None: each job."""
-    viewer: str | None
-    """The user for whom what others run is hidden."""
 
 
 class Listings:
@@ -63,9 +55,7 @@ class Listings:
         self._explainer = explainer
         self._status_thread = ThreadPoolExecutor(1, "status")
         self._list_thread = ThreadPoolExecutor(1, "listings")
-        self._next: dict[_Asked, asyncio.Task[bytes]] = {}
-        """The statuses to draw next."""
-        self._drawing = asyncio.Lock()
+        self._shared = SharedCalls()
         self._counted: tuple[Sequence[Job], list[UserWaitingView]] = (), []
         """The jobs of which those that wait were counted, by user."""
 
@@ -74,21 +64,16 @@ class Listings:
 
         For the user `redacted_for`, what others run is hidden.
         """
-        asked = _Asked(first, redacted_for)
-        if asked not in self._next:
-            self._next[asked] = asyncio.create_task(self._next_status(asked), name="status")
-        return await asyncio.shield(self._next[asked])
+        loop = asyncio.get_running_loop()
+        return await self._shared(
+            lambda: loop.run_in_executor(self._status_thread, self._status, first, redacted_for),
+            (first, redacted_for),
+        )
 
-    async def _next_status(self, asked: _Asked) -> bytes:
-        async with self._drawing:
-            del self._next[asked]
-            loop = asyncio.get_running_loop()
-            return await loop.run_in_executor(self._status_thread, self._status, asked)
-
-    def _status(self, asked: _Asked) -> bytes:
+    def _status(self, first: int | None, viewer: str | None) -> bytes:
         self._explainer.refresh_here()
         self._stopped.begin()
-        rows = self._status_views.rows(asked.first)
+        rows = self._status_views.rows(first)
         # Afterwards, so that no job that starts meanwhile is missing.
         holding = self._machine.holding()
         started = {job.id for job in holding}
@@ -98,12 +83,12 @@ class Listings:
         view.waiting = max(sum(map(len, shown)), len(self._machine.live()) - len(holding))
         view.more = None if len(shown) == view.waiting else _ALL_IN_QUEUE
         view.waiting_by_user = self._waiting_by_user()
-        if asked.viewer is not None:
-            view = redact_machine(view, asked.viewer)
+        if viewer is not None:
+            view = redact_machine(view, viewer)
         json = self._status_json
         view.jobs = _raw(
-            *(json.of(job, asked.viewer) for job in holding),
-            *(json.row(each, asked.viewer) for each in shown),
+            *(json.of(job, viewer) for job in holding),
+            *(json.row(each, viewer) for each in shown),
         )
         drawn = msgspec.json.encode(view)
         self._explainer.start()

@@ -11,8 +11,7 @@ from gpulease.domain.job import Job
 from gpulease.domain.queue_options import QueuePause
 from gpulease.domain.snapshot import ledgers
 from gpulease.errors import RecordUnwritable
-from gpulease.server.recent import Recent
-from gpulease.server.view_sources import ViewSources, instant
+from gpulease.server.view_sources import Recent, ViewSources, instant
 from gpulease.service.observation import Observation, snapshot
 from gpulease.service.ports import Clock, ProcessFinder
 from gpulease.service.queue_state import FindWindows

@@ -1,10 +1,10 @@
-"""What the views of jobs, leases and the machine are drawn from, and how they write instants."""
+"""What the views of jobs, leases and the machine have in common: sources, and instants."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Protocol
+from typing import Generic, Protocol, TypeVar
 
 from gpulease.domain.enforcement import UncoveredProcess
 from gpulease.domain.gpu import JobId
@@ -12,8 +12,16 @@ from gpulease.domain.job import Job
 from gpulease.service.hook_reports import HookReports
 from gpulease.service.idleness import IdleWatch
 from gpulease.service.overuse import OveruseWatch
+from gpulease.service.ports import Clock
 from gpulease.service.usage import PoolSeen
 from gpulease.wire.machine import EnforcementLevelView
+
+K = TypeVar("K", bound=Hashable)
+V = TypeVar("V")
+
+_OLD = timedelta(seconds=2)
+_AGAIN = 8
+"""Values from /proc that one answer reads again although they are not old."""
 
 
 class EnforcementLevels(Protocol):
@@ -54,3 +62,35 @@ def instant(at: datetime | None) -> str | None:
 def whole_minute(at: datetime) -> datetime:
     """Round up: a prediction is not exact, and a stream of jobs shows each change."""
     return at + timedelta(seconds=-at.timestamp() % 60)
+
+
+class Recent(Generic[K, V]):
+    """Keeps values that are read from /proc: each reading lets other threads delay the answer.
+
+    The first answer after a while reads all values that it needs. Answers that follow each other
+    soon read the new ones and a few others, so that each is quick. For one thread.
+    """
+
+    def __init__(self, read: Callable[[K], V], clock: Clock) -> None:
+        self._read = read
+        self._clock = clock
+        self._kept: dict[K, tuple[timedelta, V]] = {}
+        self._now = timedelta(0)
+        self._left = 0
+
+    def begin(self) -> None:
+        """Begin an answer."""
+        self._now, self._left = self._clock.steady(), _AGAIN
+        oldest = self._now - _OLD
+        self._kept = {key: each for key, each in self._kept.items() if each[0] > oldest}
+
+    def of(self, key: K) -> V:
+        """Return a value that is at most some seconds old."""
+        kept = self._kept.get(key)
+        if kept is not None:
+            if not self._left:
+                return kept[1]
+            self._left -= 1
+        value = self._read(key)
+        self._kept[key] = self._now, value
+        return value

@@ -17,7 +17,7 @@ from gpulease.domain.job import Job
 from gpulease.domain.lease import Lease
 from gpulease.domain.snapshot import Snapshot, ledgers
 from gpulease.service.ports import Clock, GpuProbe, InThread, Policy, ProcessFinder, Store
-from gpulease.service.shared_call import SharedCall
+from gpulease.shared_calls import SharedCalls
 
 _READ_AGAIN = "it counts as lost if the next reading says the same"
 
@@ -273,7 +273,7 @@ class GpuObserver:
         self._processes = processes
         self._clock = clock
         self._in_thread = in_thread
-        self._shared = SharedCall(self._observe)
+        self._shared = SharedCalls()
 
     @property
     def is_blind(self) -> bool:
@@ -293,7 +293,7 @@ class GpuObserver:
 
         Callers that arrive during an observation share the next one.
         """
-        return await self._shared()
+        return await self._shared(self._observe)
 
     async def _observe(self) -> Observation:
         seen = await self._in_thread(

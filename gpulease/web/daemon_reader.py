@@ -4,11 +4,11 @@ import asyncio
 import time
 from collections.abc import Callable, Hashable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from gpulease.client import Client
 from gpulease.errors import NotAllowed, TooMany
+from gpulease.shared_calls import SharedCalls
 
 Answer = TypeVar("Answer")
 
@@ -19,21 +19,13 @@ _FRESH_FOR_S = 1.0
 _CHECKED_FOR_S = 10.0
 
 
-@dataclass(slots=True)
-class _Asked:
-    """A question that was sent, and until when others may have its answer."""
-
-    answer: asyncio.Future[Any]
-    fresh_until: float
-
-
 class DaemonReader:
     """Asks the daemon for all browsers together."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
         self._threads = ThreadPoolExecutor(_THREADS, "daemon")
-        self._asked: dict[Hashable, _Asked] = {}
+        self._shared = SharedCalls(_THREADS)
         self._checked_until = 0.0
 
     @property
@@ -54,27 +46,12 @@ class DaemonReader:
         Raises:
             GpuleaseError: the daemon's error, NoDaemon, or TooMany if too many questions wait.
         """
-        self._forget()
-        asked = self._asked.get(key)
-        if asked is None:
-            if sum(not each.answer.done() for each in self._asked.values()) >= _MOST_PENDING:
-                raise TooMany("cannot ask the daemon: too many requests wait for it")
-            loop = asyncio.get_running_loop()
-            future = loop.run_in_executor(self._threads, self._answer, question)
-            asked = self._asked[key] = _Asked(future, time.monotonic() + fresh_for)
-        # If one browser disconnects, the others still get the answer.
-        answer: Answer = await asyncio.shield(asked.answer)
-        return answer
-
-    def _forget(self) -> None:
-        """Forget the answers that are old, and those that were errors: the daemon may be back."""
-        now = time.monotonic()
-        done = [(key, each) for key, each in self._asked.items() if each.answer.done()]
-        for key, each in done:
-            # This retrieves the exception, too: asyncio logs those that nothing has retrieved.
-            failed = each.answer.cancelled() or each.answer.exception() is not None
-            if failed or each.fresh_until <= now:
-                del self._asked[key]
+        if not self._shared.would_share(key, fresh_for) and self._shared.pending >= _MOST_PENDING:
+            raise TooMany("cannot ask the daemon: too many requests wait for it")
+        loop = asyncio.get_running_loop()
+        return await self._shared(
+            lambda: loop.run_in_executor(self._threads, self._answer, question), key, fresh_for
+        )
 
     def _answer(self, question: Callable[[Client], Answer]) -> Answer:
         """Ask, once it is sure that the daemon treats this process as any user."""
