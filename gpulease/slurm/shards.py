@@ -3,12 +3,25 @@
 All shards of a job are on one GPU. Slurm counts them and limits nothing.
 """
 
+import re
+from collections import Counter
+
 from gpulease.record import record
 from gpulease.units import MIB
 
 DEFAULT_SHARD = 256 * MIB
 """Bytes of one shard."""
 _UNITS = {"K": 1024, "M": 1024**2}
+_OF_NODE = re.compile(r"(?:^|,)(gpu|shard)(?::([^:,()]*[^:,()\d][^:,()]*))?(?::(\d+))?(?=[,(]|$)")
+"""Such as gpu:2, gpu:a100:2(S:0-1) or shard:192."""
+
+
+def gres_of_node(gres: str) -> Counter[tuple[str, str]]:
+    """Return the counts in the Gres of a node by gpu or shard and type, in its order."""
+    counts = Counter[tuple[str, str]]()
+    for name, kind, count in _OF_NODE.findall(gres):
+        counts[name, kind] += int(count or 1)
+    return counts
 
 
 def shards_for(memory: int, shard: int) -> int:

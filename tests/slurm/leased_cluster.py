@@ -1,7 +1,6 @@
 """Clusters with gpulease's hook in Slurm, and the leases on their nodes."""
 
 import re
-import subprocess
 import threading
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -76,14 +75,6 @@ def leases_in(status: StatusView) -> dict[int, JobView]:
 def where(cluster: Cluster, job: int) -> list[str]:
     """Return the nodes that hold a lease for a job."""
     return [name for name, node in cluster.nodes.items() if job in leases(node)]
-
-
-def run_hook(
-    cluster: Cluster, node: str, user: str, context: str, variables: Mapping[str, str]
-) -> subprocess.CompletedProcess[str]:
-    """Run the hook on a node by hand, as Slurm runs it in a context."""
-    given = {"SLURM_SCRIPT_CONTEXT": context, "SLURMD_NODENAME": node, **variables}
-    return cluster.run(f"/etc/slurm/{HOOK}", user=user, node=node, env=given, check=False)
 
 
 @dataclass

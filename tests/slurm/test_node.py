@@ -103,15 +103,6 @@ def test_a_job_over_its_lease_is_notified_and_stopped(idle: Cluster) -> None:
     wait_for("its lease ends", lambda: has_ended(idle, job))
 
 
-def test_srun_shows_why_its_job_is_stopped(idle: Cluster) -> None:
-    done = idle.run(
-        "srun", "--gres=shard:1", "--nodelist=n1", "python", "-c", _HOLD.format(size=GIB),
-        check=False,
-    )  # fmt: skip
-    assert done.returncode
-    assert "its lease is 256M" in done.stderr
-
-
 def test_processes_that_slurm_leaves_behind_are_killed(idle: Cluster) -> None:
     script = "setsid sh -c 'trap : TERM; while :; do sleep 1; done' >/dev/null 2>&1 & sleep 0.5"
     job = idle.sbatch(script, "--gres=shard:16", "--nodelist=n1")
@@ -208,26 +199,6 @@ def test_leases_stay_while_slurmctld_is_away(idle: Cluster) -> None:
     finally:
         idle.start_controller()
     idle.wait_until(job, "RUNNING")
-
-
-def test_leases_and_jobs_agree_after_everything_was_killed(idle: Cluster) -> None:
-    node = idle.nodes["n1"]
-    stays = idle.sbatch("sleep 300", "--gres=shard:16", "--nodelist=n1")
-    ends = idle.sbatch("sleep 6", "--gres=shard:16", "--nodelist=n1")
-    for job in (stays, ends):
-        idle.wait_until(job, "RUNNING")
-        lease_of(idle, job)
-    idle.wait_until_saved(stays)
-    node.kill_daemon()
-    node.kill_slurmd()
-    idle.kill_controller()
-    time.sleep(4)
-    node.start_daemon()
-    idle.start_controller()
-    node.start_slurmd()
-    wait_for("the job that has ended has no lease", lambda: has_ended(idle, ends))
-    assert lease_of(idle, stays)
-    assert idle.job(stays)["JobState"] == "RUNNING"
 
 
 def published(cluster: Cluster, node: str = "n1") -> NodeSummary | None:

@@ -182,13 +182,6 @@ def test_a_node_without_a_daemon_is_drained_and_its_job_queued_again(idle: Clust
     idle.wait_until(job, "RUNNING")
 
 
-def test_jobs_without_gpus_need_no_daemon(idle: Cluster) -> None:
-    node = idle.nodes["n1"]
-    node.kill_daemon()
-    assert idle.run("srun", "--nodelist=n1", "hostname").stdout == "n1\n"
-    node.start_daemon()
-
-
 def test_the_hook_is_installed_where_the_admin_says(idle: Cluster) -> None:
     folder = Path("/etc/slurm/prolog.d")
     idle.run("mkdir", str(folder), user="root", node="n1")

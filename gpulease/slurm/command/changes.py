@@ -1,13 +1,10 @@
-"""`gpulease cancel` on a cluster: scancel."""
+"""`gpulease cancel` and `gpulease extend` on a cluster: scancel, and scontrol update."""
 
 import math
 import os
-import re
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from datetime import timedelta
 from fnmatch import fnmatchcase
-from functools import cache
 
 from gpulease.cli.caller import refuse_unknown_user
 from gpulease.cli.job_selection import Selection, for_each, no_match
@@ -23,7 +20,6 @@ _MOST_ONE_BY_ONE = 20
 """Jobs for which the result is printed one by one."""
 _DEADLINE_S = 120.0
 """For one scancel of any number of jobs."""
-_KILL_WAIT = re.compile(r"^KillWait\s*= (\d+ sec)$", re.MULTILINE)
 _MINUTE_S = 60
 _DENIED = ("ermission denied", "nvalid user id", "not allowed")
 _OVER = ("already finished", "already completing", "nvalid job id")
@@ -76,16 +72,7 @@ def _cancel(job: str, rows: Sequence[Row]) -> str:
         return f"{what}: {_summary(live)}"
     if state_of(live[0]) == "queued":
         return f"{what} is cancelled"
-    return f"{what} is ending; Slurm kills processes that remain after {_grace()}"
-
-
-@cache
-def _grace() -> str:
-    """Return the time between SIGTERM and SIGKILL, as Slurm writes it: 30 sec."""
-    with suppress(SlurmFailed):
-        if found := _KILL_WAIT.search(run_slurm(["scontrol", "show", "config"])):
-            return found[1]
-    return "its grace"
+    return f"{what} is ending; Slurm kills processes that remain after KillWait"
 
 
 def _summary(live: Sequence[Row]) -> str:

@@ -1,4 +1,4 @@
-"""Jobs of Slurm, read from squeue."""
+"""Jobs of Slurm, read from squeue, and why they wait or ended, in words."""
 
 import os
 import re

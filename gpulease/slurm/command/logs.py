@@ -1,4 +1,8 @@
-"""`gpulease logs` on a cluster: the files with the output of jobs of Slurm."""
+"""`gpulease logs` on a cluster: the files with the output of jobs of Slurm.
+
+slurmd writes that of a batch job to files that its owner named. That of a job in the foreground
+goes to the srun that started it, and is kept nowhere.
+"""
 
 import os
 import stat

@@ -1,4 +1,4 @@
-"""`gpulease run` on a cluster: what is asked of Slurm; `submission` hands it over."""
+"""`gpulease run` on a cluster: it becomes srun, or with -d has sbatch take a script."""
 
 from __future__ import annotations
 

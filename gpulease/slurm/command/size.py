@@ -6,8 +6,6 @@ Slurm accepts what no GPU can hold, and lets it wait: it is refused here.
 from __future__ import annotations
 
 import os
-import re
-from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from gpulease.errors import BadValue, CannotLease
@@ -17,7 +15,7 @@ from gpulease.record import record
 from gpulease.slurm.commands import run_slurm
 from gpulease.slurm.node_summary import NodeSummary, decode, learnt_size
 from gpulease.slurm.records import parse_records
-from gpulease.slurm.shards import DEFAULT_SHARD, shards_for, shards_of_gpu
+from gpulease.slurm.shards import DEFAULT_SHARD, gres_of_node, shards_for, shards_of_gpu
 from gpulease.units import MIB, Share, format_above, format_size, parse_memory
 from gpulease.wire.text import from_wire
 
@@ -26,8 +24,6 @@ if TYPE_CHECKING:
     from gpulease.wire.requests import SubmitRequest
 
 _WHOLE = "for whole GPUs: --gpus {count} --exclusive"
-_GRES = re.compile(r"(?:^|,)(gpu|shard)(?::([^:,()]*[^:,()\d][^:,()]*))?(?::(\d+))?(?=[,(]|$)")
-"""Such as gpu:2, gpu:a100:2(S:0-1) or shard:192."""
 
 
 @record(frozen=True)
@@ -158,7 +154,7 @@ def read_capacity(shard: int | None) -> Capacity:
 
 def capacity_of(nodes: Iterable[Mapping[str, str]], shard: int | None) -> Capacity:
     """Return what nodes, as scontrol shows them, offer."""
-    known = [(_counts(node.get("Gres", "")), decode(node.get("Extra"))) for node in nodes]
+    known = [(gres_of_node(node.get("Gres", "")), decode(node.get("Extra"))) for node in nodes]
     summaries = [summary for _, summary in known if summary is not None]
     size = shard or next((each.shard for each in summaries), DEFAULT_SHARD)
     sizes = frozenset(shards for node in known for shards in _sizes(*node, size) if shards)
@@ -171,15 +167,7 @@ def capacity_of(nodes: Iterable[Mapping[str, str]], shard: int | None) -> Capaci
     )
 
 
-_Counts = Counter[tuple[str, str]]
-
-
-def _counts(gres: str) -> _Counts:
-    """Return the counts of GPUs and shards by type."""
-    counts = _Counts()
-    for name, kind, count in _GRES.findall(gres):
-        counts[name, kind] += int(count or 1)
-    return counts
+_Counts = Mapping[tuple[str, str], int]
 
 
 def _total(counts: _Counts, name: str) -> int:

@@ -48,6 +48,11 @@ _FOREGROUND_ONLY = {
     "--pty": "a batch job has no terminal",
     "--shell": "a batch job has no terminal",
 }
+_MAIL_TYPES = {
+    "start": "BEGIN", "end": "END", "fail": "FAIL", "oom": "FAIL", "time-left": "TIME_LIMIT_90",
+}  # fmt: skip
+_NO_MAIL = "over-lease"
+"""Slurm does not know of leases; a default for all jobs may have it."""
 _CONDITIONS = {"ok": "afterok", "fail": "afternotok", "any": "afterany"}
 _JOB = re.compile(r"\d+(?:_\d+)?", re.ASCII)
 
@@ -79,19 +84,6 @@ def slurm_options(options: RunOptions, request: SubmitRequest, gres: str) -> lis
         words.append("--requeue")
     words += _mail_types(request.notify)
     return words
-
-
-_MAIL_TYPES = {
-    "start": "BEGIN",
-    "end": "END",
-    "fail": "FAIL",
-    "oom": "FAIL",
-    "time-left": "TIME_LIMIT_90",
-}
-
-
-_NO_MAIL = "over-lease"
-"""Slurm does not know of leases; a default for all jobs may have it."""
 
 
 def _mail_types(events: Sequence[str]) -> list[str]:

@@ -1,4 +1,4 @@
-"""`gpulease wait` on a cluster: ask squeue until jobs have ended."""
+"""`gpulease wait` on a cluster, which asks squeue until jobs have ended, and `attach`: sattach."""
 
 import os
 import time

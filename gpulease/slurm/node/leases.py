@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, 
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from fractions import Fraction
+from functools import partial
 from typing import Final
 
 from gpulease.domain.gpu import GpuMemory, GpuReading, GpuUuid, JobId
@@ -163,7 +164,9 @@ class SlurmLeases:
         )
         while True:
             try:
-                return await self._grant_now(request, allocation, seen)
+                order = _submission(request, allocation, seen, self._policy())
+                uses = await self._uses(order, seen) if request.is_running else {}
+                return await self._in_writer(partial(self._store, order, seen, uses))
             except SlurmRefusal as refusal:
                 if not (refusal.may_pass and self._is_settling()):
                     raise
@@ -174,13 +177,6 @@ class SlurmLeases:
         """Return whether memory was freed a moment ago, so that a reading may still show it."""
         freed_at = self._scheduler.supervisor.freed_at
         return freed_at is not None and self._clock.now() - freed_at < self.settles_within
-
-    async def _grant_now(
-        self, request: SlurmRequest, allocation: NodeAllocation, seen: Observation
-    ) -> Job:
-        order = _submission(request, allocation, seen, self._policy())
-        uses = await self._uses(order, seen) if request.is_running else {}
-        return await self._in_writer(lambda: self._store(order, seen, uses))
 
     async def _uses(self, order: Submission, seen: Observation) -> Mapping[GpuUuid, GpuUse]:
         try:

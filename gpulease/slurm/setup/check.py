@@ -32,6 +32,7 @@ from gpulease.slurm.setup.node_files import (
     name_of,
     read_node,
 )
+from gpulease.slurm.shards import gres_of_node
 from gpulease.units import format_size
 from gpulease.wire.machine import CheckView
 
@@ -39,7 +40,6 @@ OLDEST = (22, 5)
 """The first version of Slurm with shards."""
 _HOOKS = ("Prolog", "Epilog", "TaskProlog")
 _SETTING = re.compile(r"^(\w+)(?:\[\d+\])? *= (.*)$", re.MULTILINE)
-_GRES = re.compile(r"(gpu|shard):(?:([^:,()]+):)?(\d+)")
 _LINES = "gpulease-setup slurm prints the lines for slurm.conf and gres.conf"
 _STARTS_WITHIN_S, _ENDS_WITHIN_S = 20, 60
 """A job that tries the node."""
@@ -171,7 +171,7 @@ def _node(found: Found) -> Iterator[CheckView]:
     else:
         yield CheckView("node", "ok", f"{name} is {state}")
     yield _counts(found, record.get("Gres", ""))
-    if any(name == "gpu" and not kind for name, kind, _ in _GRES.findall(record.get("Gres", ""))):
+    if ("gpu", "") in gres_of_node(record.get("Gres", "")):
         yield CheckView(
             "types", "warning",
             "GPUs have no type: Slurm 22.05 starts jobs for whole GPUs where shards are in use, "
@@ -181,11 +181,9 @@ def _node(found: Found) -> Iterator[CheckView]:
 
 def shards_by_gpu(gres: str) -> list[int]:
     """Return the shards of each GPU in a node's Gres: its order, and evenly within a type."""
-    gpus: dict[str, int] = {}
-    shards: dict[str, int] = {}
-    for name, kind, count in _GRES.findall(gres):
-        counts = gpus if name == "gpu" else shards
-        counts[kind] = counts.get(kind, 0) + int(count)
+    counts = gres_of_node(gres)
+    gpus = {kind: count for (name, kind), count in counts.items() if name == "gpu"}
+    shards = {kind: count for (name, kind), count in counts.items() if name == "shard"}
     if set(shards) != set(gpus):
         every = sum(gpus.values())
         return [sum(shards.values()) // every] * every if every else []
