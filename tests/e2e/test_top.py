@@ -8,11 +8,11 @@ from collections.abc import Awaitable, Callable, Iterator
 
 import pytest
 from textual.pilot import Pilot
+from textual.widgets import Static
 
 from daemon_rig import Daemon, wait_for
 from gpulease.cli.top.app import TopApp
-from gpulease.cli.top.lines import Lines
-from gpulease.cli.top.text import Terminal
+from gpulease.cli.top.lines import Lines, Terminal
 
 PATIENCE_S = 30.0
 EVERY_S = 0.3
@@ -30,10 +30,13 @@ class User:
 
     @property
     def screen(self) -> str:
-        return "\n".join(
-            line for widget in self.app.screen.query(Lines) if widget.display
-            for line in widget.lines
-        )  # fmt: skip
+        shown = []
+        for widget in self.app.screen.query():
+            if isinstance(widget, Lines) and widget.display:
+                shown += widget.lines
+            elif isinstance(widget, Static):
+                shown.append(str(widget.render()))
+        return "\n".join(shown)
 
     async def press(self, *keys: str) -> None:
         await self.pilot.press(*keys)

@@ -8,16 +8,19 @@ import pytest
 from daemon_stand_in import views
 from gpulease.cli.memory_layers import owner_style
 from gpulease.cli.top.gpus import (
+    MOST,
     PANEL,
+    STEP_S,
     Layout,
+    Trend,
     Trends,
     bar,
     gpu_lines,
     layout,
     shown_gpus,
+    sparkline,
 )
-from gpulease.cli.top.text import ascii_only, plain, width_of
-from gpulease.cli.top.trend import MOST, STEP_S, Trend, sparkline
+from gpulease.cli.top.lines import ascii_only, plain, width_of
 from gpulease.units import GIB
 from gpulease.wire.jobs import JobView, LeaseView
 from gpulease.wire.machine import GpuView

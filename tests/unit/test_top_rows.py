@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from daemon_stand_in import views
+from gpulease.cli.top.lines import plain
 from gpulease.cli.top.rows import Listing
 from gpulease.cli.top.sections import (
     SORT_COLUMNS,
@@ -19,7 +20,6 @@ from gpulease.cli.top.sections import (
     parse_filter,
     sections,
 )
-from gpulease.cli.top.text import plain
 from gpulease.drawing.words import labels_of
 from gpulease.errors import BadUsage
 from gpulease.units import GIB

@@ -2,10 +2,19 @@
 
 import pytest
 
-from gpulease.cli.top.lines import last_difference, styled
+from gpulease.cli.top.lines import (
+    Column,
+    apart,
+    ascii_only,
+    fitted,
+    last_difference,
+    plain,
+    row,
+    styled,
+    widths,
+)
 from gpulease.cli.top.output import MOST_LINES, OutputText
 from gpulease.cli.top.screens import keys_in
-from gpulease.cli.top.text import Column, apart, ascii_only, fitted, plain, row, widths
 from gpulease.wire.frames import FrameKind
 
 OUT, ERR = FrameKind.STDOUT, FrameKind.STDERR

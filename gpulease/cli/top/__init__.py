@@ -46,7 +46,7 @@ def top(
     client.status(queue=0)
     screen = screen_of(sys.stdout, environment())
     from gpulease.cli.top.app import run
-    from gpulease.cli.top.text import Terminal
+    from gpulease.cli.top.lines import Terminal
 
     terminal = Terminal(has_colour(screen), utf8=not screen.ascii)
     if not terminal.colour:

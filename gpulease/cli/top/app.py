@@ -21,15 +21,14 @@ from gpulease.cli.cancel_jobs import result as cancelled
 from gpulease.cli.cancel_jobs import summary
 from gpulease.cli.render import own_name
 from gpulease.cli.signals import Killed
-from gpulease.cli.top.help import TEXT
+from gpulease.cli.top.gpus import MOST, STEP_S
 from gpulease.cli.top.job_screen import JobScreen
 from gpulease.cli.top.jobs import Jobs
+from gpulease.cli.top.lines import Terminal
 from gpulease.cli.top.machine_screen import MachineScreen
 from gpulease.cli.top.poll import Look, Poller
 from gpulease.cli.top.screens import Ask, Confirm, Help
 from gpulease.cli.top.sections import Item, Stranger, array_waiting, parse_filter
-from gpulease.cli.top.text import Terminal
-from gpulease.cli.top.trend import MOST, STEP_S
 from gpulease.client import Client
 from gpulease.drawing.words import clean, id_of, ids_of, named
 from gpulease.errors import GpuleaseError, NoSuchRoute
@@ -185,7 +184,7 @@ class TopApp(App[None]):
 
     def action_help(self) -> None:
         """Show the keys."""
-        self.push_screen(Help(TEXT, self._terminal))
+        self.push_screen(Help())
 
     def action_look(self) -> None:
         """Look at once."""

@@ -13,10 +13,9 @@ from gpulease.cli.chart import Times, memory_chart
 from gpulease.cli.job_page import page
 from gpulease.cli.memory_layers import job_layers
 from gpulease.cli.tables import draw
-from gpulease.cli.top.lines import Lines, styled
+from gpulease.cli.top.lines import Line, Lines, Terminal, styled
 from gpulease.cli.top.output import OutputFollower
 from gpulease.cli.top.screens import TopScreen
-from gpulease.cli.top.text import Line, Terminal
 from gpulease.client import Client
 from gpulease.drawing.words import clean, id_of, instant, label, labels_of, named
 from gpulease.wire.history import JobGpuSeriesView, JobMemoryView

@@ -9,10 +9,9 @@ from textual.binding import Binding, BindingType
 from textual.events import Resize
 from textual.message import Message
 
-from gpulease.cli.top.lines import Lines
+from gpulease.cli.top.lines import Line, Lines, Terminal, fitted, plain
 from gpulease.cli.top.rows import Listing
 from gpulease.cli.top.sections import Item, Section, Sort, jobs_in, key_of
-from gpulease.cli.top.text import Line, Terminal, fitted, plain
 
 _HEAD = 2
 """Lines above the rows of a section: its title, and the titles of its columns."""

@@ -17,7 +17,7 @@ from gpulease.cli.top.gpus import (
     shown_gpus,
 )
 from gpulease.cli.top.jobs import Jobs, lines_of
-from gpulease.cli.top.lines import Lines
+from gpulease.cli.top.lines import Line, Lines, Terminal, apart
 from gpulease.cli.top.screens import TopScreen
 from gpulease.cli.top.sections import (
     Filter,
@@ -27,7 +27,6 @@ from gpulease.cli.top.sections import (
     jobs_in,
     sections,
 )
-from gpulease.cli.top.text import Line, Terminal, apart
 from gpulease.drawing.gpus import models
 from gpulease.drawing.words import clean, index_of, labels_of, shorten
 from gpulease.wire.history import GpuHistoryView

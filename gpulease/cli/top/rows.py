@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from gpulease.cli.status_page import why_waiting
+from gpulease.cli.top.lines import Column, Line, Span, row, widths
 from gpulease.cli.top.sections import (
     Item,
     Kind,
@@ -19,7 +20,6 @@ from gpulease.cli.top.sections import (
     user_of,
     where,
 )
-from gpulease.cli.top.text import Column, Line, Span, row, widths
 from gpulease.drawing.words import (
     UNKNOWN,
     amount,

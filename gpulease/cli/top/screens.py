@@ -5,16 +5,39 @@ from typing import ClassVar
 
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
+from textual.containers import Vertical, VerticalScroll
 from textual.events import Key, Resize
 from textual.screen import ModalScreen, Screen
-from textual.widgets import Input
+from textual.widgets import Input, Static
 
-from gpulease.cli.top.lines import Lines
-from gpulease.cli.top.text import Line, Terminal, fitted
+from gpulease.cli.top.lines import Line, Lines, Terminal, ascii_only, fitted
 from gpulease.drawing.words import clean
 from gpulease.errors import GpuleaseError
 
 _HELP = "? help"
+_TEXT = """\
+
+  arrows, PgUp, PgDn   select a row          Enter   open a job
+  Tab, left, right     jobs or queue         Esc     back; show all rows again
+  s, S                 sort by the next, or the previous column; r reverses
+  /                    filter: text, user=NAME, gpu=N
+  u, g, m              filter by user, by GPU, or show only yours
+  Space                look at once          q       quit
+
+  c cancel   e extend   k keep   a attach
+                       are about the selected or the open job, and ask first
+
+memory of a GPU, from left to right:
+  name and #, or a full block    used under leases of that user
+  = or a shade                   leased by that user, and not used
+  ! or a checkered block         used without a lease
+  . or a light shade             free
+  x or a dark shade              not leased, but a job has the GPU alone
+
+util, memory   the last minutes, ten seconds for each character
+
+Esc closes this page.
+"""
 _MOST_NOTES = 4
 """Lines for messages."""
 
@@ -137,47 +160,38 @@ class Ask(ModalScreen[str | None]):
         self.dismiss(None)
 
 
-class Question(Lines):
+class Question(Vertical):
     """A question, in as many lines as it needs, and the keys that answer it."""
 
-    def __init__(self, question: str, keys: str, terminal: Terminal) -> None:
-        super().__init__(terminal)
-        self._question = question
-        self._answers = keys
+    DEFAULT_CSS = """
+    Question { height: auto; }
+    Question .question { text-style: bold; }
+    Question .answers { width: auto; text-style: reverse; }
+    """
 
-    def on_mount(self) -> None:
-        """Show both."""
-        lines: list[Line] = [
-            ((line, "title"),) for line in wrap(self._question, self.app.size.width)
-        ]
-        lines.append(((self._answers, "keys"),))
-        self.styles.height = len(lines)
-        self.show(lines)
+    def __init__(self, question: str, keys: str, terminal: Terminal) -> None:
+        shown = question if terminal.utf8 else ascii_only(question)
+        super().__init__(
+            Static(shown, classes="question", markup=False),
+            Static(keys, classes="answers", markup=False),
+        )
 
 
 class Help(ModalScreen[None]):
     """Shows the keys, and what the marks mean."""
 
-    DEFAULT_CSS = """
-    Help { background: ansi_default; }
-    Help > Lines { height: 1fr; width: 100%; }
-    """
+    DEFAULT_CSS = "Help { background: ansi_default; }"
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape,q,question_mark,enter,space,ctrl+c", "leave", show=False, priority=True),
     ]
 
-    def __init__(self, text: str, terminal: Terminal) -> None:
-        super().__init__()
-        self._text = text
-        self._lines = Lines(terminal)
-
     def compose(self) -> ComposeResult:
-        """Fill the screen."""
-        yield self._lines
+        """Fill the screen; on a small one the arrows scroll."""
+        yield VerticalScroll(Static(_TEXT, markup=False))
 
     def on_mount(self) -> None:
-        """Show the text."""
-        self._lines.show([((line, ""),) for line in self._text.splitlines()])
+        """Let keys go to the text."""
+        self.query_one(VerticalScroll).focus()
 
     def action_leave(self) -> None:
         """Go back."""
