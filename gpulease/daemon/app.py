@@ -53,6 +53,7 @@ from gpulease.service.health import Drains, HealthPolicy, HealthWatch
 from gpulease.service.hook_reports import HookReports
 from gpulease.service.idleness import IdleWatch
 from gpulease.service.job_accounting import JobAccounting
+from gpulease.service.job_samples import MeanUtilization
 from gpulease.service.job_supervisor import LauncherOf
 from gpulease.service.observation import GpuObserver, Observation
 from gpulease.service.overuse import OveruseWatch
@@ -60,11 +61,9 @@ from gpulease.service.pause import Pauses
 from gpulease.service.ports import Policy, Quotas
 from gpulease.service.scheduler import Scheduler
 from gpulease.service.usage import Usage
-from gpulease.service.utilization import MeanUtilization
 from gpulease.service.windows import Windows
 from gpulease.slurm.node.node import SlurmNode, build_launchers, slurm_policy
-from gpulease.store.memory_history import MemoryHistory
-from gpulease.store.memory_series import MemorySeries
+from gpulease.store.memory_history import MemoryHistory, MemorySeries
 from gpulease.store.usage import PoolUsage, UsageTotals
 from gpulease.timers import LocalTime
 from gpulease.units import Share, format_size

@@ -18,7 +18,7 @@ from gpulease.domain.memory_series import HOLDS_FOR_S, JobSpan, JobSpans
 from gpulease.domain.snapshot import ledgers
 from gpulease.errors import RecordDamaged, RecordUnwritable
 from gpulease.host.state_dir import StateDirectory
-from gpulease.service.job_memory import PoolOf, job_samples
+from gpulease.service.job_samples import PoolOf, job_samples
 from gpulease.service.log_once import LogOnce
 from gpulease.service.observation import Observation, snapshot
 from gpulease.service.ports import Clock, InThread

@@ -21,7 +21,7 @@ from gpulease.domain.notifications import NotifyEvent
 from gpulease.domain.placement import Placement
 from gpulease.domain.plan import Plan, plan
 from gpulease.domain.queue_options import NO_OPTIONS, QueuePause
-from gpulease.domain.standing import UserStanding
+from gpulease.domain.standing import UserStanding, standings
 from gpulease.errors import RecordUnwritable
 from gpulease.service import adoption, editing, jobs, submission
 from gpulease.service.adoption import Adoption
@@ -39,7 +39,6 @@ from gpulease.service.metrics import DURATIONS, Histogram
 from gpulease.service.observation import GpuObserver, Observation, Peaks
 from gpulease.service.ports import Clock, Event, InThread, Policy, Store, Submission, Transaction
 from gpulease.service.queue_state import FindWindows, QueueState, no_windows
-from gpulease.service.shares import shares
 from gpulease.service.transactions import change_jobs
 from gpulease.units import format_span
 
@@ -463,11 +462,14 @@ class Scheduler:
         return job
 
     async def shares(self) -> Sequence[UserStanding]:
-        """Return the users of the queue, in the order of their turns."""
+        """Return the users of the queue, in the order of their turns. Nothing is granted."""
         seen = await self.observer.recent()
-        return await self._in_writer(
-            lambda: shares(self.store, seen, self.policy, self._clock, self._state)
-        )
+        # In the writing thread, which owns the state of the queue.
+        return await self._in_writer(lambda: self._shares(seen))
+
+    def _shares(self, seen: Observation) -> Sequence[UserStanding]:
+        live, drained, at = self.store.live(), self.store.drained(), self._clock.now()
+        return standings(plan(self._state.snapshot(live, seen, self.policy, drained, at)))
 
     async def keep(self, job_id: JobId, span: timedelta, who: str) -> Job:
         """Exempt a job from idle checks for `span`. Raises what `idleness.keep` raises."""

@@ -1,5 +1,7 @@
 """The memory of each GPU and of each job over time, in rows that cover longer spans with age.
 
+`MemoryHistory` writes and merges the rows, `MemorySeries` reads them.
+
 A row has the largest value of its span, since peaks matter, and what the mean is made of: the sum
 of the values times the seconds for which they held, and these seconds. Both stay exact when rows
 are merged.
@@ -12,15 +14,31 @@ seconds of history, never a lease.
 After the clock was set back, newer rows replace those of the same instants.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 from sqlalchemy import Connection, TextClause, bindparam, select, text
 
 from gpulease.domain.gpu import GpuMemory, GpuUuid, JobId, UnmanagedBefore
-from gpulease.domain.memory_series import HOLDS_FOR_S, JOB_SPAN_S, JobSpan
+from gpulease.domain.memory_series import (
+    HOLDS_FOR_S,
+    JOB_SPAN_S,
+    Figure,
+    GpuSeries,
+    Grid,
+    JobSeries,
+    JobSpan,
+    Span,
+    by_owner,
+    held,
+    means_of_owners,
+    ranked,
+    series_of,
+    total,
+)
 from gpulease.errors import RecordUnwritable
 from gpulease.store.statements import REMEMBER_GPU, seen_gpu
 from gpulease.store.store import SqlStore
@@ -59,8 +77,8 @@ class Sample:
     gpus: tuple[GpuMemory, ...]
 
 
-VALUES = ("used", "leased", "committed", "unmanaged", "utilization", "temperature", "power")
-JOB_VALUES = ("used", "pool", "utilization")
+_VALUES = ("used", "leased", "committed", "unmanaged", "utilization", "temperature", "power")
+_JOB_VALUES = ("used", "pool", "utilization")
 
 
 def _columns(values: Sequence[str], form: str = "{0}, {0}_sum, {0}_seconds") -> str:
@@ -69,13 +87,13 @@ def _columns(values: Sequence[str], form: str = "{0}, {0}_sum, {0}_seconds") -> 
 
 
 _MERGED = "max({0}), sum({0}_sum), sum({0}_seconds)"
-_ALL = _columns(VALUES)
-_JOB_ALL = _columns(JOB_VALUES)
-MERGED, JOB_MERGED = _columns(VALUES, _MERGED), _columns(JOB_VALUES, _MERGED)
+_ALL = _columns(_VALUES)
+_JOB_ALL = _columns(_JOB_VALUES)
+_GPU_MERGED, _JOB_MERGED = _columns(_VALUES, _MERGED), _columns(_JOB_VALUES, _MERGED)
 """What several rows are merged into, by SQL."""
 _HELD = "{0}, {0} * seconds AS {0}_sum, CASE WHEN {0} IS NOT NULL THEN seconds END AS {0}_seconds"
-SAMPLES = f"""
-    (SELECT uuid, resolution, at, {_columns(VALUES, _HELD)} FROM
+_SAMPLE_ROWS = f"""
+    (SELECT uuid, resolution, at, {_columns(_VALUES, _HELD)} FROM
         (SELECT *, min({HOLDS_FOR_S}, (coalesce(
             lead(at) OVER (PARTITION BY uuid ORDER BY at), max(:next, at + 1000000)
         ) - at) / 1000000) AS seconds
@@ -93,15 +111,15 @@ _DELETE_NOW = text(
 )
 _ADD_SAMPLE = text(
     f"""
-    INSERT OR REPLACE INTO gpu_memory (uuid, resolution, at, {", ".join(VALUES)})
-    VALUES (:uuid, :resolution, :at, {_columns(VALUES, ":{0}")})
+    INSERT OR REPLACE INTO gpu_memory (uuid, resolution, at, {", ".join(_VALUES)})
+    VALUES (:uuid, :resolution, :at, {_columns(_VALUES, ":{0}")})
     """  # noqa: S608
 ).bindparams(bindparam("at", type_=Instant))
 # A job may have been deleted since.
 _ADD_JOB_SPAN = text(
     f"""
     INSERT OR REPLACE INTO job_memory (gpu, resolution, at, job, {_JOB_ALL})
-    SELECT number, :resolution, :at, :job, {_columns(JOB_VALUES, ":{0}, :{0}_sum, :{0}_seconds")}
+    SELECT number, :resolution, :at, :job, {_columns(_JOB_VALUES, ":{0}, :{0}_sum, :{0}_seconds")}
     FROM gpus WHERE uuid = :gpu AND EXISTS (SELECT 1 FROM jobs WHERE id = :job)
     """  # noqa: S608
 )
@@ -176,8 +194,8 @@ def _add_samples(connection: Connection, samples: Sequence[Sample]) -> None:
     connection.execute(_ADD_SAMPLE, [*rows, *present])
 
 
-def gpu_values(gpu: GpuMemory) -> tuple[int | None, ...]:
-    """Return what is stored of a ledger, in the order of `VALUES`."""
+def _gpu_values(gpu: GpuMemory) -> tuple[int | None, ...]:
+    """Return what is stored of a ledger, in the order of `_VALUES`."""
     reading = gpu.reading
     power = None if reading.power is None else round(reading.power)
     return (
@@ -192,7 +210,7 @@ def _rows(sample: Sample) -> Iterable[dict[str, object]]:
             "uuid": gpu.uuid,
             "resolution": RESOLUTIONS[0].seconds,
             "at": sample.at.replace(microsecond=0),
-            **dict(zip(VALUES, gpu_values(gpu), strict=True)),
+            **dict(zip(_VALUES, _gpu_values(gpu), strict=True)),
         }
 
 
@@ -204,7 +222,7 @@ def _span_values(span: JobSpan) -> dict[str, object]:
         "job": span.job,
         **{
             f"{value}{part}": known
-            for value, figure in zip(JOB_VALUES, span.figures, strict=True)
+            for value, figure in zip(_JOB_VALUES, span.figures, strict=True)
             for part, known in zip(("", "_sum", "_seconds"), figure, strict=True)
         },
     }
@@ -246,14 +264,14 @@ class _Table:
     delete: TextClause
 
 
-_MERGE_JOBS = _merge("job_memory", "job_memory", ("gpu", "job"), _JOB_KEY, JOB_VALUES)
+_MERGE_JOBS = _merge("job_memory", "job_memory", ("gpu", "job"), _JOB_KEY, _JOB_VALUES)
 _TABLES = (
     _Table(
         RESOLUTIONS,
         (
-            _merge("gpu_memory", SAMPLES.format(gpus=_GPUS_SEEN), ("uuid",), "1", VALUES)
+            _merge("gpu_memory", _SAMPLE_ROWS.format(gpus=_GPUS_SEEN), ("uuid",), "1", _VALUES)
             .bindparams(begin=0, next=0),
-            _merge("gpu_memory", "gpu_memory", ("uuid",), _GPU_KEY, VALUES),
+            _merge("gpu_memory", "gpu_memory", ("uuid",), _GPU_KEY, _VALUES),
         ),
         _deletion("gpu_memory", _GPU_KEY),
     ),
@@ -307,3 +325,157 @@ def delete_job_memory(connection: Connection, jobs: Sequence[JobId]) -> None:
     ]
     if spans:
         connection.execute(_DELETE_OF_JOB, spans)
+
+
+_US = 1_000_000
+# Rows move from a finer resolution to a coarser one, so an instant is in one of them only. The
+# database merges what is in one step: rows that are longer than a step stay alone. What is outside
+# the range that was asked for is not merged with what is in it.
+_STEP = "(at - :begin) / :step, at >= :first AND at < :last"
+_OF_JOBS = "gpu = (SELECT number FROM gpus WHERE uuid = :gpu) AND resolution = :resolution"
+
+
+def _merging(values: str, source: str, where: str) -> TextClause:
+    return text(
+        f"""
+        SELECT min(at) / {_US}, {values} FROM {source}
+        WHERE {where} AND at >= :begin AND at < :end
+        GROUP BY {_STEP}
+        """  # noqa: S608
+    )
+
+
+_SAMPLES = _merging(_GPU_MERGED, _SAMPLE_ROWS.format(gpus="(:gpu)"), "1")
+_GPU = _merging(_GPU_MERGED, "gpu_memory", "uuid = :gpu AND resolution = :resolution")
+_JOB = _merging(_JOB_MERGED, "job_memory", f"{_OF_JOBS} AND job = :job")
+_OWNERS = text(
+    f"""
+    SELECT min(at) / {_US}, user, max(used), sum(used_sum), sum(used_seconds)
+    FROM (
+        SELECT at, user, sum(used) AS used, sum(used_sum) AS used_sum,
+            sum(used_seconds) AS used_seconds
+        FROM job_memory CROSS JOIN jobs ON jobs.id = job
+        WHERE {_OF_JOBS} AND at >= :begin AND at < :end
+        GROUP BY at, user
+    )
+    GROUP BY user, {_STEP}
+    """  # noqa: S608
+)
+
+
+class MemorySeries:
+    """Series over any range, with what is not written yet as of the construction."""
+
+    def __init__(
+        self, store: SqlStore, samples: Sequence[Sample] = (), spans: Sequence[JobSpan] = ()
+    ) -> None:
+        self._store = store
+        self._samples = samples
+        self._spans = spans
+
+    def gpu(self, gpu: GpuUuid, grid: Grid) -> GpuSeries:
+        """Return the series of a GPU.
+
+        Raises:
+            RecordUnwritable: the file cannot be read now.
+        """
+        with self._store.reading() as connection:
+            rows = [*self._gpu_rows(connection, gpu, grid), *self._gpu_samples(gpu, grid)]
+            owners = self._owners(connection, gpu, grid)
+        found = series_of(grid, rows, len(_VALUES))
+        peaks, means = [peak for peak, _ in found], [mean for _, mean in found]
+        largest = {user: series_of(grid, each, 1)[0][0] for user, each in owners.items()}
+        names = ranked(largest)
+        by_name = by_owner(peaks[0], largest, names)
+        known_s = total(grid, rows, len(_VALUES))[0].seconds
+        owner_means = means_of_owners(grid, owners, names, means[0], known_s)
+        return GpuSeries(by_name, owner_means, dict(zip(_VALUES, means, strict=True)), *peaks)
+
+    def job(self, job: JobId, gpu: GpuUuid, grid: Grid) -> JobSeries:
+        """Return the series of a job on a GPU. Raises as `gpu` does."""
+        with self._store.reading() as connection:
+            wanted = {"gpu": gpu, "job": job}
+            rows = [
+                _span(row, each.seconds, len(_JOB_VALUES))
+                for each in JOB_RESOLUTIONS
+                for row in _ask(connection, _JOB, each, grid, wanted)
+            ]
+        rows += [
+            Span(each.at_s, JOB_SPAN_S, each.figures)
+            for each in self._spans
+            if each.job == job and each.gpu == gpu
+        ]
+        # The first row began before the job, if it is long.
+        found = series_of(replace(grid, first_s=0), rows, len(_JOB_VALUES))
+        peaks, means = [peak for peak, _ in found], [mean for _, mean in found]
+        return JobSeries(dict(zip(_JOB_VALUES, means, strict=True)), *peaks)
+
+    def _owners(self, connection: Connection, gpu: GpuUuid, grid: Grid) -> dict[str, list[Span]]:
+        spans: dict[str, list[Span]] = {}
+        for each in JOB_RESOLUTIONS:
+            for at_s, user, *figure in _ask(connection, _OWNERS, each, grid, {"gpu": gpu}):
+                spans.setdefault(user, []).append(_span((at_s, *figure), each.seconds, 1))
+        unwritten: dict[tuple[str, int], Figure] = {}
+        for span in self._spans:
+            if span.gpu == gpu:
+                key, used = (span.user, span.at_s), span.used
+                found = unwritten.get(key, Figure(0))
+                unwritten[key] = Figure(
+                    (found.most or 0) + (used.most or 0),
+                    found.sum + used.sum, found.seconds + used.seconds,
+                )  # fmt: skip
+        for (user, at_s), together in unwritten.items():
+            spans.setdefault(user, []).append(Span(at_s, JOB_SPAN_S, (together,)))
+        return spans
+
+    def _gpu_rows(self, connection: Connection, gpu: GpuUuid, grid: Grid) -> Iterator[Span]:
+        # The latest sample holds until now, which is the end of its range.
+        next_s = int(self._samples[0].at.timestamp()) if self._samples else grid.last_s
+        wanted = {"gpu": gpu, "next": next_s * _US}
+        for each in RESOLUTIONS:
+            lasts_s = max(each.seconds, HOLDS_FOR_S)
+            query = _SAMPLES if each is RESOLUTIONS[0] else _GPU
+            for row in _ask(connection, query, each, grid, wanted):
+                yield _span(row, lasts_s, len(_VALUES))
+
+    def _gpu_samples(self, uuid: GpuUuid, grid: Grid) -> Iterator[Span]:
+        instants = [int(sample.at.timestamp()) for sample in self._samples]
+        until = [*instants[1:], grid.last_s]
+        for sample, at_s, next_s in zip(self._samples, instants, until, strict=False):
+            seconds = max(0, min(HOLDS_FOR_S, next_s - at_s))
+            for gpu in sample.gpus:
+                if gpu.uuid == uuid:
+                    yield Span(at_s, HOLDS_FOR_S, held(_gpu_values(gpu), seconds))
+
+
+def _span(row: Sequence[Any], lasts_s: int, width: int) -> Span:
+    """Return a row: its instant, and the largest value, the sum and the seconds of each value."""
+    figures = tuple(
+        Figure(row[place], row[place + 1] or 0, row[place + 2] or 0)
+        for place in range(1, 1 + 3 * width, 3)
+    )
+    return Span(row[0], lasts_s, figures)
+
+
+def _ask(
+    connection: Connection,
+    query: TextClause,
+    resolution: Resolution,
+    grid: Grid,
+    wanted: Mapping[str, object],
+) -> Iterable[Sequence[Any]]:
+    """Return the rows of one resolution, those that begin before the grid and last into it too."""
+    steps_before = -(-max(resolution.seconds, HOLDS_FOR_S) // grid.step_s)
+    begin_s = grid.begin_s - steps_before * grid.step_s
+    return connection.execute(
+        query,
+        {
+            **wanted,
+            "resolution": resolution.seconds,
+            "begin": begin_s * _US,
+            "end": grid.end_s * _US,
+            "step": grid.step_s * _US,
+            "first": grid.first_s * _US,
+            "last": grid.last_s * _US,
+        },
+    ).all()

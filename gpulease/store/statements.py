@@ -10,7 +10,6 @@ from datetime import datetime
 from functools import lru_cache
 from typing import Any
 
-import msgspec
 from sqlalchemy import (
     ClauseElement,
     ColumnElement,
@@ -33,7 +32,6 @@ from gpulease.domain.gpu import GpuReading, JobId
 from gpulease.domain.job import CommandFingerprint, Job, Outcome
 from gpulease.domain.lease import State
 from gpulease.domain.memory_estimate import PastRun
-from gpulease.domain.queue_options import QueuePause
 from gpulease.service.metrics import MOST_EARLIER_USERS
 from gpulease.store.rows import job_of
 from gpulease.store.tables import (
@@ -41,7 +39,6 @@ from gpulease.store.tables import (
     InvocationRow,
     JobRow,
     LeaseRow,
-    PropertyRow,
     Row,
 )
 
@@ -146,24 +143,6 @@ def seen_gpu(reading: GpuReading, at: datetime) -> dict[str, object]:
         "total": reading.total,
         "at": at,
     }
-
-
-_PAUSE = "pause"
-
-
-def pause_of(connection: Connection) -> QueuePause | None:
-    """Return the pause of the queue; None if it is not paused."""
-    wanted = select(PropertyRow.value).where(PropertyRow.key == _PAUSE)
-    stored = connection.execute(wanted).scalar_one_or_none()
-    return None if stored is None else msgspec.json.decode(stored, type=QueuePause)
-
-
-def set_pause(connection: Connection, pause: QueuePause | None) -> None:
-    """Store the pause of the queue, or its end."""
-    connection.execute(delete(PropertyRow).where(PropertyRow.key == _PAUSE))
-    if pause is not None:
-        stored = msgspec.json.encode(pause).decode()
-        connection.execute(insert(PropertyRow).values(key=_PAUSE, value=stored))
 
 
 def jobs_with(connection: Connection, ids: Sequence[int]) -> list[Job]:

@@ -32,7 +32,7 @@ from gpulease.errors import NoSuchJob, RecordUnwritable, state_fault
 from gpulease.service.job_list import EndedPage, JobPage, JobQuery
 from gpulease.service.metrics import JobMetrics
 from gpulease.service.ports import Event, PastJob
-from gpulease.store import gpus, statements, windows
+from gpulease.store import machine, statements
 from gpulease.store.database_file import DiskReserve
 from gpulease.store.engine import open_engine, startup_error, translate_errors
 from gpulease.store.hook_reports import reports_of
@@ -246,7 +246,7 @@ class SqlStore:
     def gpu_events(self, since: datetime, most: int) -> Sequence[GpuEvent]:
         """Return the latest health events of all GPUs, oldest first."""
         with self.reading() as connection:
-            return gpus.events_since(connection, since, most)
+            return machine.events_since(connection, since, most)
 
     def gpu(self, uuid: GpuUuid) -> GpuReading:
         """Return a reading with the identity of a GPU that was seen before."""
@@ -296,13 +296,13 @@ class SqlStore:
 
 
 def _load(connection: Connection, live: Sequence[Job], metrics: JobMetrics) -> LiveState:
-    machine = Machine(
+    present = Machine(
         frozenset(map(GpuUuid, connection.scalars(select(GpuRow.uuid)))),
-        gpus.availabilities(connection),
-        statements.pause_of(connection),
-        tuple(windows.all_windows(connection)),
+        machine.availabilities(connection),
+        machine.pause_of(connection),
+        tuple(machine.all_windows(connection)),
     )
-    return LiveState(live, statements.invocation_sizes(connection), machine, metrics)
+    return LiveState(live, statements.invocation_sizes(connection), present, metrics)
 
 
 def _numbers(jobs: Iterable[JobId]) -> ColumnElement[int]:

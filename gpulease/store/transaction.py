@@ -18,7 +18,7 @@ from gpulease.domain.notifications import Message
 from gpulease.domain.queue_options import ArrayElement, Indices, QueuePause
 from gpulease.errors import NoSuchJob
 from gpulease.service.ports import Event, PastJob, Submission, UserCount
-from gpulease.store import gpus, statements, windows
+from gpulease.store import machine, statements
 from gpulease.store.hook_reports import replace_reports
 from gpulease.store.live_state import LiveState
 from gpulease.store.rows import (
@@ -85,14 +85,14 @@ class SqlTransaction:
 
     def set_availability(self, gpu: GpuUuid, availability: GpuAvailability) -> None:
         """Store the availability of a known GPU."""
-        gpus.set_availability(self._writer.connection, gpu, availability)
+        machine.set_availability(self._writer.connection, gpu, availability)
         others = {key: each for key, each in self.availabilities().items() if key != gpu}
         this = {} if availability == GpuAvailability() else {gpu: availability}
         self._state.machine = replace(self._state.machine, availabilities={**others, **this})
 
     def note_gpu(self, event: GpuEvent) -> None:
         """Store a health event of a known GPU."""
-        gpus.note_event(self._writer.connection, event)
+        machine.note_event(self._writer.connection, event)
 
     def pause(self) -> QueuePause | None:
         """Return the pause of the queue; None if it is not paused."""
@@ -100,7 +100,7 @@ class SqlTransaction:
 
     def set_pause(self, pause: QueuePause | None) -> None:
         """Store the pause of the queue, or its end."""
-        statements.set_pause(self._writer.connection, pause)
+        machine.set_pause(self._writer.connection, pause)
         self._state.machine = replace(self._state.machine, pause=pause)
 
     def windows(self) -> Sequence[Window]:
@@ -109,13 +109,13 @@ class SqlTransaction:
 
     def add_window(self, window: Window) -> Window:
         """Store a new window, and return it with its id."""
-        added = windows.add(self._writer.connection, window)
+        added = machine.add_window(self._writer.connection, window)
         self._state.machine = replace(self._state.machine, windows=(*self.windows(), added))
         return added
 
     def remove_window(self, window: WindowId) -> None:
         """Remove a window."""
-        windows.remove(self._writer.connection, window)
+        machine.remove_window(self._writer.connection, window)
         others = tuple(each for each in self.windows() if each.id != window)
         self._state.machine = replace(self._state.machine, windows=others)
 

@@ -10,8 +10,7 @@ from component.test_budget_store import plans, statements, verbs
 from fakes import NOON, order, reading
 from gpulease.domain.gpu import GpuUuid, JobId, build_ledger
 from gpulease.domain.memory_series import JobSpan, grid_over, held
-from gpulease.store.memory_history import MemoryHistory, Sample
-from gpulease.store.memory_series import MemorySeries
+from gpulease.store.memory_history import MemoryHistory, MemorySeries, Sample
 from gpulease.store.retention import Retention
 from gpulease.store.store import SqlStore
 

@@ -25,8 +25,7 @@ from gpulease.server.memory_series import gpu_history_view
 from gpulease.service.observation import GpuObserver
 from gpulease.service.ports import Event, Policy
 from gpulease.service.scheduler import Scheduler
-from gpulease.store.memory_history import JOB_RESOLUTIONS, MemoryHistory, Sample
-from gpulease.store.memory_series import MemorySeries
+from gpulease.store.memory_history import JOB_RESOLUTIONS, MemoryHistory, MemorySeries, Sample
 from gpulease.store.retention import Retention
 from gpulease.store.store import SqlStore
 from gpulease.web.pages import gpu_charts

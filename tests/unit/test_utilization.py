@@ -9,8 +9,8 @@ from fakes import NOON, G, order, reading
 from gpulease.domain.gpu import GpuReading, GpuUuid, JobId, ProcessReading
 from gpulease.domain.job import Job, grant, worker_started
 from gpulease.domain.placement import Placement
+from gpulease.service.job_samples import MeanUtilization
 from gpulease.service.observation import Observation
-from gpulease.service.utilization import MeanUtilization
 
 A, B = JobId(1), JobId(2)
 

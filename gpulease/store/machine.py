@@ -1,13 +1,18 @@
-"""Drains, hardware faults and health events of GPUs in the database."""
+"""What is stored of the machine: drains, faults and events of GPUs, windows, and the pause."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime, timedelta
+from typing import Any
 
+import msgspec
 from sqlalchemy import Connection, and_, delete, insert, or_, select, update
 
+from gpulease.domain.calendar import Window, WindowId
 from gpulease.domain.gpu import GpuUuid
 from gpulease.domain.health import Drain, GpuAvailability, GpuEvent, HardwareFault
-from gpulease.store.tables import GpuEventRow, GpuRow
+from gpulease.domain.queue_options import QueuePause
+from gpulease.store.tables import GpuEventRow, GpuRow, PropertyRow, WindowRow
 
 MOST_EVENTS = 200
 """Events kept of one GPU and kind; the oldest are deleted first."""
@@ -111,3 +116,76 @@ def events_since(connection: Connection, since: datetime, most: int) -> Sequence
         .limit(most)
     ).all()
     return [GpuEvent(GpuUuid(row[0]), *row[1:]) for row in reversed(rows)]
+
+
+_MICROSECOND = timedelta(microseconds=1)
+
+
+def all_windows(connection: Connection) -> Sequence[Window]:
+    """Return the windows, in the order in which they were made."""
+    return [_window_of(row) for row in connection.execute(select(WindowRow).order_by(WindowRow.id))]
+
+
+def add_window(connection: Connection, window: Window) -> Window:
+    """Store a new window, and return it with its id."""
+    values = {
+        "name": window.name,
+        "gpus": window.gpus,
+        "uuids": ",".join(window.uuids) or None,
+        "begins_at": window.begins_at,
+        "lasts_us": window.lasts_for // _MICROSECOND,
+        "cron": window.cron,
+        "users": ",".join(window.users) or None,
+        "groups": ",".join(window.groups) or None,
+        "created_by": window.created_by,
+        "created_at": window.created_at,
+        "lifts_limits": window.lifts_limits,
+    }
+    added = connection.execute(insert(WindowRow), values)
+    assert added.inserted_primary_key is not None, "one row was inserted"
+    return replace(window, id=WindowId(added.inserted_primary_key[0]))
+
+
+def remove_window(connection: Connection, window: WindowId) -> None:
+    """Remove a window."""
+    connection.execute(delete(WindowRow).where(WindowRow.id == window))
+
+
+def _window_of(row: Any) -> Window:
+    """Return the window that a row describes."""
+    return Window(
+        id=WindowId(row.id),
+        name=row.name,
+        gpus=row.gpus,
+        uuids=tuple(map(GpuUuid, _listed(row.uuids))),
+        begins_at=row.begins_at,
+        lasts_for=row.lasts_us * _MICROSECOND,
+        cron=row.cron,
+        users=tuple(_listed(row.users)),
+        groups=tuple(_listed(row.groups)),
+        created_by=row.created_by,
+        created_at=row.created_at,
+        lifts_limits=row.lifts_limits,
+    )
+
+
+def _listed(text: str | None) -> list[str]:
+    return text.split(",") if text else []
+
+
+_PAUSE = "pause"
+
+
+def pause_of(connection: Connection) -> QueuePause | None:
+    """Return the pause of the queue; None if it is not paused."""
+    wanted = select(PropertyRow.value).where(PropertyRow.key == _PAUSE)
+    stored = connection.execute(wanted).scalar_one_or_none()
+    return None if stored is None else msgspec.json.decode(stored, type=QueuePause)
+
+
+def set_pause(connection: Connection, pause: QueuePause | None) -> None:
+    """Store the pause of the queue, or its end."""
+    connection.execute(delete(PropertyRow).where(PropertyRow.key == _PAUSE))
+    if pause is not None:
+        stored = msgspec.json.encode(pause).decode()
+        connection.execute(insert(PropertyRow).values(key=_PAUSE, value=stored))
