@@ -2,12 +2,10 @@
 
 import os
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from typing import Any
 
 from daemon_rig import Daemon, wait_for
 from gpulease.client import Client
-from gpulease.errors import WrongState
 from gpulease.wire.jobs import JobView
 from gpulease.wire.requests import ClaimRequest, HoldRequest, SubmitRequest, to_wire
 
@@ -64,12 +62,3 @@ def leased(daemon: Daemon) -> int:
 def kinds(shown: JobView) -> Mapping[str, str | None]:
     """Return the events of a job, by kind."""
     return {event.kind: event.detail for event in shown.events}
-
-
-def clear(daemon: Daemon) -> None:
-    """Cancel all that waits or runs, and see it gone."""
-    for job in client(daemon).jobs().jobs:
-        if job.state in ("queued", "granted", "active"):
-            with suppress(WrongState):
-                client(daemon).cancel(job.id)
-    wait_for("all jobs have ended", lambda: not client(daemon).jobs().jobs)

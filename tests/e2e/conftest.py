@@ -25,6 +25,21 @@ def daemon(make_daemon: Callable[..., Daemon]) -> Daemon:
     return started.start()
 
 
+@pytest.fixture(scope="session")
+def standing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+    """Yield a daemon as `daemon`, for all tests that do not count its jobs."""
+    with daemons(tmp_path_factory.mktemp("e2e")) as make:
+        yield make(settings={"grace": "2s"}).start()
+
+
+@pytest.fixture
+def shared(standing: Daemon) -> Iterator[Daemon]:
+    """Yield the daemon that stands, and cancel what a test left in it."""
+    yield standing
+    standing.close_all()
+    standing.end_jobs()
+
+
 @pytest.fixture
 def machines_pids() -> None:
     """Skip in a pid namespace of its own, where pids that a driver lists are not taken for ours."""

@@ -2,28 +2,18 @@
 
 import sqlite3
 import threading
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from daemon_rig import Daemon, wait_for
-from e2e.asking import clear, client, submit, when_in
-
-
-@pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
-    made = Daemon(tmp_path_factory.mktemp("extend"), settings={"grace": "2s"})
-    yield made.start()
-    made.end_all()
+from e2e.asking import client, submit, when_in
 
 
 @pytest.fixture
-def daemon(shared: Daemon) -> Iterator[Daemon]:
-    """The daemon of all tests here, with nothing leased before and after each."""
-    yield shared
-    clear(shared)
+def daemon(shared: Daemon) -> Daemon:
+    return shared
 
 
 # Says so when it is asked to go, and goes on until it is let.

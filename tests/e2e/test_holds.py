@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from daemon_rig import Daemon, wait_for
-from e2e.asking import G, clear, client, hold, leased, submit, variables, when_in
+from e2e.asking import G, client, hold, leased, submit, variables, when_in
 from goldens import mentions
 from gpulease.errors import BadValue, NoRoomNow, WrongState
 from gpulease.wire.requests import ClaimRequest, HoldRequest, from_wire
@@ -29,18 +29,9 @@ sys.stdin.read()
 """
 
 
-@pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
-    made = Daemon(tmp_path_factory.mktemp("holds"), settings={"grace": "2s"})
-    yield made.start()
-    made.end_all()
-
-
 @pytest.fixture
-def daemon(shared: Daemon) -> Iterator[Daemon]:
-    """The daemon of all tests here, with nothing leased before and after each."""
-    yield shared
-    clear(shared)
+def daemon(shared: Daemon) -> Daemon:
+    return shared
 
 
 @pytest.fixture

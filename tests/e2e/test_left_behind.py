@@ -7,9 +7,9 @@ from e2e.asking import client, leased, submit, when, when_in
 
 
 def test_what_the_main_process_left_behind_keeps_the_lease_and_is_counted(
-    daemon: Daemon, tmp_path: Path
+    shared: Daemon, tmp_path: Path
 ) -> None:
-    gate = tmp_path / "gate"
+    daemon, gate = shared, tmp_path / "gate"
     left = f"while ! test -e {gate}; do sleep 0.05; done"
     job = submit(daemon, "bash", "-c", f"({left}) & ({left}) & exit 3")
     shown = when(daemon, job, "its main process has ended", lambda it: it.main_exited_at)

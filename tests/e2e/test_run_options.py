@@ -5,7 +5,6 @@ import os
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +19,9 @@ HOOK = "import json, os; print(json.dumps(json.loads(os.environ['GPULEASE_HOOK']
 TELL = [sys.executable, "-c", HOOK]
 
 
-@pytest.fixture(scope="module")
-def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
-    made = Daemon(tmp_path_factory.mktemp("d"), simulate="2x8G").start()
-    yield made
-    made.end_all()
+@pytest.fixture
+def daemon(shared: Daemon) -> Daemon:
+    return shared
 
 
 def options(daemon: Daemon, *line: str, **more: Any) -> dict[str, Any]:

@@ -16,20 +16,9 @@ from daemon_stand_in.terminal import Terminal
 Open = Callable[..., Terminal]
 
 
-@pytest.fixture(scope="module")
-def standing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
-    daemon = Daemon(tmp_path_factory.mktemp("d"), settings={"grace": "2s"}).start()
-    yield daemon
-    daemon.end_all()
-
-
 @pytest.fixture
-def daemon(standing: Daemon) -> Iterator[Daemon]:
-    """Return a daemon without jobs, which the tests here share."""
-    yield standing
-    for job in standing.status()["jobs"]:
-        standing.run("cancel", str(job["id"]), check=False)
-        standing.wait_until(job["id"], "ended")
+def daemon(shared: Daemon) -> Daemon:
+    return shared
 
 
 @pytest.fixture

@@ -96,10 +96,24 @@ def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
         yield make().start()
 
 
+IN_A_JOB = {"keras_session", "session_options", "towers", "compat_session", "mirrored", "placement"}
+"""Those that `make test-slow` runs."""
+
+
 @pytest.mark.parametrize(
     ("version", "script"),
-    [("1.13", f"tensorflow1/{name}") for name in TENSORFLOW_1]
-    + [(HERE, f"tensorflow2/{name}") for name in TENSORFLOW_2],
+    [
+        pytest.param(
+            version,
+            f"{folder}/{name}",
+            marks=[] if name in IN_A_JOB else pytest.mark.more_versions,
+        )
+        for version, folder, scripts in (
+            ("1.13", "tensorflow1", TENSORFLOW_1),
+            (HERE, "tensorflow2", TENSORFLOW_2),
+        )
+        for name in scripts
+    ],
 )
 def test_an_idiom_runs_in_a_job_on_simulated_gpus(
     version: str, script: str, daemon: Daemon

@@ -111,8 +111,8 @@ def job(daemon: Daemon, *command: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
-def test_a_script_runs_on_simulated_gpus(python: str, daemon: Daemon, name: str) -> None:
-    done = job(daemon, python, str(IDIOMS / f"{name}.py"))
+def test_a_script_runs_on_simulated_gpus(daemon: Daemon, name: str) -> None:
+    done = job(daemon, python_of("torch"), str(IDIOMS / f"{name}.py"))
 
     if (expected := SCRIPTS[name].prints) is not None:
         assert (done.returncode, done.stdout.startswith(expected)) == (0, True), done
@@ -121,7 +121,8 @@ def test_a_script_runs_on_simulated_gpus(python: str, daemon: Daemon, name: str)
     assert "NVIDIA" in done.stderr.splitlines()[-1], "PyTorch finds no driver, as outside of a job"
 
 
-def test_torchrun_runs_on_simulated_gpus(python: str, daemon: Daemon) -> None:
+def test_torchrun_runs_on_simulated_gpus(daemon: Daemon) -> None:
+    python = python_of("torch")
     # Gloo's threads sometimes abort a rank at its exit, in a job or not.
     for _ in range(3):
         done = job(daemon, python, *TORCHRUN, str(IDIOMS / "distributed.py"))

@@ -138,14 +138,6 @@ def test_each_gpu_gets_the_pool_of_its_own_lease_when_cuda_starts(torch: Torch) 
         assert most(device) - 1e-6 < share <= most(device)
 
 
-def test_the_script_stays_on_the_gpu_that_it_is_on(torch: Torch) -> None:
-    then = "torch.cuda.init()\nprint(json.dumps([handed, at[0]]))"
-    handed, at = torch.said(TWO_GPUS + then)
-
-    assert [device for _, device in handed] == [0, 1]
-    assert at == 0
-
-
 def test_a_rank_of_an_old_torch_opens_no_context_on_the_others_gpus(old_torch: Torch) -> None:
     source = """
 contexts.clear()
@@ -344,13 +336,6 @@ print(json.dumps([found, torch.cuda.mem_get_info()]))
     found, known = Torch("torch").said(TWO_GPUS + MEMORY + ask)
 
     assert found == [known, known]
-
-
-def test_memory_that_pytorch_cannot_tell_stays_an_error_of_pytorch(torch: Torch) -> None:
-    child = torch.run("import torch; torch.cuda.mem_get_info(0)")
-
-    assert child.returncode == 1
-    assert "gpulease" not in child.stderr.splitlines()[-1]
 
 
 def test_a_torch_that_renamed_what_the_hook_needs_is_told_of_and_works(tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -103,15 +102,3 @@ def test_a_lease_in_python_lasts_as_long_as_its_block(daemon: Daemon) -> None:
     assert set(visible.split(",")) == {gpu["uuid"] for gpu in daemon.status()["gpus"]}
     assert (leased, after) == ("6", "False")
     assert daemon.wait_until(int(number), "ended")["outcome"] == "released"
-
-
-@pytest.mark.tensorflow
-@pytest.mark.skipif(find_spec("tensorflow") is None, reason="needs TensorFlow")
-def test_tensorflow_sees_the_gpus_of_its_lease(daemon: Daemon) -> None:
-    script = (
-        "import gpulease\n"
-        "with gpulease.lease('2G', gpus=2):\n"
-        "    import tensorflow as tf\n"
-        "    print(len(tf.config.list_logical_devices()))\n"
-    )
-    assert python(daemon, script) == "2\n"
