@@ -209,7 +209,7 @@ def main(names: Sequence[str]) -> int:
     Returns the exit status.
     """
     failed = False
-    print(f"installing frameworks for tests in {_cache()}; the first time some 18 GB")  # noqa: T201
+    print(f"installing frameworks for tests in {_cache()}; the first time some 15 GB")  # noqa: T201
     wanted = names or sorted(ENVIRONMENTS.keys() - MORE_VERSIONS)
     with ThreadPoolExecutor(AT_ONCE) as pool:
         began = {pool.submit(_built_in, name): name for name in wanted}
