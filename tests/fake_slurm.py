@@ -24,7 +24,7 @@ class FakeJob:
 
 
 class FakeSlurm:
-    """Runs commands like `host.slurm_commands.run_slurm`."""
+    """Runs commands like `slurm.node.commands.run_slurm`."""
 
     def __init__(self, *others: str) -> None:
         """`others` are the nodes beside n1."""
