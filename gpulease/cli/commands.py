@@ -48,7 +48,13 @@ VERBS = {
     "kernel": "Install Jupyter kernels that run as jobs.",
     "completion": "Print completion for your shell.",
 }
-"""Each is the function of that name in the module of that name; the help keeps their order."""
+"""Each is the function of that name in the module of that name, or of `_MODULES`; the help keeps
+their order."""
+
+_MODULES = {
+    **dict.fromkeys(("edit", "move", "cancel", "requeue", "keep"), "job_verbs"),
+    **dict.fromkeys(("drain", "resume", "pause", "unpause"), "admin_verbs"),
+}
 
 _LIST = "gpulease list lists jobs, gpulease status shows GPUs and the queue"
 _STATUS = "gpulease status shows GPUs, leases and the queue"
@@ -106,7 +112,7 @@ def _hint_for(word: str) -> str | None:
 
 
 def _command(verb: str) -> Any:
-    module = import_module(f"gpulease.cli.{verb}")
+    module = import_module(f"gpulease.cli.{_MODULES.get(verb, verb)}")
     typer_app = typer.Typer(add_completion=False, rich_markup_mode=None)
     # `gpulease run --mem 4G train.py --epochs 3` passes the epochs on.
     settings = {"allow_interspersed_args": False} if verb == "run" else None

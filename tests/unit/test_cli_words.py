@@ -11,9 +11,10 @@ import pytest
 from daemon_stand_in import views
 from goldens import mentions, sentence
 from gpulease.cli import cancel_jobs as cancel
-from gpulease.cli import follow, keep
+from gpulease.cli import follow
 from gpulease.cli.exit_codes import JobEnd, last_words, status_of_ending, status_of_job
 from gpulease.cli.follow import FollowOptions
+from gpulease.cli.job_verbs import result_of_keep
 from gpulease.cli.job_watch import wait_for_start
 from gpulease.cli.messages import (
     array_doubts,
@@ -188,11 +189,11 @@ def test_run_exits_as_the_daemon_says(
 
 def test_who_keeps_a_lease_is_told_from_what() -> None:
     job, hour = views.running(12, kept_until_at="2026-03-02T15:05:00Z"), timedelta(hours=1)
-    sentence("keep", keep.result(job, hour, NOW))
+    sentence("keep", result_of_keep(job, hour, NOW))
     over = replace(job.leases[0], over_since_at="2026-03-02T14:04:40Z")
     job.leases = [over, replace(over, stops_at="2026-03-02T14:05:10Z")]
-    assert mentions(keep.result(job, hour, NOW), "job 12", "15:05", "1h")
-    assert keep.result(job, hour, NOW) != keep.result(views.running(12), hour, NOW)
+    assert mentions(result_of_keep(job, hour, NOW), "job 12", "15:05", "1h")
+    assert result_of_keep(job, hour, NOW) != result_of_keep(views.running(12), hour, NOW)
 
 
 def test_an_element_is_named_by_its_index_while_it_is_attached() -> None:

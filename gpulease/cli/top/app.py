@@ -15,10 +15,11 @@ from textual.binding import Binding, BindingType
 from textual.drivers.linux_driver import LinuxDriver
 from textual.message import Message
 
-from gpulease.cli import extend, keep
+from gpulease.cli import extend
 from gpulease.cli.attach import attach_to_job
 from gpulease.cli.cancel_jobs import result as cancelled
 from gpulease.cli.cancel_jobs import summary
+from gpulease.cli.job_verbs import result_of_keep
 from gpulease.cli.render import own_name
 from gpulease.cli.signals import Killed
 from gpulease.cli.top.gpus import MOST, STEP_S
@@ -327,7 +328,7 @@ def _extended(client: Client, job: int, span: str) -> str:
 def _kept(client: Client, job: int, text: str) -> str:
     span: timedelta = parse_span(text.strip())
     view = client.keep(job, span.total_seconds())
-    return keep.result(view, span, datetime.now().astimezone())
+    return result_of_keep(view, span, datetime.now().astimezone())
 
 
 def _histories(client: Client, gpus: list[str]) -> list[object]:

@@ -1,4 +1,4 @@
-"""`gpulease drain`: stop granting leases on GPUs, for admins."""
+"""Verbs for admins: drain and resume GPUs, pause and unpause the queue."""
 
 from collections.abc import Iterable
 from typing import Annotated
@@ -74,3 +74,63 @@ def _running(jobs: list[int]) -> str:
             return f"job {job} continues there"
         case _:
             return f"jobs {', '.join(map(str, jobs))} continue there"
+
+
+def resume(ctx: typer.Context, gpus: GpusArgument, socket: SocketOption = None) -> int:
+    """Grant leases again on drained GPUs. For admins and root.
+
+    Also ends a drain that gpulease made after a hardware fault. A new fault drains
+    the GPU again; the same lasting one does not.
+
+    \b
+    Examples:
+      gpulease resume 1
+      gpulease resume 0 1
+    """
+    client = connect(ctx, socket)
+    unknown, known = split_by_known(client, gpus)
+    for name in unknown:
+        print_stdout(_resumed(client.resume(name)))
+    return for_each(known, lambda gpu: _resumed(client.resume(gpu)))
+
+
+def _resumed(view: GpuAvailabilityView) -> str:
+    if not view.changed:
+        return f"GPU {view.label} was not drained"
+    return f"GPU {view.label} takes leases again"
+
+
+def pause(
+    ctx: typer.Context,
+    why: Annotated[
+        str | None, typer.Option("--why", metavar="TEXT", help="The reason, shown to all users.")
+    ] = None,
+    socket: SocketOption = None,
+) -> None:
+    """Start no more jobs; running jobs continue. For admins and root.
+
+    Users can still submit jobs, which wait. The queue stays paused across restarts,
+    until gpulease unpause. To close single GPUs, use gpulease drain.
+
+    \b
+    Examples:
+      gpulease pause --why "new driver at 18:00"
+      gpulease unpause
+    """
+    view = connect(ctx, socket).pause(why=why)
+    reason = f": {clean(view.paused.why)}" if view.paused and view.paused.why else ""
+    state = "is" if view.changed else "was already"
+    print_stdout(f"the queue {state} paused{reason}; running jobs continue")
+
+
+def unpause(ctx: typer.Context, socket: SocketOption = None) -> None:
+    """Start jobs again after gpulease pause. For admins and root.
+
+    Drained GPUs stay drained; gpulease resume opens them.
+
+    \b
+    Examples:
+      gpulease unpause
+    """
+    view = connect(ctx, socket).unpause()
+    print_stdout("jobs start again" if view.changed else "the queue was not paused")
