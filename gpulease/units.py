@@ -6,16 +6,14 @@ be a share of a GPU: "40%".
 
 from __future__ import annotations
 
+from datetime import datetime, time, timedelta
+
 from gpulease.errors import BadValue
 from gpulease.record import record
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from datetime import datetime, time, timedelta
     from fractions import Fraction
-else:
-    # The command imports this at every start: `datetime` and `re` would double what that takes.
-    from _datetime import datetime, time, timedelta
 
 KIB, MIB, GIB, TIB = 1024, 1024**2, 1024**3, 1024**4
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
+
 from gpulease.cli.job_selection import (
     announce,
     for_each,
@@ -20,15 +22,12 @@ from gpulease.units import format_span, parse_span
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from datetime import timedelta
     from pathlib import Path
     from typing import Any
 
     from gpulease.cli.job_selection import Selection
     from gpulease.client.light_client import LightClient
     from gpulease.wire.jobs import CancelledView, JobView
-else:
-    from _datetime import timedelta
 
 _MOST_ONE_BY_ONE = 20
 """Jobs for which the result is printed one by one."""

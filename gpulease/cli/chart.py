@@ -6,6 +6,7 @@ values, has no plain ASCII, and its versions 5 and 6 have different interfaces.
 
 from __future__ import annotations
 
+from datetime import datetime, tzinfo
 from itertools import groupby
 from math import ceil
 
@@ -18,7 +19,6 @@ from gpulease.units import format_size
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-    from datetime import datetime, tzinfo
 
     from gpulease.cli.tables import Line, Style
 

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
+import signal
+
 from gpulease.errors import EXIT_GAVE_UP, EXIT_OWN_FAILURE, EXIT_TIME_LIMIT
 from gpulease.record import record
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    import signal
-
     from gpulease.wire.jobs import JobView
-else:
-    import _signal as signal
 
 SIGNALED = 128
 """A shell adds this to the number of the signal that ended a command."""

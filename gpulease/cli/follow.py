@@ -5,6 +5,7 @@ The daemon may stop and start meanwhile: the job is in its database, and the shi
 
 from __future__ import annotations
 
+import signal
 import time
 
 from gpulease.cli.attachment import AttachMode, AttachRefused, Detached, Hooks, Left, attach
@@ -25,15 +26,11 @@ from gpulease.wire.frames import FrameKind
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    import signal
-
     from gpulease.cli.render import StderrStatus
     from gpulease.cli.signals import Signals
     from gpulease.client.light_client import LightClient
     from gpulease.client.submission import Submission
     from gpulease.wire.jobs import JobView
-else:
-    import _signal as signal
 
 CANCEL_WITHIN = 5.0
 """Seconds for the daemon to confirm a cancellation; the user waits for the prompt."""

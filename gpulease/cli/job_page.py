@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import datetime, timedelta
+
 from gpulease.cli.job_gpus import (
     device_table,
     gpu_of,
@@ -39,7 +41,6 @@ from gpulease.wire.text import ordinal, spoken
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
-    from datetime import datetime, timedelta
 
     from gpulease.wire.jobs import (
         EventView,
@@ -48,8 +49,6 @@ if TYPE_CHECKING:
         RefusalView,
         SuggestionView,
     )
-else:
-    from _datetime import datetime, timedelta
 
 _SIGNALED = 128
 _STOP_EVENTS = frozenset({"cancel", "expire", "revoke"})

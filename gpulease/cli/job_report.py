@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
+
 from gpulease.drawing.words import clean, id_of, instant, size
 from gpulease.units import format_span
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from datetime import timedelta
 
     from gpulease.wire.jobs import DeviceView, JobView
-else:
-    from _datetime import timedelta
 
 _STAND_IN = "; the name is TensorFlow's: CPU devices stand in for simulated GPUs"
 

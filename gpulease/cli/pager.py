@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from itertools import chain
+from signal import SIGPIPE
 
 from gpulease.cli.render import write_stdout
 from gpulease.locations import environment
@@ -12,10 +13,6 @@ from gpulease.locations import environment
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
-    from signal import SIGPIPE
-else:
-    # The module `signal` takes a third of the interpreter's start.
-    from _signal import SIGPIPE
 
 _LESS = ["less", "-FRX"]
 """It ends at the end of a short text, shows colours, and leaves the text on the screen."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import sys
+from datetime import UTC, datetime
 
 from gpulease.locations import environment
 from gpulease.record import record
@@ -12,15 +13,12 @@ from gpulease.record import record
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
-    from datetime import datetime, timezone
     from typing import TextIO
 
     from gpulease.cli.tables import Page
     from gpulease.cli.waiting_line import WaitingLine
     from gpulease.errors import GpuleaseError
     from gpulease.wire.frames import FrameKind
-else:
-    from _datetime import datetime, timezone
 
 _FORCE_COLOUR = ("FORCE_COLOR", "CLICOLOR_FORCE")
 _NARROWEST = 20
@@ -96,7 +94,7 @@ def _terminal_lines() -> int | None:
 
 def local_time() -> datetime:
     """Return the time, in the zone of this process."""
-    return datetime.now(timezone.utc).astimezone()
+    return datetime.now(UTC).astimezone()
 
 
 def own_name() -> str:

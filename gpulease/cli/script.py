@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from datetime import UTC, datetime, timedelta
 
 from gpulease.drawing.words import clean, instant
 from gpulease.wire.text import from_wire
@@ -10,11 +11,8 @@ from gpulease.wire.text import from_wire
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from datetime import datetime, timedelta, timezone
 
     from gpulease.wire.jobs import JobView
-else:
-    from _datetime import datetime, timedelta, timezone
 
 _SUFFIXES = (".py", ".sh", ".bash", ".R", ".r", ".jl", ".pl", ".rb", ".lua")
 _NO_FILE = frozenset({"-c", "-m", "-e"})
@@ -69,7 +67,7 @@ def _script_of(job: JobView, cwd: str) -> tuple[str, datetime]:
 
 
 def _changed_at(path: str) -> datetime:
-    return datetime.fromtimestamp(os.stat(path).st_mtime, timezone.utc)
+    return datetime.fromtimestamp(os.stat(path).st_mtime, UTC)
 
 
 def _words(command: str) -> list[str]:

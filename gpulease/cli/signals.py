@@ -6,21 +6,17 @@ The handlers only note signals. What a signal means is decided where the job is 
 from __future__ import annotations
 
 import os
-from _socket import socketpair
+import signal
+from _socket import socketpair  # without `socket`, see `client.unix_socket`
+from collections import deque
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    import signal
-    from collections import deque
     from collections.abc import Callable
     from types import FrameType
     from typing import Any, Self, TypeVar
 
     Result = TypeVar("Result")
-else:
-    # Signals are plain numbers: the module `signal` takes a third of the interpreter's start.
-    import _signal as signal
-    from _collections import deque
 
 FORWARDED = (
     signal.SIGINT,

@@ -5,7 +5,7 @@ Most jobs start at once: nothing is imported for a line that is not shown.
 
 from __future__ import annotations
 
-from _thread import allocate_lock
+from threading import Lock
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ class WaitingLine:
         self._width = width
         self._delay: float | None = delay
         self._timer: Timer | None = None
-        self._lock = allocate_lock()
+        self._lock = Lock()
         self._text = ""
         self._shorter: tuple[str, ...] = ()
         self._shown: str | None = None

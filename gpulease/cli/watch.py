@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import select
+import signal
 import sys
 import termios
 import time
@@ -26,15 +27,11 @@ from gpulease.units import parse_span
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    import signal
     from collections.abc import Callable
     from typing import Any, Self
 
     from gpulease.cli.render import Screen
     from gpulease.cli.tables import Page
-else:
-    # Signals are plain numbers, see `cli.signals`.
-    import _signal as signal
 
 _ENTER = "\x1b[?1049h\x1b[?25l\x1b[?7l"
 """Another screen, without a cursor, on which long lines do not wrap."""

@@ -14,7 +14,9 @@ if TYPE_CHECKING:
     from socket import socket
     from typing import Self
 else:
-    from _socket import socket  # the module `socket` imports enum and selectors
+    # The module `socket` makes enumerations of all constants, 9 ms where Python starts in 16:
+    # `status` would take 2.6 times as long as Python, in place of 1.8.
+    from _socket import socket
 
 _LONGEST_ADDRESS = 107
 """Bytes of a socket's path that the kernel takes, see unix(7)."""

@@ -414,7 +414,11 @@ def _as_recorded(job: Job, survivor: SurvivingJob, directory: Path) -> Job:
     """
     started, ended = survivor.record.started, survivor.record.exited
     if ended is not None:
-        running = worker_started(job, *started) if started is not None else None
+        running = (
+            worker_started(job, started.pid, started.shim_pid, started.started_at)
+            if started is not None
+            else None
+        )
         job, news = running or job, worker_exited(ended)
         end = worker_gone(job, Trigger.WORKER_EXITED, news.outcome, news.detail, news.exit, news.at)
         return end or job

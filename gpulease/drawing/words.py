@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
+from datetime import datetime, timedelta
+
 from gpulease.units import format_instant, format_size, format_span
 from gpulease.wire.text import claimed, printable, ranges, spoken
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
-    from datetime import datetime, timedelta
     from typing import Literal
 
     from gpulease.wire.jobs import ExplainView, JobView, LeaseView, RefusalView
     from gpulease.wire.machine import EnforcementLevelView, GpuView
     from gpulease.wire.usage import PastJobView
-else:
-    from _datetime import datetime, timedelta  # the module around it takes ten times as long
 
 UNKNOWN = "?"
 """What is not known. An empty text means none."""

@@ -196,8 +196,11 @@ class JobRunner:
         record = read_record(self._state.job(job.id))
         if record is not None and record.exited is not None and record.stopping is None:
             # Most short jobs: start and end are stored at once, and the shim is not asked.
-            start = record.started and WorkerStarted(*record.started)
-            yield replace(worker_exited(record.exited), started=start and self._with_levels(start))
+            start = None
+            if (begun := record.started) is not None:
+                known = WorkerStarted(begun.pid, begun.shim_pid, begun.started_at)
+                start = self._with_levels(known)
+            yield replace(worker_exited(record.exited), started=start)
             return
         async for event in shim_control.follow(self._state.job(job.id)):
             if isinstance(event, shim_control.Missing):

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 
 from gpulease.light_json import decode_plain, encode
-from gpulease.light_tuple import NamedTuple
+from gpulease.record import record
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -20,7 +20,8 @@ LARGEST_REQUEST = 32 << 20
 _PIECE = 16 << 10
 
 
-class IdentitySpec(NamedTuple):
+@record(frozen=True)
+class IdentitySpec:
     """The user to become."""
 
     uid: int
@@ -30,7 +31,8 @@ class IdentitySpec(NamedTuple):
     """None: the groups in the user database."""
 
 
-class TerminalSpec(NamedTuple):
+@record(frozen=True)
+class TerminalSpec:
     """The pseudo-terminal of a worker."""
 
     rows: int
@@ -42,14 +44,16 @@ class TerminalSpec(NamedTuple):
     """Whether standard error is the terminal as well. Otherwise it is a pipe."""
 
 
-class EarlySignalSpec(NamedTuple):
+@record(frozen=True)
+class EarlySignalSpec:
     """A signal for the main process, this long before the time limit."""
 
     signal: int
     before_s: float
 
 
-class ShimSpec(NamedTuple):
+@record(frozen=True)
+class ShimSpec:
     """The shim's part of a launch."""
 
     job: int
@@ -68,7 +72,8 @@ class ShimSpec(NamedTuple):
     """Stop the worker when the attached client exits or is killed."""
 
 
-class WorkerSpec(NamedTuple):
+@record(frozen=True)
+class WorkerSpec:
     """The worker's part of a launch."""
 
     argv: tuple[bytes, ...]
@@ -90,12 +95,12 @@ def pack(shim: ShimSpec, worker: WorkerSpec) -> bytes:
 
 def read_shim_spec(request: int) -> ShimSpec:
     """Read the shim's part of the request that is open as `request`."""
-    spec = ShimSpec(*decode_plain(_first_line(request)))
-    return spec._replace(
-        identity=None if spec.identity is None else _identity(*spec.identity),
-        terminal=None if spec.terminal is None else _terminal(*spec.terminal),
-        early_signal=None if spec.early_signal is None else EarlySignalSpec(*spec.early_signal),
-    )
+    fields = decode_plain(_first_line(request))
+    identity, terminal, early = fields["identity"], fields["terminal"], fields["early_signal"]
+    fields["identity"] = None if identity is None else _identity(**identity)
+    fields["terminal"] = None if terminal is None else _terminal(**terminal)
+    fields["early_signal"] = None if early is None else EarlySignalSpec(**early)
+    return ShimSpec(**fields)
 
 
 def _first_line(request: int) -> bytes:

@@ -61,9 +61,9 @@ def run(request: int, status: int, children: int, title: tuple[int, int] | None)
         linux.set_title(title, f"gpulease-shim: {what}")
         _launch(spec, request, report, children)
     except StepFailed as failed:
-        report({"failed": failed.failure._asdict()})
+        report({"failed": vars(failed.failure)})
     except BaseException as error:
-        report({"failed": Failure("shim", None, f"cannot start the job: {error!r}")._asdict()})
+        report({"failed": vars(Failure("shim", None, f"cannot start the job: {error!r}"))})
         raise
 
 

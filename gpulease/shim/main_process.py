@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 
-from gpulease.light_tuple import NamedTuple
+from gpulease.record import record, replace
 from gpulease.shim import process_tree
 from gpulease.wire.frames import BadFrame
 
@@ -29,7 +29,8 @@ Any other signal is for the main process alone."""
 _STOPPED_BY_A_TERMINAL = (signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU)
 
 
-class ChildChanges(NamedTuple):
+@record(frozen=True)
+class ChildChanges:
     """What has happened to the children of this shim since they were last reaped."""
 
     exit_code: int | None = None
@@ -59,9 +60,9 @@ class MainProcess:
                 if pid == self.pid:
                     changes = self._note(changes, status)
                 elif _is_stopped_by_terminal(status):
-                    changes = changes._replace(orphan_stopped=True)
+                    changes = replace(changes, orphan_stopped=True)
         except ChildProcessError:
-            changes = changes._replace(none_left=True)
+            changes = replace(changes, none_left=True)
         return changes
 
     def send(self, number: int) -> None:
@@ -85,12 +86,12 @@ class MainProcess:
     def _note(self, changes: ChildChanges, status: int) -> ChildChanges:
         if os.WIFSTOPPED(status):
             self.stopped_by = os.WSTOPSIG(status)
-            return changes._replace(stopped_by=self.stopped_by)
+            return replace(changes, stopped_by=self.stopped_by)
         self.stopped_by = None
         if os.WIFCONTINUED(status):
-            return changes._replace(stopped_by=None)
+            return replace(changes, stopped_by=None)
         self._is_reaped = True
-        return changes._replace(stopped_by=None, exit_code=os.waitstatus_to_exitcode(status))
+        return replace(changes, stopped_by=None, exit_code=os.waitstatus_to_exitcode(status))
 
 
 def _is_stopped_by_terminal(status: int) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 
-from gpulease.light_tuple import NamedTuple
+from gpulease.record import record
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -21,7 +21,8 @@ _ENDED = (b"Z", b"X")
 _PASSES = 20
 
 
-class Entry(NamedTuple):
+@record(frozen=True)
+class Entry:
     """A process. `started`, in clock ticks since boot, tells apart processes with the same pid."""
 
     pid: int

@@ -16,7 +16,7 @@ import time
 from errno import E2BIG, EAGAIN, ENOENT, ENOMEM, ENOSPC, ENOTDIR
 
 from gpulease.light_json import decode_plain, encode
-from gpulease.light_tuple import NamedTuple
+from gpulease.record import record, replace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -31,7 +31,8 @@ EXEC = "exec"
 """The step of a launch in which the worker becomes the command."""
 
 
-class Failure(NamedTuple):
+@record(frozen=True)
+class Failure:
     """Why a launch failed, and at which step."""
 
     step: str
@@ -47,7 +48,8 @@ class Failure(NamedTuple):
         return 127 if self.errno in (ENOENT, ENOTDIR) else 126
 
 
-class Started(NamedTuple):
+@record(frozen=True)
+class Started:
     """The worker runs."""
 
     pid: int
@@ -55,7 +57,8 @@ class Started(NamedTuple):
     started_at: datetime
 
 
-class MainExited(NamedTuple):
+@record(frozen=True)
+class MainExited:
     """The main process has ended. Other processes of the worker may still run."""
 
     exit_code: int | None
@@ -63,7 +66,8 @@ class MainExited(NamedTuple):
     at: datetime
 
 
-class Exited(NamedTuple):
+@record(frozen=True)
+class Exited:
     """The last process of the worker has ended."""
 
     reason: str
@@ -81,7 +85,8 @@ class Exited(NamedTuple):
     """Processes of the job that the kernel killed for lack of RAM, if it was not successful."""
 
 
-class Record(NamedTuple):
+@record(frozen=True)
+class Record:
     """The events of a launch. Each is None until it has happened."""
 
     started: Started | None = None
@@ -195,15 +200,15 @@ def _instant(text: str) -> datetime:
 def _with(record: Record, line: dict[str, Any]) -> Record:
     match line["event"]:
         case "claimed":
-            return record._replace(claimed_by=int(line["shim_pid"]))
+            return replace(record, claimed_by=int(line["shim_pid"]))
         case "started":
-            return record._replace(started=started(line))
+            return replace(record, started=started(line))
         case "stopping":
-            return record._replace(stopping=str(line["reason"]))
+            return replace(record, stopping=str(line["reason"]))
         case "main_exited":
-            return record._replace(main_exited=main_exited(line))
+            return replace(record, main_exited=main_exited(line))
         case "exited":
-            return record._replace(exited=exited(line))
+            return replace(record, exited=exited(line))
         case _:
             return record
 
@@ -342,7 +347,7 @@ class JobEvents:
 
     def note_failure(self, failure: Failure) -> dict[str, Any]:
         """Note that the worker did not become its command."""
-        failed = failure._asdict() | {"message": failure.message[:1000]}
+        failed = vars(failure) | {"message": failure.message[:1000]}
         failed["hint"] = failure.hint and failure.hint[:500]
         end = {"reason": "launch_failed", "exit_code": failure.exit_code, "ended_at": now()}
         return self._end({**end, "failed": failed})

@@ -123,7 +123,7 @@ def _refuse(channel: socket.socket, error: OSError) -> bool:
     descriptors = _receive(channel)
     if len(descriptors) in (2, 3):
         why = f"cannot start a process for the job: {error.strerror}"
-        failed = Failure("fork", error.errno, why)._asdict()
+        failed = vars(Failure("fork", error.errno, why))
         os.write(descriptors[1], encode({"failed": failed}) + b"\n")
     for fd in descriptors:
         os.close(fd)

@@ -274,7 +274,7 @@ class Supervisor:
         self._clients.send_json(FrameKind.EXITED, end)
         self._clients.begin_farewell()
         if self._failure is not None:
-            self._report({"failed": self._failure._asdict()})
+            self._report({"failed": vars(self._failure)})
         for output in self._outputs:
             output.sync()  # last, so that nobody waits for a slow disk
 

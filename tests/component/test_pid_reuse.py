@@ -9,6 +9,7 @@ import pytest
 
 from gpulease.host import processes
 from gpulease.host.processes import PidReuse
+from gpulease.record import replace
 from gpulease.shim.process_tree import Entry, entry
 
 
@@ -30,7 +31,7 @@ def test_a_number_that_is_given_away_while_it_is_listed_is_nobodys(
         first.kill()
     assert not Path(f"/proc/{pid}").exists()
     assert known.reused([pid]) == frozenset(), "there is nobody to take it for"
-    later = found._replace(started=found.started + 1)
+    later = replace(found, started=found.started + 1)
     monkeypatch.setattr(processes, "entry", lambda _: later)
     assert known.reused([pid]) == {pid}
     assert known.reused([pid]) == {pid}, "as long as it is listed"

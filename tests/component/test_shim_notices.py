@@ -9,6 +9,7 @@ import pytest
 
 from gpulease.host.launcher import UserIdentity
 from gpulease.host.shim_control import notify
+from gpulease.record import replace
 from gpulease.shim.launch_request import TerminalSpec
 from gpulease.wire.frames import HEADER, KINDS, FrameKind
 from process_rig import (
@@ -79,7 +80,7 @@ def test_on_a_terminal_a_notice_comes_in_the_terminals_own_way(directory: Path) 
 
 
 def test_a_terminal_job_with_errors_apart_is_told_there(directory: Path) -> None:
-    terminal = TERMINAL._replace(stderr=False)
+    terminal = replace(TERMINAL, stderr=False)
     start(shell(directory, "read go", stdin=True, terminal=terminal))
     with Client(directory, "attach") as client:
         assert run(notify(directory, "it is over"))

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from gpulease.host.launcher import Launch, UserIdentity
+from gpulease.record import replace
 from gpulease.shim.launch_request import TerminalSpec
 from gpulease.wire.frames import FrameKind
 from process_rig import (
@@ -84,7 +85,7 @@ print("complaint", file=sys.stderr)
 
 
 def test_standard_error_stays_apart_where_it_was_apart(directory: Path) -> None:
-    order = PLAIN._replace(stderr=False)
+    order = replace(PLAIN, stderr=False)
     start(on_terminal(shell(directory, "tty -s; echo $?; test -t 2; echo $? >&2"), order))
     with Client(directory, "attach") as client:
         seen = client.collect()
@@ -173,7 +174,7 @@ def test_the_attributes_of_the_callers_terminal_are_taken_over(directory: Path) 
     wanted = attributes()
     wanted[3] &= ~termios.ECHO
     wanted[6 + termios.VINTR] = ord("X") - 64
-    order = PLAIN._replace(attributes=tuple(wanted))
+    order = replace(PLAIN, attributes=tuple(wanted))
 
     shown = text_of(shell(directory, "stty -a"), order)
 

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpulease.record import replace
 from gpulease.shim.record import (
     EXEC,
     NAME,
@@ -93,7 +94,7 @@ def test_a_failed_launch_keeps_its_sentence() -> None:
         "reason": "launch_failed",
         "exit_code": 125,
         "ended_at": AT,
-        "failed": failed._asdict(),
+        "failed": vars(failed),
     }
 
     record = parse(json.dumps(line).encode() + b"\n")
@@ -137,7 +138,7 @@ def test_a_record_begins_with_the_shim_that_made_it(directory: int, tmp_path: Pa
 
     for line in LINES:
         writer.append(line)
-    assert read_record(tmp_path) == STEPS[-1]._replace(claimed_by=4)
+    assert read_record(tmp_path) == replace(STEPS[-1], claimed_by=4)
 
 
 def test_a_record_is_locked_while_its_maker_lives(directory: int, tmp_path: Path) -> None:

@@ -6,17 +6,16 @@ notation of the detach keys is here too.
 
 from __future__ import annotations
 
+import signal
+
 from gpulease.errors import BadValue
 from gpulease.record import record
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    import signal
     from collections.abc import Mapping
     from enum import Enum
 else:
-    import _signal as signal
-
     Enum = object  # `enum` takes a third of the interpreter's start to import
 
 DEFAULT = r"ctrl-\ d"

@@ -6,7 +6,9 @@ Ctrl-Z stops the job and gives the terminal back to the shell; `fg` continues bo
 
 from __future__ import annotations
 
+import signal
 import time
+from socket import socket
 
 from gpulease.cli.attachment.console import Console
 from gpulease.cli.attachment.keyboard import AGAIN_WITHIN, name_of
@@ -21,14 +23,10 @@ from gpulease.wire.frames import FrameKind
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    import signal
-    from _socket import socket
     from collections.abc import Callable
 
     from gpulease.cli.attachment.mode import AttachMode
     from gpulease.cli.signals import Signals
-else:
-    import _signal as signal
 
 _CHECK_FOREGROUND_EVERY_S = 0.5
 _SOCKET = "socket"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import select
-from _socket import SO_SNDBUF, SOL_SOCKET
+from socket import SO_SNDBUF, SOL_SOCKET, socket
 
 from gpulease.cli.attachment.console import PIECE
 from gpulease.light_json import decode_plain, encode
@@ -12,7 +12,6 @@ from gpulease.write_buffer import WriteBuffer
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from _socket import socket
     from collections.abc import Callable, Iterator
 
     from gpulease.event_loop import EventLoop

@@ -7,6 +7,7 @@ that it has set, so `Modes` follows them.
 
 from __future__ import annotations
 
+import signal
 import termios
 
 from gpulease.cli.attachment.keyboard import Controls
@@ -14,11 +15,8 @@ from gpulease.cli.caller import is_ours, size_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    import signal
     from collections.abc import Sequence
     from typing import Any
-else:
-    import _signal as signal
 
 IFLAG, OFLAG, CFLAG, LFLAG, CC = 0, 1, 2, 3, 6
 _DISABLED = b"\0"
