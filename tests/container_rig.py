@@ -71,7 +71,7 @@ class Podman:
 def podman_of(user: int = 0, runtime: str | None = None) -> Iterator[Podman]:
     """Yield a podman for a user, in a folder of its own outside of which it leaves nothing."""
     # Podman takes short paths only.
-    with tempfile.TemporaryDirectory(prefix="glpod-") as name:
+    with tempfile.TemporaryDirectory(prefix="glpod-", ignore_cleanup_errors=True) as name:
         made = Podman(Path(name), runtime or str(working_runtime()))
         root_of(made.folder)
         (made.folder / "xdg").mkdir()
