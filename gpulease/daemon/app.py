@@ -40,12 +40,16 @@ from gpulease.host.processes import ProcessTable
 from gpulease.host.shim_control import has_living_shim, has_scope
 from gpulease.notifications.app import DaemonNotifications
 from gpulease.notifications.messages import JobDetails, TimeLeftWatch
+from gpulease.server.app import ApiParts
 from gpulease.server.auth import Rights
-from gpulease.server.context import RequestContext
+from gpulease.server.context import HolderParts, RequestContext
 from gpulease.server.http_server import HttpProtocol
 from gpulease.server.job_views import JobViews, overuse_view
+from gpulease.server.jobs import OutputSettings
 from gpulease.server.listings import Listings
+from gpulease.server.machine import MachineParts
 from gpulease.server.machine_views import MachineViews
+from gpulease.server.usage import ReportParts
 from gpulease.server.validation import Defaults
 from gpulease.server.view_sources import ViewSources
 from gpulease.service.enforcement import EnforcementLoop
@@ -88,7 +92,7 @@ class DaemonApp:
     enforcement: EnforcementSetup
     slurm: SlurmNode
     notifications: DaemonNotifications
-    context: RequestContext
+    api: ApiParts
 
     def adopt(self, settings: Settings) -> None:
         """Use new settings, in which those that need a restart have not changed.
@@ -100,10 +104,10 @@ class DaemonApp:
         self.health.policy = health_policy(settings)
         self.runner.adopt(settings.grace, settings.log_limit, kept_free(settings))
         self.enforcement.levels.driver_limits = settings.driver_limits
-        self.context.defaults = request_defaults(settings)
-        self.context.log_limit = settings.log_limit
-        self.context.rights = rights(settings)
-        self.context.most_streams = settings.most_streams
+        self.api.context.defaults = request_defaults(settings)
+        self.api.output.log_limit = settings.log_limit
+        self.api.context.rights = rights(settings)
+        self.api.output.most_streams = settings.most_streams
         self.slurm.adopt()
         self.notifications.admins.adopt(settings.notify)
 
@@ -115,7 +119,7 @@ class DaemonApp:
         await self.sampler.write()
         await self.launcher.close()
         self.notifications.close()
-        self.context.listings.close()
+        self.api.context.listings.close()
         self.base.writer.close()
         self.base.observation_thread.close()
         self.base.store.close()
@@ -167,14 +171,14 @@ def build(settings: Settings, *, confined: bool = False) -> DaemonApp:
     coverage = _hook_coverage(base, enforcement, scheduler, records.hooks)
     sources = _view_sources(base, enforcement, coverage, records, overuse, idleness)
     sampler = _sampler(base, scheduler, overuse, idleness, records, health, enforcement, coverage)
-    context = _request_context(
+    api = _api_parts(
         base, scheduler, processes, sources, records, slurm, health, notifications, sampler,
         runner=runner, watch_client=clients.watch,
     )  # fmt: skip
     return DaemonApp(
         base=base, launcher=launcher, runner=runner, scheduler=scheduler, waiting_clients=clients,
         sampler=sampler, health=health, user_policy=user_policy, enforcement=enforcement,
-        slurm=slurm, notifications=notifications, context=context,
+        slurm=slurm, notifications=notifications, api=api,
     )  # fmt: skip
 
 
@@ -377,17 +381,17 @@ def _view_sources(
     )
 
 
-def _request_context(  # noqa: PLR0913  requests reach every part
+def _api_parts(  # noqa: PLR0913  requests reach every part
     base: Foundation, scheduler: Scheduler, processes: Finder, sources: ViewSources,
     records: _UsageRecords, slurm: SlurmNode, health: HealthWatch,
     notifications: DaemonNotifications, sampler: Sampler, *, runner: JobRunner,
     watch_client: Callable[[Job], None],
-) -> RequestContext:  # fmt: skip
+) -> ApiParts:  # fmt: skip
     settings, explainer = base.settings(), scheduler.explainer
     accounts, job_views = records.accounts, _job_views(scheduler, sources)
     windows, store, clock = _windows(base), base.store, base.clock
     machine_views = MachineViews(scheduler, processes, sources, windows.current, clock)
-    return RequestContext(
+    context = RequestContext(
         scheduler=scheduler,
         job_views=job_views(processes.is_stopped),
         machine_views=machine_views,
@@ -395,29 +399,29 @@ def _request_context(  # noqa: PLR0913  requests reach every part
         clock=clock,
         defaults=request_defaults(settings),
         rights=rights(settings),
-        directory_of=base.state.job,
-        log_limit=settings.log_limit,
-        most_streams=settings.most_streams,
-        doctor=_doctor(base, scheduler, health, sources, slurm).results,
-        metrics=Metrics(store, scheduler, health, HttpProtocol.counts, notifications, clock).view,
-        overuse_of=lambda owner: overuse_view(sources.overuse.policy_of(owner)),
         processes=processes,
-        drains=Drains(store, clock, base.writer, scheduler.wake, notifications.admins.of_gpu),
-        pauses=Pauses(store, clock, base.writer, scheduler.wake),
-        windows=windows,
-        environment=runner.environment,
-        command=runner.command,
-        test_notification=notifications.program.test,
-        watch_holder=watch_client,
-        slurm=slurm.leases if os.geteuid() == 0 else None,
         look=sampler.look,
         usage=records.usage,
         hooks=records.hooks,
         stored_pools=records.pools.of,
-        usage_totals=with_names_of_groups(accounts.totals),
-        prediction_errors=accounts.predictions,
-        waits_by_user=accounts.waits,
+    )
+    machine = MachineParts(
+        doctor=_doctor(base, scheduler, health, sources, slurm).results,
+        metrics=Metrics(store, scheduler, health, HttpProtocol.counts, notifications, clock).view,
+        overuse_of=lambda owner: overuse_view(sources.overuse.policy_of(owner)),
+        drains=Drains(store, clock, base.writer, scheduler.wake, notifications.admins.of_gpu),
+        pauses=Pauses(store, clock, base.writer, scheduler.wake),
+        test_notification=notifications.program.test,
+    )
+    return ApiParts(
+        context,
+        machine,
+        ReportParts(with_names_of_groups(accounts.totals), accounts.predictions, accounts.waits),
+        HolderParts(runner.environment, runner.command, watch_client),
+        OutputSettings(base.state.job, settings.log_limit, settings.most_streams),
+        windows,
         memory_series=lambda: MemorySeries(store, *sampler.unwritten()),
+        slurm=slurm.leases if os.geteuid() == 0 else None,
     )
 
 

@@ -122,9 +122,9 @@ async def _run(
     _log.info("gpuleased %s", described())
     warn_of_unknown_names(settings)
     recovered = await _recover(app)
-    server = HttpServer(build_api(app.context), leave)
+    server = HttpServer(build_api(app.api), leave)
     guard = SocketGuard(
-        settings.socket, to_all=app.context.rights.daemon_uid == 0, move=server.move
+        settings.socket, to_all=app.api.context.rights.daemon_uid == 0, move=server.move
     )
     # Before the socket: a command that starts this daemon reads this as soon as it can connect.
     user_daemon.note_serving(settings.state, settings.socket, settings.simulate)
@@ -263,7 +263,7 @@ def _timers(
     space = DiskSpace(base.store, base.settings, app.scheduler.notify_owner)
     timers.often(_LIMIT_RUNNING_OUTPUT_EVERY, space.limit_running)
     timers.often(_FREE_SPACE_EVERY, space.keep_free)
-    app.slurm.start(timers, app.context.machine_views)
+    app.slurm.start(timers, app.api.context.machine_views)
     span = base.settings().leave_when_idle
     if span is not None:
         _leave_when_idle(timers, span, app, server, guard, leave)

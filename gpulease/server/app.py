@@ -1,22 +1,26 @@
 """The table of routes: what is served, who may use it, and the shapes of requests and answers."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from gpulease.server.api_document import api_document
 from gpulease.server.auth import Access
 from gpulease.server.changes import ChangeHandlers
-from gpulease.server.context import RequestContext, json_response
+from gpulease.server.context import HolderParts, RequestContext, json_response
 from gpulease.server.explain import ExplainHandlers
 from gpulease.server.holds import HoldHandlers
 from gpulease.server.job_list import JobListHandlers
-from gpulease.server.jobs import FRAMES, JSON_LINES, JobHandlers
-from gpulease.server.machine import MachineHandlers
+from gpulease.server.jobs import FRAMES, JSON_LINES, JobHandlers, OutputSettings
+from gpulease.server.machine import MachineHandlers, MachineParts
 from gpulease.server.memory_series import MemorySeriesHandlers
 from gpulease.server.messages import PLAIN_TEXT, Response
 from gpulease.server.request_limits import RequestLimits
 from gpulease.server.router import Endpoint, Route, Router, error_response
-from gpulease.server.usage import UsageHandlers
+from gpulease.server.usage import ReportParts, UsageHandlers
 from gpulease.server.windows import WindowHandlers
+from gpulease.service.ports import MemoryReader
+from gpulease.service.windows import Windows
+from gpulease.slurm.node.leases import SlurmLeases
 from gpulease.slurm.node.routes import SlurmHandlers
 from gpulease.wire.history import GpuHistoryView, JobMemoryView
 from gpulease.wire.jobs import (
@@ -62,19 +66,36 @@ from gpulease.wire.requests import (
 from gpulease.wire.usage import HistoryView, ReportView, SharesView
 
 
-def routes(context: RequestContext) -> tuple[Route, ...]:
+@dataclass(frozen=True, slots=True)
+class ApiParts:
+    """What handlers work with: the context, and what only some of them need."""
+
+    context: RequestContext
+    machine: MachineParts
+    reports: ReportParts
+    holders: HolderParts
+    output: OutputSettings
+    windows: Windows
+    memory_series: Callable[[], MemoryReader]
+    """Returns the memory of GPUs and jobs over time, until now."""
+    slurm: SlurmLeases | None
+    """None in a personal daemon."""
+
+
+def routes(parts: ApiParts) -> tuple[Route, ...]:
     """Return every route with its access, which the router checks before the handler runs.
 
     Handlers do not check access again, except of EACH; they decide which fields of an answer a
     caller sees.
     """
-    jobs, holds = JobHandlers(context), HoldHandlers(context)
+    context = parts.context
+    jobs, holds = JobHandlers(context, parts.output), HoldHandlers(context, parts.holders)
     changes = ChangeHandlers(context)
-    machine, usage = MachineHandlers(context), UsageHandlers(context)
+    machine, usage = MachineHandlers(context, parts.machine), UsageHandlers(context, parts.reports)
     explain = ExplainHandlers(context)
-    lists, series = JobListHandlers(context), MemorySeriesHandlers(context)
-    windows = WindowHandlers(context)
-    slurm = SlurmHandlers(context)
+    lists, series = JobListHandlers(context), MemorySeriesHandlers(context, parts.memory_series)
+    windows = WindowHandlers(context, parts.windows)
+    slurm = SlurmHandlers(context, parts.slurm, parts.holders)
     everyone, submitter = Access.ANYONE, Access.SUBMITTER
     owner, manager, admin = Access.OWNER, Access.MANAGER, Access.ADMIN
     each, root = Access.EACH, Access.ROOT
@@ -169,13 +190,13 @@ def routes(context: RequestContext) -> tuple[Route, ...]:
     )  # fmt: skip
 
 
-def build_api(context: RequestContext, served: Sequence[Route] | None = None) -> RequestLimits:
+def build_api(parts: ApiParts, served: Sequence[Route] | None = None) -> RequestLimits:
     """Return the application, which serves the table, or `served` in its place."""
-    table = [Endpoint(each, API_PREFIX) for each in (routes(context) if served is None else served)]
+    table = [Endpoint(each, API_PREFIX) for each in (routes(parts) if served is None else served)]
 
     async def document() -> Response:
         return json_response(api_document(table))
 
     described = Route("GET", "/openapi.json", Access.ANYONE, "", document, None)
-    router = Router([*table, Endpoint(described, API_PREFIX)], context)
+    router = Router([*table, Endpoint(described, API_PREFIX)], parts.context)
     return RequestLimits(router, error_response)

@@ -2,22 +2,12 @@
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
-from pathlib import Path
 from typing import TypeVar
 
 import msgspec
 
 from gpulease.domain.gpu import GpuReading, GpuUuid, JobId
-from gpulease.domain.job import (
-    Invocation,
-    Job,
-    Owner,
-    PredictionErrors,
-    UsageBy,
-    UsageTotal,
-    UserWaits,
-)
+from gpulease.domain.job import Invocation, Job
 from gpulease.domain.lease import State
 from gpulease.errors import BadValue, NoSuchJob
 from gpulease.server.auth import Caller, Rights, caller_in
@@ -28,19 +18,13 @@ from gpulease.server.messages import JSON, Request, Response
 from gpulease.server.redaction import redact_job
 from gpulease.server.request_limits import RequestSlot, slot_in
 from gpulease.server.validation import Defaults
-from gpulease.service.health import Drains, named
+from gpulease.service.health import named
 from gpulease.service.hook_reports import HookReports
-from gpulease.service.pause import Pauses
-from gpulease.service.ports import Clock, Event, MemoryReader, ProcessFinder
+from gpulease.service.ports import Clock, Event, ProcessFinder
 from gpulease.service.scheduler import Scheduler
 from gpulease.service.slurm_gpus import refuse_closed_queue
 from gpulease.service.usage import PoolSeen, Usage
-from gpulease.service.windows import Windows
-from gpulease.slurm.node.leases import SlurmLeases
 from gpulease.wire.jobs import JobView
-from gpulease.wire.machine import DoctorView, OveruseView
-from gpulease.wire.metrics import MetricsView
-from gpulease.wire.notifications import NotifyTestView
 
 Body = TypeVar("Body")
 
@@ -50,13 +34,9 @@ _MOST_DETAIL = 200
 """Characters of a parser's message that are shown."""
 
 
-TotalsOf = Callable[[UsageBy, str | None, datetime | None, datetime], Sequence[UsageTotal]]
-"""Sums up the jobs of one or all users, from some time on until now."""
-
-
 @dataclass(slots=True)
 class RequestContext:
-    """What the handlers work with. A reload of the settings changes some of the fields."""
+    """What most handlers work with. A reload of the settings changes some of the fields."""
 
     scheduler: Scheduler
     job_views: JobViews
@@ -65,42 +45,12 @@ class RequestContext:
     clock: Clock
     defaults: Defaults
     rights: Rights
-    directory_of: Callable[[JobId], Path]
-    log_limit: int
-    most_streams: int
-    """Of one user at once; root has no such limit."""
-    doctor: Callable[[], DoctorView]
-    metrics: Callable[[], MetricsView]
-    """Reads files: for a thread."""
-    overuse_of: Callable[[Owner], OveruseView]
-    """What happens to a user's jobs that exceed their lease."""
     processes: ProcessFinder
-    drains: Drains
-    pauses: Pauses
-    windows: Windows
-    environment: Callable[[Job, Invocation, Job], Mapping[str, str]]
-    """The variables of an invocation as the leases of a job change them."""
-    command: Callable[[Job, Invocation], tuple[Sequence[str], str]]
-    """The command of an invocation as they change it, and a line for its user or ""."""
     usage: Usage
     hooks: HookReports
     stored_pools: Callable[[JobId], Sequence[PoolSeen]]
-    usage_totals: TotalsOf
-    """What the jobs of one or all users asked for and used, from some time on."""
-    prediction_errors: Callable[[str | None, datetime | None], PredictionErrors]
-    """How good predictions for the same jobs were."""
-    waits_by_user: Callable[[datetime], Mapping[str, UserWaits]]
-    """How long the jobs that got memory from some time on had waited."""
-    memory_series: Callable[[], MemoryReader]
-    """Returns the memory of GPUs and jobs over time, until now."""
-    slurm: SlurmLeases | None
-    """None in a personal daemon."""
     look: Callable[[], Awaitable[None]]
     """Reads the GPUs, unless that has just been done; to be awaited before they are shown."""
-    test_notification: Callable[[int], Awaitable[NotifyTestView]]
-    """Sends a message, and tells what happened at each receiver."""
-    watch_holder: Callable[[Job], None]
-    """Removes a hold from the queue when the process that asked for it ends."""
 
     def existing_job(self, job_id: int) -> Job:
         """Return a job.
@@ -157,6 +107,18 @@ class RequestContext:
         )
         viewer = self.redacted_for(caller)
         return view if viewer is None else redact_job(view, viewer)
+
+
+@dataclass(frozen=True, slots=True)
+class HolderParts:
+    """What a lease changes for the process that holds it, and who watches that process."""
+
+    environment: Callable[[Job, Invocation, Job], Mapping[str, str]]
+    """The variables of an invocation as the leases of a job change them."""
+    command: Callable[[Job, Invocation], tuple[Sequence[str], str]]
+    """The command of an invocation as they change it, and a line for its user or ""."""
+    watch: Callable[[Job], None]
+    """Removes a hold from the queue when the process that asked for it ends."""
 
 
 def caller_of_request(request: Request) -> Caller:

@@ -15,6 +15,7 @@ from gpulease.errors import AlreadyLeased, BadValue, NotAllowed, WrongState
 from gpulease.server.adoptions import LARGEST_PID, adopt, adoption_of, lease_used
 from gpulease.server.auth import Caller
 from gpulease.server.context import (
+    HolderParts,
     RequestContext,
     caller_of_request,
     json_response,
@@ -62,8 +63,9 @@ _MOST_DIGITS = 19
 class HoldHandlers:
     """One method for each route."""
 
-    def __init__(self, context: RequestContext) -> None:
+    def __init__(self, context: RequestContext, holders: HolderParts) -> None:
         self._context = context
+        self._holders = holders
 
     async def hold(self, request: Request) -> Response:
         """Queue a lease without a job; the answer means that it is on disk."""
@@ -76,7 +78,7 @@ class HoldHandlers:
         job = await lease_used(order, body.claim, caller.user, context) if body.adopt else None
         if job is None:
             job = await context.scheduler.submit(order)
-            context.watch_holder(job)
+            self._holders.watch(job)
         return json_response(context.job_views.job(job, to_owner=True), 201)
 
     async def adopt(self, request: Request) -> Response:
@@ -116,9 +118,9 @@ class HoldHandlers:
         )
         memory = min(lease.memory for lease in part.leases)
         options_of(body.options, memory)
-        changes = environment_view(environment, context.environment(part, invocation, job))
+        changes = environment_view(environment, self._holders.environment(part, invocation, job))
         gpus = [str(lease.gpu) for lease in part.leases]
-        argv, notice = context.command(part, invocation)
+        argv, notice = self._holders.command(part, invocation)
         words = [to_wire(word) for word in argv]
         shown = context.view_for(caller, job)
         return json_response(NestedView(shown, gpus, memory, changes, words, notice))
@@ -134,7 +136,7 @@ class HoldHandlers:
                 f"gpulease show {job.label} shows more",
             )
         invocation = context.scheduler.store.invocation(job.id)
-        changed = context.environment(job, invocation, job)
+        changed = self._holders.environment(job, invocation, job)
         return json_response(environment_view(invocation.environment, changed))
 
 

@@ -2,10 +2,11 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Collection, Mapping
-from dataclasses import replace
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from math import inf
+from pathlib import Path
 
 import msgspec
 
@@ -55,14 +56,25 @@ _MOST_WAITED = 20_000
 """Jobs that one request waits for: as many as a user may have in the queue, twice."""
 
 
+@dataclass(slots=True)
+class OutputSettings:
+    """Where output is, and how much of it is sent. A reload of the settings changes the numbers."""
+
+    directory_of: Callable[[JobId], Path]
+    log_limit: int
+    most_streams: int
+    """Of one user at once; root has no such limit."""
+
+
 class JobHandlers:
     """One method for each route.
 
     The router has checked the access of the caller.
     """
 
-    def __init__(self, context: RequestContext) -> None:
+    def __init__(self, context: RequestContext, output: OutputSettings) -> None:
         self._context = context
+        self._output = output
         self._watch = JobWatch(context)
 
     async def submit(self, request: Request, follow: bool = False) -> Response:
@@ -294,16 +306,16 @@ class JobHandlers:
         # Also without `follow`: a log may be long and its reader slow.
         self._become_stream(request)
         frames = frames_of(
-            self._context.directory_of(job.id),
+            self._output.directory_of(job.id),
             query,
-            self._context.log_limit,
+            self._output.log_limit,
             lambda: self._job(job.id).state is State.ENDED,
         )
         return StreamingResponse(frames, media_type=FRAMES)
 
     def _become_stream(self, request: Request) -> None:
         is_root = caller_of_request(request).uid == 0
-        slot_of_request(request).become_stream(None if is_root else self._context.most_streams)
+        slot_of_request(request).become_stream(None if is_root else self._output.most_streams)
 
     def _job(self, job_id: int) -> Job:
         return self._context.existing_job(job_id)

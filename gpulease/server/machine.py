@@ -1,8 +1,10 @@
 """The routes about the machine: its status, its checks, draining GPUs, a test message."""
 
 import asyncio
-from dataclasses import replace
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, replace
 
+from gpulease.domain.job import Owner
 from gpulease.errors import BadValue
 from gpulease.server.context import (
     RequestContext,
@@ -13,19 +15,44 @@ from gpulease.server.context import (
 )
 from gpulease.server.machine_views import pause_view
 from gpulease.server.messages import Request, Response
-from gpulease.service.health import DrainResult
-from gpulease.wire.machine import FIRST_IN_QUEUE, GpuAvailabilityView, PauseChangeView
+from gpulease.service.health import DrainResult, Drains
+from gpulease.service.pause import Pauses
+from gpulease.wire.machine import (
+    FIRST_IN_QUEUE,
+    DoctorView,
+    GpuAvailabilityView,
+    OveruseView,
+    PauseChangeView,
+)
+from gpulease.wire.metrics import MetricsView
+from gpulease.wire.notifications import NotifyTestView
 from gpulease.wire.requests import DrainRequest, PauseRequest
 
 _LONGEST_REASON = 200
 _MOST_DIGITS = 9
 
 
+@dataclass(frozen=True, slots=True)
+class MachineParts:
+    """What these routes alone work with."""
+
+    doctor: Callable[[], DoctorView]
+    metrics: Callable[[], MetricsView]
+    """Reads files: for a thread."""
+    overuse_of: Callable[[Owner], OveruseView]
+    """What happens to a user's jobs that exceed their lease."""
+    drains: Drains
+    pauses: Pauses
+    test_notification: Callable[[int], Awaitable[NotifyTestView]]
+    """Sends a message, and tells what happened at each receiver."""
+
+
 class MachineHandlers:
     """One method for each route."""
 
-    def __init__(self, context: RequestContext) -> None:
+    def __init__(self, context: RequestContext, parts: MachineParts) -> None:
         self._context = context
+        self._parts = parts
 
     async def status(self, request: Request, queue: str | None = None) -> Response:
         """Show GPUs, leases, unmanaged processes, and the first `queue` waiting jobs, or "all"."""
@@ -37,43 +64,43 @@ class MachineHandlers:
     async def doctor(self, request: Request) -> Response:
         """Show the checks of this machine, and the policy for the caller's own jobs."""
         caller, rights = caller_of_request(request), self._context.rights
-        overuse = self._context.overuse_of(caller.owner)
+        overuse = self._parts.overuse_of(caller.owner)
         sees_hidden = rights.hide_commands and rights.is_admin(caller)
         await self._context.look()
-        checked = replace(self._context.doctor(), overuse=overuse, sees_hidden=sees_hidden)
+        checked = replace(self._parts.doctor(), overuse=overuse, sees_hidden=sees_hidden)
         return json_response(checked)
 
     async def metrics(self) -> Response:
         """Show what the daemon has counted since its start, and its own health."""
-        return json_response(await asyncio.to_thread(self._context.metrics))
+        return json_response(await asyncio.to_thread(self._parts.metrics))
 
     async def drain(self, request: Request, gpu: str) -> Response:
         """Stop granting leases on a GPU; running jobs continue."""
         caller = caller_of_request(request)
         why = _reason("drain", read_body(DrainRequest, await request.body() or b"{}").why)
         return _reply(
-            await self._context.drains.drain(await self._context.gpu(gpu), caller.user, why)
+            await self._parts.drains.drain(await self._context.gpu(gpu), caller.user, why)
         )
 
     async def resume(self, request: Request, gpu: str) -> Response:
         """Grant leases on a GPU again."""
         caller = caller_of_request(request)
-        return _reply(await self._context.drains.resume(await self._context.gpu(gpu), caller.user))
+        return _reply(await self._parts.drains.resume(await self._context.gpu(gpu), caller.user))
 
     async def pause(self, request: Request) -> Response:
         """Start no more jobs; running jobs continue."""
         why = _reason("pause the queue", read_body(PauseRequest, await request.body() or b"{}").why)
-        pause, changed = await self._context.pauses.pause(caller_of_request(request).user, why)
+        pause, changed = await self._parts.pauses.pause(caller_of_request(request).user, why)
         return json_response(PauseChangeView(pause_view(pause), changed))
 
     async def unpause(self) -> Response:
         """Start jobs again."""
-        return json_response(PauseChangeView(None, await self._context.pauses.unpause()))
+        return json_response(PauseChangeView(None, await self._parts.pauses.unpause()))
 
     async def test_notification(self, request: Request) -> Response:
         """Send a message as the caller, and show what happened at each of their receivers."""
         uid = caller_of_request(request).uid
-        return json_response(await self._context.test_notification(uid))
+        return json_response(await self._parts.test_notification(uid))
 
 
 def _first_of(queue: str | None) -> int | None:

@@ -1,6 +1,7 @@
 """The routes about memory over time: of a GPU, and of a job on each of its GPUs."""
 
 import asyncio
+from collections.abc import Callable
 from datetime import timedelta
 
 from gpulease.domain.gpu import GpuReading, GpuUuid
@@ -10,6 +11,7 @@ from gpulease.server.context import RequestContext, json_response, slot_of_reque
 from gpulease.server.messages import Request, Response
 from gpulease.server.validation import refuse, span, within
 from gpulease.server.view_sources import instant
+from gpulease.service.ports import MemoryReader
 from gpulease.wire.history import (
     MOST_POINTS,
     SOME_POINTS,
@@ -28,8 +30,10 @@ _LEAST_POINTS = 2
 class MemorySeriesHandlers:
     """One method for each route."""
 
-    def __init__(self, context: RequestContext) -> None:
+    def __init__(self, context: RequestContext, series: Callable[[], MemoryReader]) -> None:
+        """`series` returns the memory of GPUs and jobs over time, until now."""
         self._context = context
+        self._series = series
 
     async def gpu(
         self,
@@ -49,7 +53,7 @@ class MemorySeriesHandlers:
         now, found = context.clock.now(), await context.gpu(gpu)
         grid = grid_over(now - begin, now - end, points)
         await slot_of_request(request).for_expensive()
-        series = await asyncio.to_thread(context.memory_series().gpu, found.uuid, grid)
+        series = await asyncio.to_thread(self._series().gpu, found.uuid, grid)
         return json_response(gpu_history_view(found, grid, series))
 
     async def job(self, request: Request, job_id: int, points: int = SOME_POINTS) -> Response:
@@ -61,7 +65,7 @@ class MemorySeriesHandlers:
         grid = grid_over(begin, job.ended_at or context.clock.now(), points, JOB_SPAN_S)
         gpus = [lease.gpu for lease in job.leases]
         await slot_of_request(request).for_expensive()
-        reader = context.memory_series()
+        reader = self._series()
         series = [await asyncio.to_thread(reader.job, job.id, gpu, grid) for gpu in gpus]
         return json_response(job_memory_view(job, grid, series, context.gpu_labels(gpus)))
 

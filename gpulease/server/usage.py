@@ -5,8 +5,8 @@ trusted.
 """
 
 import asyncio
-from collections.abc import Sequence
-from dataclasses import astuple
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import astuple, dataclass
 from datetime import datetime, timedelta
 
 from gpulease.domain.gpu import GpuUuid
@@ -46,11 +46,28 @@ _LONGEST_WHY = 500
 _LONGEST_UUID = 96
 
 
+TotalsOf = Callable[[UsageBy, str | None, datetime | None, datetime], Sequence[UsageTotal]]
+"""Sums up the jobs of one or all users, from some time on until now."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReportParts:
+    """What the reports are made from."""
+
+    totals: TotalsOf
+    """What the jobs of one or all users asked for and used, from some time on."""
+    prediction_errors: Callable[[str | None, datetime | None], PredictionErrors]
+    """How good predictions for the same jobs were."""
+    waits_by_user: Callable[[datetime], Mapping[str, UserWaits]]
+    """How long the jobs that got memory from some time on had waited."""
+
+
 class UsageHandlers:
     """One method for each route."""
 
-    def __init__(self, context: RequestContext) -> None:
+    def __init__(self, context: RequestContext, reports: ReportParts) -> None:
         self._context = context
+        self._reports = reports
 
     async def usage(self, request: Request, job_id: int) -> Response:
         """Record what a framework in a job reports of its memory pools."""
@@ -100,8 +117,8 @@ class UsageHandlers:
         # A year of jobs takes a while to add up.
         await slot_of_request(request).for_expensive()
         used, errors = await asyncio.gather(
-            asyncio.to_thread(context.usage_totals, UsageBy(by), user, begin, now),
-            asyncio.to_thread(context.prediction_errors, user, begin),
+            asyncio.to_thread(self._reports.totals, UsageBy(by), user, begin, now),
+            asyncio.to_thread(self._reports.prediction_errors, user, begin),
         )
         return json_response(report_view(UsageBy(by), used, begin, errors))
 
@@ -112,7 +129,7 @@ class UsageHandlers:
         begin = context.clock.now() - (ago or timedelta())
         await slot_of_request(request).for_expensive()
         users = await context.scheduler.shares()
-        waits = await asyncio.to_thread(context.waits_by_user, begin)
+        waits = await asyncio.to_thread(self._reports.waits_by_user, begin)
         policy = context.scheduler.policy.queue
         return json_response(
             SharesView(

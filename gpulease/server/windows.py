@@ -13,6 +13,7 @@ from gpulease.server.context import RequestContext, caller_of_request, json_resp
 from gpulease.server.messages import Request, Response
 from gpulease.server.validation import MOST_GPUS
 from gpulease.service.health import named
+from gpulease.service.windows import Windows
 from gpulease.wire.machine import WindowList
 from gpulease.wire.requests import LONGEST_NAME, ReserveRequest
 
@@ -23,8 +24,9 @@ _MOST_NAMES = 100
 class WindowHandlers:
     """One method for each route."""
 
-    def __init__(self, context: RequestContext) -> None:
+    def __init__(self, context: RequestContext, windows: Windows) -> None:
         self._context = context
+        self._windows = windows
 
     async def windows(self) -> Response:
         """Show the GPUs that are set apart for a time."""
@@ -36,13 +38,13 @@ class WindowHandlers:
         seen = await self._context.scheduler.observer.recent()
         usable = [reading for reading in seen.readings if not reading.mig_mode]
         window = window_of(asked, usable, caller_of_request(request).user, self._now())
-        reserved = await self._context.windows.reserve(window, len(usable))
+        reserved = await self._windows.reserve(window, len(usable))
         self._context.scheduler.wake()
         return self._reply(reserved, 201)
 
     async def cancel(self, window: str) -> Response:
         """Remove a window; running jobs continue."""
-        cancelled = await self._context.windows.cancel(window)
+        cancelled = await self._windows.cancel(window)
         self._context.scheduler.wake()
         return self._reply(cancelled)
 
@@ -50,7 +52,7 @@ class WindowHandlers:
         return self._context.clock.now()
 
     def _reply(self, window: Window, status: int = 200) -> Response:
-        found = self._context.windows.occurrences([window], self._now())
+        found = self._windows.occurrences([window], self._now())
         return json_response(self._context.machine_views.window(found[0], self._now()), status)
 
 

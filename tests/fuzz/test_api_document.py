@@ -21,7 +21,7 @@ from schemathesis.specs.openapi.checks import (
 from daemon_rig import Daemon
 from fuzz import examples
 from fuzz.unix import BASE, PATIENCE_S, session_on
-from gpulease.server.app import routes
+from gpulease.server.app import ApiParts, routes
 
 _CHECKS = [
     status_code_conformance,
@@ -31,7 +31,8 @@ _CHECKS = [
 ]
 _A_PIECE = 64 << 10
 _SOUND = {"argv": ["true"], "cwd": "/", "environment": {}, "pid": os.getpid(), "wait": 0}
-OPERATIONS = [(route.method, f"/v1{route.path}") for route in routes(None)]  # type: ignore[arg-type]
+_NO_PARTS = ApiParts(*[None] * 8)  # type: ignore[arg-type]
+OPERATIONS = [(route.method, f"/v1{route.path}") for route in routes(_NO_PARTS)]
 
 
 @pytest.fixture(scope="module")

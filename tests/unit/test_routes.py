@@ -1,7 +1,7 @@
 """The router holds every route against the table, whatever its handler does."""
 
 import asyncio
-from dataclasses import replace
+from dataclasses import fields, replace
 from datetime import UTC, datetime
 from functools import partial
 from types import SimpleNamespace
@@ -12,7 +12,7 @@ import pytest
 from gpulease.domain.gpu import JobId
 from gpulease.domain.job import Job, Owner
 from gpulease.domain.lease import Claim
-from gpulease.server.app import build_api, routes
+from gpulease.server.app import ApiParts, build_api, routes
 from gpulease.server.auth import Access, Caller, Rights
 from gpulease.server.context import RequestContext
 from gpulease.server.messages import Response
@@ -44,7 +44,8 @@ JOB = Job(
     claim=Claim(1 << 30),
     submitted_at=datetime(2026, 1, 1, tzinfo=UTC),
 )
-ROUTES = routes(None)  # type: ignore[arg-type]
+NO_PARTS: Any = dict.fromkeys(each.name for each in fields(ApiParts))
+ROUTES = routes(ApiParts(**NO_PARTS))
 
 
 class WithAdmins(Rights):
@@ -66,7 +67,8 @@ def api(daemon_uid: int = 0) -> RequestLimits:
         rights=WithAdmins(daemon_uid, "admins"), scheduler=SimpleNamespace(store=jobs)
     )
     context.existing_job = partial(RequestContext.existing_job, context)
-    return build_api(context, [replace(route, handler=careless) for route in ROUTES])
+    parts = ApiParts(**NO_PARTS | {"context": context})
+    return build_api(parts, [replace(route, handler=careless) for route in ROUTES])
 
 
 def status_of(app: RequestLimits, method: str, path: str, caller: Caller, query: str = "") -> int:
@@ -145,7 +147,8 @@ def test_parameters_are_parsed_as_the_handler_declares_them() -> None:
         return Response(status=204)
 
     route = Route("GET", "/jobs/{job_id}", Access.ANYONE, "", handler, None)
-    app = build_api(SimpleNamespace(rights=WithAdmins(0)), [route])  # type: ignore[arg-type]
+    context = SimpleNamespace(rights=WithAdmins(0))
+    app = build_api(ApiParts(**NO_PARTS | {"context": context}), [route])
     for query in ("", "user=a%20b&since=2.5&all=true&unknown=1", "user=&all=0"):
         assert status_of(app, "GET", "/v1/jobs/7", CALLERS["root"], query) == 204
     for query in ("since=soon", "all=perhaps"):

@@ -14,6 +14,7 @@ from gpulease.errors import BadValue, CannotLease, NoRoomNow, NotAllowed, WrongS
 from gpulease.fingerprint import fingerprint_of
 from gpulease.server.auth import Caller
 from gpulease.server.context import (
+    HolderParts,
     RequestContext,
     caller_of_request,
     json_response,
@@ -44,8 +45,13 @@ _MOST_DETAIL = 200
 class SlurmHandlers:
     """One method for each route."""
 
-    def __init__(self, context: RequestContext) -> None:
+    def __init__(
+        self, context: RequestContext, leases: SlurmLeases | None, holders: HolderParts
+    ) -> None:
+        """`leases` is None in a personal daemon."""
         self._context = context
+        self._slurm = leases
+        self._holders = holders
 
     async def lease(self, request: Request) -> Response:
         """Lease the GPUs of a job of Slurm, before its first process starts."""
@@ -73,7 +79,7 @@ class SlurmHandlers:
 
         The answer consists of lines for Slurm: `export NAME=VALUE` and `unset NAME`.
         """
-        caller, context, leases = caller_of_request(request), self._context, self._leases()
+        caller, leases = caller_of_request(request), self._leases()
         body = read_body(SlurmEnvironmentRequest, await request.body())
         before = environment_of(body.environment)
         job = leases.of(number)
@@ -89,20 +95,20 @@ class SlurmHandlers:
         job = await leases.limited(job)
         part = leases.part_of_task(job, numbers_in(before.get(_GPUS, "")), body.devices)
         invocation = invocation_of_task(command, before, len(part.leases), len(job.leases))
-        after = {**context.environment(part, invocation, job)}
+        after = {**self._holders.environment(part, invocation, job)}
         after.pop(COMMAND_VARIABLE, None)
         after |= bound(command, number)
         return Response(task_prolog_lines(before, after), media_type=PLAIN_TEXT)
 
     def _leases(self) -> SlurmLeases:
-        if self._context.slurm is None or self._context.scheduler.policy.slurm is None:
+        if self._slurm is None or self._context.scheduler.policy.slurm is None:
             # No 409: the prolog would start the job, whose tasks would fail.
             raise CannotLease(
                 "cannot lease for a job of Slurm: this daemon has all GPUs for its own queue",
                 'set cluster = "slurm" in /etc/gpulease/config.toml on this node, then '
                 "systemctl reload gpuleased",
             )
-        return self._context.slurm
+        return self._slurm
 
     def _refuse_others(self, caller: Caller, job: Job) -> None:
         if not self._context.rights.owns(caller, job):
