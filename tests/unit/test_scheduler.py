@@ -619,13 +619,25 @@ def test_callers_that_come_during_a_look_share_the_next_one() -> None:
     async def scenario() -> None:
         world = World()
         world.gpus = CountedGpus({"GPU-a": 8 * G})
-        world.scheduler = world.new_scheduler()
-        first, *others = await asyncio.gather(
-            *(world.scheduler.observer.observe() for _ in range(10))
-        )
+        begun, may_end = asyncio.Event(), asyncio.Event()
+
+        async def slowly(call: Callable[[], T]) -> T:
+            begun.set()
+            await may_end.wait()
+            return call()
+
+        observer = GpuObserver(world.store, world.gpus, world.finder, world.clock, slowly)
+        before = [asyncio.create_task(observer.observe()) for _ in range(5)]
+        await begun.wait()
+        during = [asyncio.create_task(observer.observe()) for _ in range(5)]
+        await asyncio.sleep(0)
+        may_end.set()
+        first = {id(each) for each in await asyncio.gather(*before)}
+        second = {id(each) for each in await asyncio.gather(*during)}
         assert world.gpus.reads == 2
-        assert {id(each) for each in others} == {id(world.scheduler.seen)}
-        assert first is not world.scheduler.seen, "it began before the others came"
+        assert (len(first), len(second)) == (1, 1)
+        assert second == {id(observer.latest)}
+        assert first != second
 
     asyncio.run(scenario())
 
