@@ -24,11 +24,11 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from gpulease.domain.fragmentation import Workload, fragmentation_gradient, points, typical
+from gpulease.domain.choice import Score, best_fit
 from gpulease.domain.gpu import GpuMemory, GpuReading, GpuUuid, JobId, build_ledger
 from gpulease.domain.lease import Claim
 from gpulease.domain.placement import Placement, granted, place
-from gpulease.domain.planned_gpu import Score, best_fit
+from gpulease.replay.engine import Workload, fragmentation_gradient, points, typical
 
 WHOLE = 1000
 """The memory of one GPU, in the unit of the trace."""

@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
-from gpulease.domain.queue_policy import PolicyName, QueuePolicy
+from gpulease.domain.queue_options import PolicyName, QueuePolicy
 from gpulease.replay.engine import Contention, replay
 from gpulease.replay.results import Figures, figures
 from gpulease.replay.trace import Run, Server, TraceJob

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 
 from gpulease.domain.calendar import Window, WindowId
-from gpulease.domain.dependencies import succeeded
+from gpulease.domain.eligibility import succeeded
 from gpulease.domain.gpu import GpuReading, GpuUuid, JobId, ProcessReading
 from gpulease.domain.health import GpuAvailability, GpuEvent, HealthReport
 from gpulease.domain.hook_reports import Reports

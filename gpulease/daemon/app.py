@@ -24,7 +24,7 @@ from gpulease.domain.health import HealthAction
 from gpulease.domain.job import Job, Owner
 from gpulease.domain.lease import Lease
 from gpulease.domain.limits import UserLimits
-from gpulease.domain.queue_policy import PolicyName, QueuePolicy
+from gpulease.domain.queue_options import PolicyName, QueuePolicy
 from gpulease.errors import BadConfiguration
 from gpulease.gpu.nvml_process import NvmlProcess
 from gpulease.host.cgroups import in_initial_pid_namespace
@@ -33,11 +33,10 @@ from gpulease.host.hook_coverage import HookCoverage, on_record
 from gpulease.host.job_runner import JobRunner
 from gpulease.host.launch import LaunchContext
 from gpulease.host.launcher import Launcher
-from gpulease.host.ledger import ensure_ledger
-from gpulease.host.process_finder import Finder
-from gpulease.host.process_watch import ProcessWatch
+from gpulease.host.process_finder import Finder, ProcessWatch
 from gpulease.host.processes import ProcessTable
 from gpulease.host.shim_control import has_living_shim, has_scope
+from gpulease.host.state_dir import ensure_ledger
 from gpulease.notifications.app import DaemonNotifications
 from gpulease.notifications.messages import JobDetails, TimeLeftWatch
 from gpulease.server.app import ApiParts

@@ -18,7 +18,7 @@ from gpulease.daemon.housekeeping import Backups, FileWatch, IdleTimer, StateCle
 from gpulease.daemon.systemd import Notifier, status_line
 from gpulease.daemon.user_policy import warn_of_unknown_names
 from gpulease.errors import GpuleaseError, RecordUnwritable, StateUnwritable
-from gpulease.host.process_watch import run_of_system
+from gpulease.host.process_finder import run_of_system
 from gpulease.server.app import build_api
 from gpulease.server.http_server import HttpServer
 from gpulease.server.listener import SocketGuard

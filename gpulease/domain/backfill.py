@@ -12,12 +12,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 
+from gpulease.domain.choice import PlannedGpu, Score, choose, fits
 from gpulease.domain.gpu import GpuUuid, JobId
 from gpulease.domain.job import Job
 from gpulease.domain.lease import Claim
-from gpulease.domain.planned_gpu import PlannedGpu, Score, choose, fits
 from gpulease.domain.queue import Holding, Need
-from gpulease.domain.queue_policy import QueuePolicy
+from gpulease.domain.queue_options import QueuePolicy
 from gpulease.domain.run_time import RunTimes
 
 

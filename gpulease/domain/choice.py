@@ -1,15 +1,17 @@
-"""Which GPUs a claim asks for: by name, by model, by size; and several of one model.
+"""Which GPUs suit a claim, by name, model and size, and the choice among those with free memory.
 
-What is free on them does not matter here.
+A planning pass tries thousands of claims and needs only sums, so it has each GPU as a `PlannedGpu`.
+The ledgers in `gpu` say the same with every lease by name.
 """
 
 import re
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import TypeVar
 
-from gpulease.domain.gpu import GpuReading
+from gpulease.domain.gpu import ComputeMode, GpuMemory, GpuReading
 from gpulease.domain.lease import Claim
+from gpulease.domain.queue_options import QueuePolicy
 from gpulease.units import format_size
 
 T = TypeVar("T")
@@ -72,3 +74,161 @@ def sets_of(
         key = (read.server, read.name) if claim.same_model else read.server
         found.setdefault(key, []).append(gpu)
     return found
+
+
+_ROUNDING = 1e-6
+
+
+class PlannedGpu:
+    """What one GPU has free, now or later; it takes and releases jobs in constant time."""
+
+    __slots__ = (
+        "allocatable",
+        "alone",
+        "combines",
+        "free",
+        "jobs",
+        "open",
+        "rank",
+        "reading",
+        "single",
+        "spare",
+        "strangers",
+        "utilization",
+        "uuid",
+    )
+
+    def __init__(self, gpu: GpuMemory, rank: int) -> None:
+        """Take the sums of a ledger; `rank` is the place of the GPU in lists."""
+        reading = gpu.reading
+        known = gpu.allocatable is not None and gpu.unmanaged is not None
+        self.uuid = gpu.uuid
+        self.reading = reading
+        self.rank = rank
+        self.allocatable = gpu.allocatable or 0
+        self.single = gpu.one_process
+        """It takes one job at a time."""
+        self.strangers = gpu.has_unmanaged_process
+        """It takes no exclusive job."""
+        self.combines = reading.parent is None
+        """It can be one of several GPUs of a job."""
+        self.open = (
+            known
+            and reading.fault is None
+            and not reading.mig_mode
+            and gpu.drained is None
+            and reading.compute_mode not in (None, ComputeMode.PROHIBITED)
+            and not (gpu.one_process and gpu.has_unmanaged_compute)
+        )
+        self.jobs = len(gpu.entries)
+        self.alone = sum(entry.exclusive for entry in gpu.entries)
+        """Jobs on it that share with no other."""
+        self.spare = self.allocatable - (gpu.unmanaged or 0) - gpu.committed
+        self.utilization = None if reading.utilization is None else reading.utilization / 100
+        """0 to 1; None if unknown."""
+        self.free = 0
+        """Bytes that may be leased now."""
+        self._settle()
+
+    def _settle(self) -> None:
+        closed = not self.open or self.alone or (self.single and self.jobs)
+        self.free = 0 if closed else max(0, self.spare)
+
+    def copy(self) -> "PlannedGpu":
+        """Return a copy that may change by itself."""
+        twin = PlannedGpu.__new__(PlannedGpu)
+        for name in PlannedGpu.__slots__:
+            setattr(twin, name, getattr(self, name))
+        return twin
+
+    def take(self, memory: int, exclusive: bool, utilization: float) -> None:
+        """Add a job."""
+        self.jobs += 1
+        self.alone += exclusive
+        self.spare -= memory
+        self.add_load(utilization)
+        self._settle()
+
+    def add_load(self, utilization: float) -> None:
+        """Count utilization that is not measured yet."""
+        if self.utilization is not None:
+            self.utilization += utilization
+
+    def release(self, memory: int, exclusive: bool, utilization: float) -> None:
+        """Remove a job."""
+        self.jobs -= 1
+        self.alone -= exclusive
+        self.spare += memory
+        if self.utilization is not None:
+            self.utilization = max(0.0, self.utilization - utilization) if self.jobs else 0.0
+        self._settle()
+
+    @property
+    def server(self) -> str:
+        """The machine that the GPU is in."""
+        return self.reading.server
+
+    def shares(self, utilization: float, policy: QueuePolicy) -> bool:
+        """Tell whether it can take one more job of this utilization beside those on it."""
+        if not self.jobs:
+            return True
+        if self.utilization is None:
+            return self.jobs < policy.most_sharing
+        return self.utilization + utilization <= policy.most_utilization + _ROUNDING
+
+
+Score = Callable[[Claim, PlannedGpu], float]
+"""Says how good a GPU is for a claim; the highest wins, and among equals the first GPU."""
+
+
+def best_fit(claim: Claim, gpu: PlannedGpu) -> float:
+    """Prefer the GPU with the least memory left."""
+    return -gpu.free
+
+
+def fits(claim: Claim, gpu: PlannedGpu) -> bool:
+    """Tell whether a GPU has the free memory that a claim needs, however busy it is."""
+    memory = claim.memory_on(gpu.allocatable)
+    if not 0 < memory <= gpu.free or (claim.gpus > 1 and not gpu.combines):
+        return False
+    if claim.is_choosy and not suits(claim, gpu.reading):
+        return False
+    return not (claim.exclusive and (gpu.jobs or gpu.strangers))
+
+
+def together(claim: Claim, gpus: Iterable[PlannedGpu]) -> Iterable[Sequence[PlannedGpu]]:
+    """Return the sets of GPUs that a job may have together, without those that do not suit it."""
+    suited = [gpu for gpu in gpus if not claim.is_choosy or suits(claim, gpu.reading)]
+    return sets_of(claim, suited, _reading).values()
+
+
+def _reading(gpu: PlannedGpu) -> GpuReading:
+    return gpu.reading
+
+
+def most_free(claim: Claim, gpus: Iterable[PlannedGpu]) -> int:
+    """Return the most memory that is free on each of as many GPUs as `claim` asks for."""
+    sets = ([gpu.free for gpu in each] for each in together(claim, gpus))
+    wide = (sorted(free)[-claim.gpus] for free in sets if len(free) >= claim.gpus)
+    return max(wide, default=0)
+
+
+def choose(claim: Claim, gpus: Sequence[PlannedGpu], score: Score) -> list[PlannedGpu] | None:
+    """Choose among GPUs that fit, all on one server, perhaps of one model. None: too few.
+
+    Among equals, GPUs of the server with the fewest others that fit are taken, so that whole
+    servers stay free for wide jobs. A preference for GPUs that are linked would be a score too.
+    """
+    best, chosen = None, None
+    for on_server in sets_of(claim, gpus, _reading).values():
+        if len(on_server) < claim.gpus:
+            continue
+        rated = sorted((-score(claim, gpu), gpu.rank, gpu) for gpu in on_server)[: claim.gpus]
+        rating = sum(each[0] for each in rated), len(on_server), rated[0][1]
+        if best is None or rating < best:
+            best, chosen = rating, rated
+    return None if chosen is None else [gpu for _, _, gpu in sorted(chosen, key=_rank)]
+
+
+def _rank(rated: tuple[float, int, PlannedGpu]) -> int:
+    return rated[1]

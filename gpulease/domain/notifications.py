@@ -11,7 +11,7 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Final
 
-from gpulease.domain.dependencies import has_failed, succeeded
+from gpulease.domain.eligibility import has_failed, succeeded
 from gpulease.domain.gpu import JobId
 from gpulease.domain.health import GpuAvailability
 from gpulease.domain.job import Job, Outcome, one_line

@@ -4,10 +4,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
-from gpulease.domain.choice import suits, why_unsuitable
+from gpulease.domain.choice import PlannedGpu, Score, best_fit, choose, fits, suits, why_unsuitable
 from gpulease.domain.gpu import ComputeMode, Fault, GpuMemory, GpuUuid, JobId, LedgerEntry
 from gpulease.domain.lease import Claim
-from gpulease.domain.planned_gpu import PlannedGpu, Score, best_fit, choose, fits
 from gpulease.units import format_size
 
 

@@ -11,6 +11,7 @@ from functools import cached_property
 
 from gpulease.domain.backfill import Reservation
 from gpulease.domain.calendar import Calendar
+from gpulease.domain.choice import PlannedGpu, Score, best_fit, fits
 from gpulease.domain.eligibility import Block, next_begin
 from gpulease.domain.gpu import GpuMemory, GpuUuid, JobId
 from gpulease.domain.job import Job, grant, worker_started
@@ -24,7 +25,6 @@ from gpulease.domain.placement import (
     reserved_for,
     shared_by_too_many,
 )
-from gpulease.domain.planned_gpu import PlannedGpu, Score, best_fit, fits
 from gpulease.domain.planning_pass import PlanningPass
 from gpulease.domain.queue import Need, Queue
 from gpulease.domain.snapshot import Snapshot, capacity, ledgers

@@ -21,7 +21,7 @@ from gpulease.domain.backfill import (
 )
 from gpulease.domain.calendar import Calendar, Stay
 from gpulease.domain.candidates import Candidates
-from gpulease.domain.choice import suits
+from gpulease.domain.choice import PlannedGpu, Score, best_fit, choose, fits, most_free, suits
 from gpulease.domain.eligibility import Block, blocks
 from gpulease.domain.gpu import GpuUuid, JobId
 from gpulease.domain.job import Job, wait_has_expired
@@ -30,10 +30,9 @@ from gpulease.domain.limits import LimitCheck
 from gpulease.domain.placement import (
     Placement,
 )
-from gpulease.domain.planned_gpu import PlannedGpu, Score, best_fit, choose, fits, most_free
 from gpulease.domain.preemption import MakingWay, Wanted
 from gpulease.domain.queue import PREEMPTIBLE_RANKS, Group, Holding, Need, Order, Queue
-from gpulease.domain.queue_policy import PolicyName
+from gpulease.domain.queue_options import PolicyName
 from gpulease.domain.snapshot import Snapshot, capacity, ledgers
 
 

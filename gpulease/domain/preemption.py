@@ -8,13 +8,12 @@ job that they make way for: each planning pass keeps the promises of the one bef
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from gpulease.domain.choice import PlannedGpu, Score, choose, fits, together
 from gpulease.domain.gpu import GpuUuid, JobId
 from gpulease.domain.job import Outcome
 from gpulease.domain.lease import Claim
-from gpulease.domain.planned_gpu import PlannedGpu, Score, choose, fits, together
 from gpulease.domain.queue import Holding
-from gpulease.domain.queue_options import Priority
-from gpulease.domain.queue_policy import QueuePolicy
+from gpulease.domain.queue_options import Priority, QueuePolicy
 from gpulease.domain.run_time import RunTimes
 
 _RANKS = 2 * len(Priority)

@@ -1,7 +1,7 @@
-"""What a user asks of the queue for one job, and what the queue notes about it."""
+"""What the queue is asked for: by an admin in its settings, by a user for one job."""
 
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from enum import StrEnum
 
 from gpulease.domain.gpu import JobId
@@ -114,3 +114,65 @@ class QueuePause:
 
     def __str__(self) -> str:
         return f"{self.by} paused the queue" + (f": {self.why}" if self.why else "")
+
+
+class PolicyName(StrEnum):
+    """In which order waiting jobs start."""
+
+    FAIR = "fair"
+    """By age over predicted cost and the user's share. Whatever delays no reservation starts."""
+    EASY = "easy"
+    """In the order of submission, with EASY backfill: a later job starts early if the first is not
+    delayed, should every job use its whole time limit."""
+    FIFO = "fifo"
+    """Strictly in the order of submission."""
+
+
+@dataclass(frozen=True, slots=True)
+class QueuePolicy:
+    """Every number that the order and the placement of jobs depend on."""
+
+    name: PolicyName = PolicyName.FAIR
+    aging_jobs: int = 10
+    """So many jobs of a user gain age at a time, the first submitted. A mass submission therefore
+    gains no more by waiting than ten jobs do."""
+    age_offset: timedelta = timedelta(hours=4)
+    """Added to the age of a job in its score. A job without age has a score too, so that short
+    jobs precede long ones at once; a larger value makes age count less."""
+    run_time_samples: int = 10
+    """The prediction is the mean run time of so many of the last similar jobs."""
+    default_run_time: timedelta = timedelta(hours=4)
+    """The predicted run time while nothing is known."""
+    shortest_run_time: timedelta = timedelta(seconds=60)
+    """No prediction is shorter. Otherwise jobs that fail at once would precede everything."""
+    use_half_life: timedelta = timedelta(hours=24)
+    """The past use of a user counts half after this time."""
+    smallest_share: float = 0.05
+    """A share of use below this counts as this, relative to an equal share. It bounds how far a
+    rare user precedes others."""
+    soft_reservation_after: timedelta = timedelta(hours=24)
+    """Memory is reserved for the oldest job from this age on, at the predicted ends of others."""
+    backfill_factor: float = 2.0
+    """Under a soft reservation, a job counts with so many times its predicted run time. With 1,
+    wide jobs starve."""
+    hard_reservation_after: timedelta = timedelta(hours=36)
+    """From this age on, the reservation assumes that jobs use their whole time limit."""
+    hard_reservation_waits: float = 2.0
+    """The hard reservation begins at no less than so many times the 90th percentile of recent
+    waits. On an overloaded server, a constant age would make every job wait for wide ones."""
+    unlimited_run_time: timedelta = timedelta(days=7)
+    """The time limit that a hard reservation assumes for a job without one."""
+    most_utilization: float = 1.2
+    """A GPU with a job takes another one only if the sum of their utilizations is at most this.
+    Busy jobs slow each other down."""
+    assumed_utilization: float = 0.3
+    """The utilization, 0 to 1, of a job while no run at all is known, so that four of them share
+    a GPU at first."""
+    settling_time: timedelta = timedelta(minutes=2)
+    """A job that holds a GPU for less counts with its usual utilization on top of the measured
+    one: it is loading, and does not compute yet."""
+    most_sharing: int = 2
+    """The most jobs on a GPU whose utilization is unknown."""
+    preemption_grace: timedelta = timedelta(minutes=5)
+    """A preempted job has at most so long to end, whatever grace it asked for: enough to save its
+    work. Another job waits for its memory meanwhile."""

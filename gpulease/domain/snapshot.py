@@ -19,7 +19,7 @@ from gpulease.domain.gpu import (
 from gpulease.domain.job import Job
 from gpulease.domain.limits import RecentUse, UserLimits
 from gpulease.domain.queue import Queue
-from gpulease.domain.queue_policy import QueuePolicy
+from gpulease.domain.queue_options import QueuePolicy
 from gpulease.domain.run_time import RunTimes
 
 NOTHING_KNOWN = RunTimes()

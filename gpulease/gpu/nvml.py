@@ -22,7 +22,6 @@ from gpulease.errors import NoGpus
 from gpulease.gpu import nvml_binding
 from gpulease.gpu.devices import Device, by_index, list_devices, match
 from gpulease.gpu.health import HealthListener
-from gpulease.gpu.mig import read_with_mig_devices, unreadable
 from gpulease.gpu.new_session import NewSession
 from gpulease.gpu.nvml_binding import Handle
 from gpulease.gpu.nvml_errors import (
@@ -33,6 +32,7 @@ from gpulease.gpu.nvml_errors import (
     no_devices,
     no_gpus,
 )
+from gpulease.gpu.reading import read_with_mig_devices, unreadable
 from gpulease.units import format_span
 
 _LONGEST_PAUSE = timedelta(minutes=1)

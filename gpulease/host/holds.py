@@ -19,7 +19,7 @@ from gpulease.domain.gpu import JobId
 from gpulease.domain.job import Invocation, Job, Outcome, Process
 from gpulease.domain.lease import State
 from gpulease.errors import GpuleaseError
-from gpulease.host.process_watch import ProcessWatch, has_ended
+from gpulease.host.process_finder import ProcessWatch, has_ended
 from gpulease.service.log_once import LogOnce
 from gpulease.service.ports import Clock, WorkerExited, WorkerExpired, WorkerNews, WorkerStarted
 from gpulease.service.scheduler import Scheduler

@@ -1,4 +1,7 @@
-"""The state directory: create it, check who may write to it, and lock it for one daemon."""
+"""The state directory: create it, check who may write to it, and lock it for one daemon.
+
+Also the ledger, a file in the directory of each job.
+"""
 
 import fcntl
 import logging
@@ -123,3 +126,22 @@ def _runs(directory: str) -> bool:
         return False
     record = read_record(directory)
     return record is not None and record.exited is None
+
+
+def ensure_ledger(directory: Path, owner: tuple[int, int] | None) -> str:
+    """Create the file by which the processes of a job share its lease; return its path.
+
+    See worker/hooks/_gpulease_hooks/ledger.py. `owner` is the uid and gid of the job's user; None
+    for those of this process. A failure is logged only: the hooks report that they find no ledger.
+    """
+    path = directory / "ledger"
+    try:
+        if path.is_symlink() or not path.is_fifo():
+            directory.mkdir(mode=0o711, exist_ok=True)
+            # A FIFO: in the state directory a user must not be able to store data.
+            os.mkfifo(path, 0o600)
+            if owner is not None:
+                os.chown(path, *owner, follow_symlinks=False)
+    except OSError as error:
+        _log.warning("cannot create %s: %s", path, error.strerror)
+    return str(path)

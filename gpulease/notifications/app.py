@@ -9,7 +9,7 @@ from typing import Any
 
 from gpulease.config import environment
 from gpulease.host.launcher import Launcher
-from gpulease.host.process_watch import run_of_system
+from gpulease.host.process_finder import run_of_system
 from gpulease.notifications.messages import AdminNotices, JobDetails, TroubleLog
 from gpulease.notifications.outbox import Outbox
 from gpulease.notifications.sender import Program, Sending

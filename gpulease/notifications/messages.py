@@ -15,7 +15,7 @@ from datetime import datetime
 from functools import partial
 from typing import Any
 
-from gpulease.domain.dependencies import has_failed
+from gpulease.domain.eligibility import has_failed
 from gpulease.domain.gpu import GpuReading, GpuUuid, JobId
 from gpulease.domain.health import GpuAvailability
 from gpulease.domain.job import Job, one_line

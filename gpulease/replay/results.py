@@ -17,7 +17,7 @@ from statistics import median
 
 from gpulease.domain.explain import Explanations
 from gpulease.domain.gpu import JobId
-from gpulease.domain.queue_policy import PolicyName, QueuePolicy
+from gpulease.domain.queue_options import PolicyName, QueuePolicy
 from gpulease.replay.engine import Contention, Moment, placement_named, replay
 from gpulease.replay.trace import Run, Server, TraceJob
 

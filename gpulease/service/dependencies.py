@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 
-from gpulease.domain.dependencies import Verdict, cycle, succeeded, verdict
+from gpulease.domain.eligibility import Verdict, cycle, succeeded, verdict
 from gpulease.domain.gpu import JobId
 from gpulease.domain.job import Job, Outcome, asked_to_end
 from gpulease.domain.lease import State, Trigger

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from gpulease.domain.dependencies import has_failed
+from gpulease.domain.eligibility import has_failed
 from gpulease.domain.gpu import JobId
 from gpulease.domain.job import Job, Outcome
 from gpulease.domain.lease import State

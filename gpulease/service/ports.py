@@ -43,9 +43,9 @@ from gpulease.domain.queue_options import (
     Indices,
     QueueOptions,
     QueuePause,
+    QueuePolicy,
     WantedDependency,
 )
-from gpulease.domain.queue_policy import QueuePolicy
 from gpulease.service.job_list import EndedPage, JobPage, JobQuery
 from gpulease.units import MIB
 

@@ -17,7 +17,7 @@ from gpulease.domain.gpu import GpuMemory, GpuUuid, JobId
 from gpulease.domain.job import Job, Outcome, Owner
 from gpulease.domain.limits import RecentUse
 from gpulease.domain.queue import Queue
-from gpulease.domain.queue_policy import QueuePolicy
+from gpulease.domain.queue_options import QueuePolicy
 from gpulease.domain.run_time import RunTimes, keys_of
 from gpulease.domain.snapshot import Snapshot, capacity, ledgers
 from gpulease.service.observation import Observation, snapshot

@@ -12,11 +12,10 @@ from __future__ import annotations
 import math
 import select
 
-from gpulease.event_loop import EventLoop
+from gpulease.event_loop import EventLoop, WriteBuffer
 from gpulease.light_json import decode_plain, encode
 from gpulease.peer_credentials import peer_credentials
 from gpulease.wire.frames import HEADER, BadFrame, FrameKind, FrameReader, frame
-from gpulease.write_buffer import WriteBuffer
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -12,11 +12,10 @@ import os
 import stat
 from errno import EDQUOT, ENOSPC, ENOSYS, EOPNOTSUPP
 
-from gpulease.event_loop import EventLoop
+from gpulease.event_loop import EventLoop, WriteBuffer
 from gpulease.shim.clients import ShimClient, ShimClients
 from gpulease.shim.linux import punch_hole
 from gpulease.wire.frames import FrameKind, frame
-from gpulease.write_buffer import WriteBuffer
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

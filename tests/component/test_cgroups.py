@@ -17,8 +17,7 @@ from gpulease.domain.gpu import JobId
 from gpulease.domain.job import Holder, Job, Owner
 from gpulease.host import cgroups
 from gpulease.host.cgroups import SLICE, scope_name
-from gpulease.host.process_finder import Finder
-from gpulease.host.process_watch import living
+from gpulease.host.process_finder import Finder, living
 from gpulease.host.processes import MARKER, ProcessTable, marker
 from process_rig import is_running, pids, run, wait_until
 

@@ -15,8 +15,7 @@ from fakes import NOON, hold_order, order
 from gpulease.domain.gpu import JobId
 from gpulease.domain.job import Holder, Job, Owner, Process
 from gpulease.host.cgroups import in_initial_pid_namespace
-from gpulease.host.process_finder import Finder
-from gpulease.host.process_watch import has_ended, living
+from gpulease.host.process_finder import Finder, has_ended, living
 from gpulease.host.processes import MARKER, ProcessTable
 from process_rig import wait_until
 

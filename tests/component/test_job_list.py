@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from fakes import ALICE, NOON, order, reading
-from gpulease.domain.dependencies import has_failed
+from gpulease.domain.eligibility import has_failed
 from gpulease.domain.job import Exit, Job, Outcome, grant, worker_gone, worker_started
 from gpulease.domain.lease import State, Trigger
 from gpulease.domain.placement import Placement

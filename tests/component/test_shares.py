@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from goldens import mentions
-from gpulease.host.ledger import ensure_ledger
+from gpulease.host.state_dir import ensure_ledger
 from gpulease.worker.environment import HOOKS, LeasedGpu, WorkerOptions, worker_environment
 from gpulease.worker.overhead import MIB, default_overhead
 

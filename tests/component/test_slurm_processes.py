@@ -17,8 +17,7 @@ from fakes import NOON, order
 from gpulease.domain.gpu import JobId
 from gpulease.domain.job import Holder, Job, Owner, SlurmJob
 from gpulease.host import cgroups
-from gpulease.host.process_finder import Finder
-from gpulease.host.process_watch import living
+from gpulease.host.process_finder import Finder, living
 from gpulease.host.processes import MARKER, ProcessTable
 from gpulease.shim.process_tree import entry
 from gpulease.slurm.node.processes import SlurmProcesses, directory_of

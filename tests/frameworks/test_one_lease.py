@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from frameworks.environments import python_of
-from gpulease.host.ledger import ensure_ledger
+from gpulease.host.state_dir import ensure_ledger
 from gpulease.worker.environment import HOOKS, LeasedGpu, WorkerOptions, worker_environment
 from gpulease.worker.overhead import MIB, default_overhead
 from process_rig import wait_until

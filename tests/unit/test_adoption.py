@@ -17,7 +17,7 @@ from gpulease.domain.limits import Beyond, UserLimits
 from gpulease.domain.snapshot import ledgers
 from gpulease.errors import AlreadyLeased, BadValue, GpuleaseError, NoRoomNow, TooMany, WrongState
 from gpulease.host.holds import HoldLauncher
-from gpulease.host.process_watch import ProcessWatch
+from gpulease.host.process_finder import ProcessWatch
 from gpulease.service.adoption import Adoption, adopt, find_uses, refuse_unlisted
 from gpulease.service.observation import Observation, snapshot
 from gpulease.service.ports import Policy, Quotas, Submission, WorkerStarted

@@ -11,7 +11,7 @@ import pytest
 from goldens import mentions
 from gpulease.config import QUEUE_KEYS, Settings, read_settings, renew
 from gpulease.daemon.app import checked, queue_policy
-from gpulease.domain.queue_policy import PolicyName, QueuePolicy
+from gpulease.domain.queue_options import PolicyName, QueuePolicy
 from gpulease.errors import BadConfiguration
 from gpulease.units import GIB, MIB
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fakes import NOON, FakeClock, MemoryStore, order
-from gpulease.domain.dependencies import Verdict, cycle, verdict
+from gpulease.domain.eligibility import Verdict, cycle, verdict
 from gpulease.domain.gpu import GpuUuid, JobId
 from gpulease.domain.job import Exit, Job, Outcome, grant, worker_gone
 from gpulease.domain.lease import State, Trigger

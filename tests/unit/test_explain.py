@@ -17,8 +17,7 @@ from gpulease.domain.limits import RecentUse, UserLimits
 from gpulease.domain.placement import ObstacleKind
 from gpulease.domain.plan import Plan, plan, started, why_waiting
 from gpulease.domain.queue import Queue
-from gpulease.domain.queue_options import NO_OPTIONS, Priority
-from gpulease.domain.queue_policy import PolicyName, QueuePolicy
+from gpulease.domain.queue_options import NO_OPTIONS, PolicyName, Priority, QueuePolicy
 from gpulease.domain.run_time import ALL_JOBS, RunTimes
 from gpulease.domain.snapshot import Snapshot, capacity, ledgers
 

@@ -3,11 +3,11 @@
 import pytest
 
 from fakes import G, reading
-from gpulease.domain.fragmentation import Workload, fragmentation_gradient, points, typical
+from gpulease.domain.choice import best_fit
 from gpulease.domain.gpu import GpuMemory, GpuUuid, JobId, LedgerEntry, build_ledger
 from gpulease.domain.lease import Claim
 from gpulease.domain.placement import Placement, place
-from gpulease.domain.planned_gpu import best_fit
+from gpulease.replay.engine import Workload, fragmentation_gradient, points, typical
 
 HALF_AND_HALF = Workload.of([(4 * G, 0.5), (1 * G, 0.5)])
 

@@ -24,8 +24,7 @@ from gpulease.domain.limits import (
 )
 from gpulease.domain.placement import Placement
 from gpulease.domain.plan import Plan, why_waiting
-from gpulease.domain.queue_options import Indices
-from gpulease.domain.queue_policy import QueuePolicy
+from gpulease.domain.queue_options import Indices, QueuePolicy
 from gpulease.errors import BadValue, CannotLease, NoRoomNow, TooMany
 from gpulease.service.jobs import extend
 from gpulease.service.observation import Observation

@@ -14,10 +14,9 @@ from fakes import ALICE, BOB, NOON, FakeClock, G, MemoryStore, order, reading
 from gpulease.domain.gpu import JobId
 from gpulease.domain.job import Job
 from gpulease.domain.lease import State
-from gpulease.domain.moves import Moves
 from gpulease.domain.plan import order_after, plan
-from gpulease.domain.queue_options import QueueOptions
-from gpulease.domain.queue_policy import PolicyName, QueuePolicy
+from gpulease.domain.queue import Moves
+from gpulease.domain.queue_options import PolicyName, QueueOptions, QueuePolicy
 from gpulease.domain.snapshot import Snapshot
 from gpulease.errors import GpuleaseError
 from gpulease.service.editing import Move, move

@@ -23,7 +23,7 @@ from gpulease.domain.limits import UserLimits
 from gpulease.domain.placement import Placement
 from gpulease.domain.plan import Plan, plan
 from gpulease.domain.queue import Queue
-from gpulease.domain.queue_policy import PolicyName, QueuePolicy
+from gpulease.domain.queue_options import PolicyName, QueuePolicy
 from gpulease.domain.run_time import RunTimes, keys_of
 from gpulease.domain.snapshot import Snapshot
 

@@ -8,6 +8,7 @@ import pytest
 
 from fakes import G, reading
 from goldens import mentions, sentence
+from gpulease.domain.choice import PlannedGpu
 from gpulease.domain.gpu import (
     ComputeMode,
     Fault,
@@ -20,7 +21,6 @@ from gpulease.domain.gpu import (
 from gpulease.domain.gpu import build_ledger as stock
 from gpulease.domain.lease import Claim
 from gpulease.domain.placement import ObstacleKind, Placement, Refusal, can_ever_hold, place
-from gpulease.domain.planned_gpu import PlannedGpu
 from gpulease.units import Share
 
 ONE = JobId(1)

@@ -12,7 +12,7 @@ from gpulease.domain.job import Job, grant, worker_started
 from gpulease.domain.lease import Claim
 from gpulease.domain.placement import ObstacleKind, Placement
 from gpulease.domain.plan import Plan, plan, why_waiting
-from gpulease.domain.queue_policy import PolicyName, QueuePolicy
+from gpulease.domain.queue_options import PolicyName, QueuePolicy
 from gpulease.domain.snapshot import Snapshot, ledgers
 
 HOUR = timedelta(hours=1)

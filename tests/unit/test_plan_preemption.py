@@ -14,8 +14,13 @@ from gpulease.domain.job import Job, Outcome, Owner, asked_to_end, grant, worker
 from gpulease.domain.lease import State, Trigger
 from gpulease.domain.placement import Placement
 from gpulease.domain.plan import Plan, plan
-from gpulease.domain.queue_options import NO_OPTIONS, Priority, QueueOptions
-from gpulease.domain.queue_policy import PolicyName, QueuePolicy
+from gpulease.domain.queue_options import (
+    NO_OPTIONS,
+    PolicyName,
+    Priority,
+    QueueOptions,
+    QueuePolicy,
+)
 from gpulease.domain.snapshot import Snapshot
 
 SPARE = QueueOptions(preemptible=True)

@@ -13,8 +13,7 @@ from gpulease.domain.job import Job, grant, worker_started
 from gpulease.domain.lease import Claim
 from gpulease.domain.placement import ObstacleKind, Placement
 from gpulease.domain.plan import Plan, plan
-from gpulease.domain.queue_options import QueueOptions
-from gpulease.domain.queue_policy import PolicyName, QueuePolicy
+from gpulease.domain.queue_options import PolicyName, QueueOptions, QueuePolicy
 from gpulease.domain.snapshot import Snapshot
 
 HOUR = timedelta(hours=1)

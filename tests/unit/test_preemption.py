@@ -7,11 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fakes import G, reading
+from gpulease.domain.choice import PlannedGpu, best_fit, fits
 from gpulease.domain.gpu import GpuUuid, JobId, LedgerEntry, build_ledger
 from gpulease.domain.lease import Claim
-from gpulease.domain.planned_gpu import PlannedGpu, best_fit, fits
 from gpulease.domain.preemption import Preemptible, Wanted, who_makes_way, without
-from gpulease.domain.queue_policy import QueuePolicy
+from gpulease.domain.queue_options import QueuePolicy
 
 POLICY = QueuePolicy(most_sharing=100)
 A, B = GpuUuid("GPU-0"), GpuUuid("GPU-1")

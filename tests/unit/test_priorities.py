@@ -11,8 +11,7 @@ from fakes import ALICE, BOB, NOON, G, order, reading
 from gpulease.domain.gpu import JobId
 from gpulease.domain.job import Job, Owner
 from gpulease.domain.plan import plan
-from gpulease.domain.queue_options import Priority, QueueOptions
-from gpulease.domain.queue_policy import PolicyName, QueuePolicy
+from gpulease.domain.queue_options import PolicyName, Priority, QueueOptions, QueuePolicy
 from gpulease.domain.snapshot import Snapshot
 
 HIGH, NORMAL, LOW = (

@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fakes import G, reading
+from gpulease.domain.choice import PlannedGpu, best_fit
 from gpulease.domain.gpu import build_ledger
 from gpulease.domain.lease import Claim
-from gpulease.domain.planned_gpu import PlannedGpu, best_fit
-from gpulease.domain.queue_policy import PolicyName, QueuePolicy
+from gpulease.domain.queue_options import PolicyName, QueuePolicy
 from gpulease.replay.engine import Contention, Moment, placement_named, replay, spread
 from gpulease.replay.results import (
     StartErrors,

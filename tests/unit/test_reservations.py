@@ -14,8 +14,7 @@ from gpulease.domain.lease import Claim
 from gpulease.domain.limits import UserLimits
 from gpulease.domain.placement import Placement
 from gpulease.domain.plan import Plan, plan, started, why_waiting
-from gpulease.domain.queue_options import ArrayElement, Priority
-from gpulease.domain.queue_policy import PolicyName, QueuePolicy
+from gpulease.domain.queue_options import ArrayElement, PolicyName, Priority, QueuePolicy
 from gpulease.domain.snapshot import Snapshot
 from gpulease.server.reasons import explanation
 

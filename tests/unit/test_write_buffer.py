@@ -5,7 +5,7 @@ import tracemalloc
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpulease.write_buffer import Piece, WriteBuffer
+from gpulease.event_loop import Piece, WriteBuffer
 
 PIECES = st.lists(st.one_of(st.binary(max_size=9), st.binary(min_size=4096, max_size=5000)))
 

@@ -18,10 +18,9 @@ import stat
 from gpulease.cli.attachment.keyboard import Keyboard, Use
 from gpulease.cli.attachment.terminal import ControllingTerminal, Modes
 from gpulease.cli.caller import is_ours
-from gpulease.event_loop import EventLoop
+from gpulease.event_loop import EventLoop, WriteBuffer
 from gpulease.record import record
 from gpulease.wire.frames import FrameKind
-from gpulease.write_buffer import WriteBuffer
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
 
     from gpulease.cli.attachment.mode import AttachMode
     from gpulease.cli.signals import Signals
-    from gpulease.write_buffer import Piece
+    from gpulease.event_loop import Piece
 
 PIECE = 256 * 1024
 """Bytes read from stdin at once, and kept for a slow reader before no more are fetched."""

@@ -6,9 +6,9 @@ import select
 from socket import SO_SNDBUF, SOL_SOCKET, socket
 
 from gpulease.cli.attachment.console import PIECE
+from gpulease.event_loop import WriteBuffer
 from gpulease.light_json import decode_plain, encode
 from gpulease.wire.frames import HEADER, BadFrame, FrameKind, FrameReader
-from gpulease.write_buffer import WriteBuffer
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
