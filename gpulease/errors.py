@@ -12,7 +12,7 @@ from errno import EAGAIN, EDQUOT, EIO, EMFILE, ENFILE, ENOMEM, ENOSPC
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import ClassVar
+    from typing import ClassVar, Self
 
 EXIT_OWN_FAILURE = 125
 """gpulease itself failed; the same code as in timeout(1) and env(1)."""
@@ -48,6 +48,8 @@ class GpuleaseError(Exception):
     code: ClassVar[str] = "failed"
     http_status: ClassVar[int] = 500
     exit_code: ClassVar[int] = EXIT_OWN_FAILURE
+    parts: tuple[str, str, str] | None = None
+    """The field of a request that it is about, the value, and why that cannot be used."""
 
     def __init__(self, message: str, hint: str | None = None) -> None:
         super().__init__(message)
@@ -56,6 +58,24 @@ class GpuleaseError(Exception):
         if hint:
             # An uncaught error shows its hint in the traceback.
             self.add_note(f"hint: {hint}")
+
+    @classmethod
+    def of_field(cls, field: str, value: object, reason: str, hint: str | None = None) -> Self:
+        """Return the error about a value of a field of a request, such as claim.gpus."""
+        error = cls(f"cannot use {field} {value}: {reason}", hint)
+        error.parts = field, str(value), reason
+        return error
+
+    def called(self, name: str) -> Self:
+        """Return the error about a field with another name for it, as a user writes it: --gpus."""
+        if self.parts is None:
+            return self
+        field, value, reason = self.parts
+        error = type(self)(
+            f"cannot use {name}{'' if name[-1] == '=' else ' '}{value}: {reason}", self.hint
+        )
+        error.parts = field, value, reason
+        return error
 
     def text(self) -> str:
         """Return the message and, after a blank line, the hint."""

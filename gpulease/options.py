@@ -418,6 +418,11 @@ def given_flags(options: RunOptions) -> dict[str, Option]:
     return found
 
 
+def option_of(field: str) -> str:
+    """Return the option that sets a field of a request, or else the field."""
+    return next((each.long for each in OPTIONS.values() if field in each.fields), field)
+
+
 def read_fields(values: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """Return the fields of a request that values of options set, by the object that has them.
 

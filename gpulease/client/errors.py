@@ -7,6 +7,7 @@ from pathlib import Path
 from gpulease import config, errors, light_json
 from gpulease.client.unix_socket import trusted_users
 from gpulease.errors import AnswerLost, GpuleaseError, NoDaemon, NotTrusted
+from gpulease.options import option_of
 
 StrPath = Path | str
 _NO_DAEMON_HINT = "ask an admin to start gpuleased, or use another socket with --socket"
@@ -22,7 +23,12 @@ def error_of(status: int, body: bytes, path: StrPath) -> GpuleaseError:
             f"cannot get an answer: the daemon replied with HTTP {status}",
             _see_log(path),
         )
-    return errors.BY_CODE.get(code, GpuleaseError)(message, None if hint is None else str(hint))
+    kind = errors.BY_CODE.get(code, GpuleaseError)
+    hint = None if hint is None else str(hint)
+    if getattr(error, "field", None) is None:
+        return kind(message, hint)
+    field = str(error.field)
+    return kind.of_field(field, error.value, str(error.reason), hint).called(option_of(field))
 
 
 def no_daemon(path: StrPath, error: Exception) -> NoDaemon:

@@ -15,7 +15,7 @@ from gpulease import config, user_daemon
 from gpulease.client import Client, answers, machine_daemon, trusted_users
 from gpulease.cluster_choice import SLURM, cluster
 from gpulease.errors import BadValue, GpuleaseError, NoDaemon, NoRoomNow, TooMany
-from gpulease.options import OPTIONS, read_fields
+from gpulease.options import OPTIONS, option_of, read_fields
 from gpulease.wire.jobs import EnvironmentView, JobView
 from gpulease.wire.requests import ClaimRequest, HoldRequest, WorkerOptionsRequest, spoken, to_wire
 
@@ -73,6 +73,10 @@ def _queued(client: Client, request: HoldRequest) -> JobView:
 
 def with_python_names(error: GpuleaseError) -> GpuleaseError:
     """Name arguments in an error, where it names options of the command."""
+
+    if error.parts is not None:
+        option = option_of(error.parts[0])
+        error = error.called(_ARGUMENTS.get(option, option))
 
     def renamed(text: str) -> str:
         return _OPTION.sub(lambda found: _ARGUMENTS.get(found[0], found[0]), text)

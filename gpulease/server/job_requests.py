@@ -13,7 +13,7 @@ from pathlib import PurePosixPath
 
 from gpulease.domain.job import EarlySignal, Invocation, Job, JobUsage, TerminalSettings
 from gpulease.domain.lease import Claim
-from gpulease.errors import BadValue, NotAllowed
+from gpulease.errors import BadValue
 from gpulease.fingerprint import fingerprint_of
 from gpulease.server.auth import Caller
 from gpulease.server.queue_requests import dependencies_of, indices_of, queue_options_of
@@ -120,15 +120,6 @@ def edit_of(asked: EditRequest, *, is_admin: bool) -> Edit:
     """
     if replace(asked, jobs=[], only_waiting=False) == EditRequest([]):
         raise BadValue("cannot edit: nothing is to change", "gpulease edit 17 --mem 6G")
-    try:
-        return _edit_of(asked, is_admin=is_admin)
-    except (BadValue, NotAllowed) as error:
-        # The checks of a field speak of a submission.
-        message = error.message.replace("cannot submit", "cannot edit", 1)
-        raise type(error)(message, error.hint) from None
-
-
-def _edit_of(asked: EditRequest, *, is_admin: bool) -> Edit:
     given = ClaimRequest(
         asked.memory,
         asked.share,
@@ -187,9 +178,11 @@ def _retry(factor: float | None) -> Fraction | None:
     if factor is None:
         return None
     if not 1 < factor <= LARGEST_RETRY:
-        refuse(
-            f"{factor:g} times the memory is out of range for another attempt",
-            f"use a factor above 1 and at most {LARGEST_RETRY:g}, such as --retry-oom 1.5x",
+        raise BadValue.of_field(
+            "retry_oom",
+            f"{factor:g}",
+            f"the factor must be above 1 and at most {LARGEST_RETRY:g}",
+            "for 50% more memory at each retry: --retry-oom 1.5x",
         )
     return Fraction(factor).limit_denominator(1000)
 
@@ -279,19 +272,25 @@ def _early_signal(asked: EarlySignalRequest | None, claim: Claim) -> EarlySignal
     if asked is None:
         return None
     if asked.signal not in signal.valid_signals() - _UNCATCHABLE:
-        refuse(
-            f"{asked.signal} is not a signal that a job can catch",
-            "use another one, such as --signal USR1@120",
+        raise BadValue.of_field(
+            "early_signal",
+            asked.signal,
+            "no program can catch it",
+            "use a signal that the program handles, such as USR1",
         )
     if claim.time_limit is None:
-        refuse(
-            "an early signal needs a time limit",
-            "set one with --time, or leave out --signal",
+        raise BadValue.of_field(
+            "early_signal",
+            asked.signal,
+            "the job has no time limit",
+            "add a time limit, such as --time 4h",
         )
     if not 0 < asked.before < claim.time_limit.total_seconds():
-        refuse(
-            "the early signal is outside the time limit",
-            "with --time 4h, --signal USR1@120 is sent two minutes before the end",
+        raise BadValue.of_field(
+            "early_signal",
+            f"{asked.signal}@{asked.before:g}s",
+            f"the time limit is only {format_span(claim.time_limit)}",
+            "after the @ stands how long before the time limit the signal is sent",
         )
     return EarlySignal(asked.signal, timedelta(seconds=asked.before))
 
@@ -306,8 +305,10 @@ def _grace(seconds: float | None, longest: timedelta) -> timedelta | None:
     if seconds is None:
         return None
     if not 0 <= seconds <= longest.total_seconds():
-        refuse(
-            f"a grace of {seconds:g} seconds is out of range",
+        raise BadValue.of_field(
+            "grace",
+            f"{seconds:g}s",
+            "it is out of range",
             f"at most {format_span(longest)} on this machine (longest_grace in the settings)",
         )
     return timedelta(seconds=seconds)

@@ -15,8 +15,8 @@ from gpulease.domain.queue_options import (
     QueueOptions,
     WantedDependency,
 )
-from gpulease.errors import NotAllowed
-from gpulease.server.validation import refuse, within
+from gpulease.errors import BadValue, NotAllowed
+from gpulease.server.validation import refuse
 from gpulease.wire.requests import (
     LARGEST_INDEX,
     MOST_DEPENDENCIES,
@@ -24,6 +24,7 @@ from gpulease.wire.requests import (
     QueueRequest,
 )
 
+_BEGIN, _AFTER = "queue.begin_at", "queue.after"
 _YEARS = range(2000, 3000)
 """Of a begin time; sums of instants and spans stay within what datetime can hold."""
 _DEPENDENCY = re.compile(r"(\d{1,18})(?:_(\d{1,6}))?(?::(ok|fail|any))?", re.ASCII)
@@ -57,8 +58,10 @@ def nice_of(value: int) -> int:
         BadValue: it is not.
     """
     if not -20 <= value <= 19:
-        refuse(
-            f"the nice value {value} is not between -20 and 19",
+        raise BadValue.of_field(
+            "queue.nice",
+            value,
+            "a nice value is between -20 and 19",
             "use a value from 0 to 19; only admins may go below 0",
         )
     return value
@@ -66,13 +69,17 @@ def nice_of(value: int) -> int:
 
 def _refuse_privileges(asked: QueueRequest) -> None:
     if asked.priority == "high":
-        raise NotAllowed(
-            "cannot submit with high priority: only admins of this machine may",
+        raise NotAllowed.of_field(
+            "queue.priority",
+            asked.priority,
+            "only admins of this machine may",
             "leave out --priority, or use --priority low for jobs that can wait",
         )
     if asked.nice < 0:
-        raise NotAllowed(
-            f"cannot submit with a nice value of {asked.nice}: only admins may go below 0",
+        raise NotAllowed.of_field(
+            "queue.nice",
+            asked.nice,
+            "only admins may go below 0",
             "use a value from 0 to 19; a higher one starts later",
         )
 
@@ -88,12 +95,13 @@ def begin_of(written: str | None) -> datetime | None:
     try:
         at = datetime.fromisoformat(written)
         if at.tzinfo is None:
-            refuse(f"the begin time {written[:40]!r} has no time zone")
+            raise BadValue.of_field(_BEGIN, repr(written[:40]), "it has no time zone")
         at = at.astimezone(UTC)
     except (ValueError, OverflowError):
-        refuse(f"{written[:40]!r} is not an instant", "such as 2027-01-31T22:00:00+01:00")
+        why, example = "it is not an instant", "such as 2027-01-31T22:00:00+01:00"
+        raise BadValue.of_field(_BEGIN, repr(written[:40]), why, example) from None
     if at.year not in _YEARS:
-        refuse(f"the begin time {written[:40]!r} is out of range")
+        raise BadValue.of_field(_BEGIN, repr(written[:40]), "it is out of range")
     return at
 
 
@@ -104,15 +112,19 @@ def dependencies_of(asked: Iterable[str]) -> tuple[WantedDependency, ...]:
         BadValue: one of them cannot be read, or there are too many.
     """
     wanted = tuple(dict.fromkeys(map(_dependency, asked)))
-    within("number of dependencies", len(wanted), 0, MOST_DEPENDENCIES)
+    if len(wanted) > MOST_DEPENDENCIES:
+        what = f"with {len(wanted)} jobs"
+        raise BadValue.of_field(_AFTER, what, f"at most {MOST_DEPENDENCIES} are possible")
     return wanted
 
 
 def _dependency(text: str) -> WantedDependency:
     found = _DEPENDENCY.fullmatch(text)
     if found is None:
-        refuse(
-            f"{text[:40]!r} is not a job to wait for",
+        raise BadValue.of_field(
+            _AFTER,
+            repr(text[:40]),
+            "it is not a job to wait for",
             "such as 17, 17_3 for an element of an array, or 17:any; also :ok and :fail",
         )
     job, index, condition = found.groups()

@@ -155,7 +155,7 @@ def _parsed(given: object, kind: type[T]) -> T:
 
 def error_response(error: GpuleaseError) -> Response:
     """Return the answer for an error."""
-    body = ErrorBody(error.code, error.message, error.hint)
+    body = ErrorBody(error.code, error.message, error.hint, *(error.parts or ()))
     return json_response(ErrorReply(body), error.http_status)
 
 

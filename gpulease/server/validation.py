@@ -11,7 +11,7 @@ from typing import NoReturn
 
 from gpulease.domain.lease import LONGEST_TIME, Claim
 from gpulease.errors import BadValue, TooLarge
-from gpulease.units import MOST_PARTS, Share, format_size, round_up_size
+from gpulease.units import MOST_PARTS, Share, format_size, format_span, round_up_size
 from gpulease.wire.notifications import notify_events
 from gpulease.wire.requests import (
     LARGEST_EXEC,
@@ -27,6 +27,8 @@ from gpulease.wire.text import printable
 MOST_GPUS = 1024
 _LONGEST_KEY = 64
 _LARGEST_SIZE = 1 << 60
+_MOST_THREADS = 4096
+"""Also of processes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,8 +90,9 @@ def refuse_oversized_exec(argv: tuple[str, ...], environment: Mapping[str, str])
 def checked_name(name: str) -> str:
     """Return the name of a job, if listings can show it."""
     if not name.strip() or not name.isprintable() or len(name) > LONGEST_NAME:
-        raise BadValue(
-            f"cannot use the name {name[:40]!r}: "
+        raise BadValue.of_field(
+            "name",
+            repr(name[:40]),
             f"a name is 1 to {LONGEST_NAME} printable characters on one line",
             "leave out --name to name the job after its command",
         )
@@ -109,17 +112,19 @@ def checked_key(key: str | None) -> str | None:
 def claim_of(asked: ClaimRequest, defaults: Defaults) -> Claim:
     """Return a claim, with `defaults` where the request leaves a field out."""
     if asked.memory is not None and asked.share is not None:
-        refuse("the claim has both a size and a share")
+        raise BadValue.of_field("claim.share", asked.share, "the claim has a size as well")
     if asked.gpus < 1 or asked.gpus > MOST_GPUS:
-        raise BadValue(
-            f"cannot lease {asked.gpus} GPUs: a job has 1 to {MOST_GPUS}",
+        raise BadValue.of_field(
+            "claim.gpus",
+            asked.gpus,
+            f"a job has 1 to {MOST_GPUS} GPUs",
             "leave out --gpus for one GPU",
         )
     return Claim(
         _memory(asked, defaults),
         asked.gpus,
         asked.exclusive,
-        span("time limit", asked.time_limit, at_least=1),
+        _time_limit(asked.time_limit),
         model=None if asked.model is None else _model(asked.model),
         min_vram=None if asked.min_vram is None else _min_vram(asked.min_vram),
         same_model=asked.same_model,
@@ -128,7 +133,8 @@ def claim_of(asked: ClaimRequest, defaults: Defaults) -> Claim:
 
 def gpu_names(names: Sequence[str]) -> tuple[str, ...]:
     """Return names of GPUs, which are looked up later; there are not too many."""
-    within("number of named GPUs", len(names), 0, MOST_GPUS)
+    if len(names) > MOST_GPUS:
+        raise BadValue.of_field("claim.named", f"with {len(names)} GPUs", f"at most {MOST_GPUS}")
     return tuple(names)
 
 
@@ -142,24 +148,47 @@ def notified_of(names: Sequence[str]) -> tuple[str, ...]:
 
 def _model(model: str) -> str:
     if not model.strip() or not model.isprintable() or len(model) > LONGEST_NAME:
-        refuse(
-            f"{model[:40]!r} is not a model of a GPU",
+        raise BadValue.of_field(
+            "claim.model",
+            repr(model[:40]),
+            "it is no name of a model",
             "use a part of the name that gpulease status shows, such as --gpu-model A100",
         )
     return model.strip()
 
 
+def _time_limit(seconds: float | None) -> timedelta | None:
+    if seconds is None:
+        return None
+    if not 1 <= seconds <= LONGEST_TIME.total_seconds():
+        raise BadValue.of_field(
+            "claim.time_limit",
+            f"{seconds:g}s",
+            f"a time limit is 1s to {format_span(LONGEST_TIME)}",
+            "write a time as 90s, 30m, 4h or 1d12h",
+        )
+    return timedelta(seconds=seconds)
+
+
+def _size(field: str, size: int) -> int:
+    if not 1 <= size <= _LARGEST_SIZE:
+        raise BadValue.of_field(field, size, "no GPU has so many bytes")
+    return size
+
+
 def _min_vram(size: int) -> int:
-    return within("least total memory", size, 1, _LARGEST_SIZE)
+    return _size("claim.min_vram", size)
 
 
 def _memory(asked: ClaimRequest, defaults: Defaults) -> int | Share:
     if asked.share is not None:
         if not 0 < asked.share <= 100:
-            refuse("a share of a GPU must be above 0% and at most 100%")
+            raise BadValue.of_field(
+                "claim.share", f"{asked.share:g}%", "a share is above 0% and at most 100%"
+            )
         return Share(Fraction(asked.share).limit_denominator(10_000))
     if asked.memory is not None:
-        return within("size", asked.memory, 1, _LARGEST_SIZE)
+        return _size("claim.memory", asked.memory)
     # An exclusive job without a size gets the whole GPU.
     return Share(Fraction(100)) if asked.exclusive else defaults.memory
 
@@ -190,8 +219,9 @@ def options_of(asked: WorkerOptionsRequest, memory: int | None = None) -> dict[s
         _refuse_split(asked.split_sizes, memory)
         options["split"] = len(asked.split_sizes)
     for name in ("inter_op_threads", "intra_op_threads", "omp_threads", "processes"):
-        if options[name] is not None:
-            within(name.replace("_", " "), options[name], 1, 4096)
+        count = options[name]
+        if count is not None and not 1 <= count <= _MOST_THREADS:
+            raise BadValue.of_field(f"options.{name}", count, f"it is 1 to {_MOST_THREADS}")
     return options
 
 

@@ -10,6 +10,11 @@ class ErrorBody:
     code: str
     message: str
     hint: str | None = None
+    field: str | None = None
+    """The field of the request that it is about, such as claim.gpus; `message` names it too."""
+    value: str | None = None
+    reason: str | None = None
+    """Why `value` cannot be used there."""
 
 
 @dataclass(slots=True)
