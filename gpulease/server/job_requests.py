@@ -271,24 +271,24 @@ def _terminal(asked: TerminalRequest | None) -> TerminalSettings | None:
 def _early_signal(asked: EarlySignalRequest | None, claim: Claim) -> EarlySignal | None:
     if asked is None:
         return None
+    # Signals of real time between the first and the last have numbers only.
+    names = {int(each): each.name.removeprefix("SIG") for each in signal.Signals}
+    name = names.get(asked.signal, str(asked.signal))
     if asked.signal not in signal.valid_signals() - _UNCATCHABLE:
         raise BadValue.of_field(
             "early_signal",
-            asked.signal,
+            name,
             "no program can catch it",
             "use a signal that the program handles, such as USR1",
         )
     if claim.time_limit is None:
         raise BadValue.of_field(
-            "early_signal",
-            asked.signal,
-            "the job has no time limit",
-            "add a time limit, such as --time 4h",
+            "early_signal", name, "the job has no time limit", "add a time limit, such as --time 4h"
         )
     if not 0 < asked.before < claim.time_limit.total_seconds():
         raise BadValue.of_field(
             "early_signal",
-            f"{asked.signal}@{asked.before:g}s",
+            f"{name}@{asked.before:g}s",
             f"the time limit is only {format_span(claim.time_limit)}",
             "after the @ stands how long before the time limit the signal is sent",
         )
