@@ -29,6 +29,8 @@ IN_USE = "another gpuleased is using it"
 SERVING = "serving.json"
 """The file in that directory that says where the daemon listens."""
 _POLL_EVERY = 0.05
+_ANSWERS_AFTER = 1.0
+"""Seconds for another daemon that has made ours end."""
 _LOG_TAIL = 4000
 """Bytes at the end of the log that are searched for the reason of a failed start."""
 
@@ -132,24 +134,18 @@ def _start_lock(
     """Wait for the lock and yield None, or yield where a daemon answers in the meantime."""
     handle = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
-        yield _found_before_lock(handle, served, deadline)
+        found = None
+        while not _lock(handle) and (found := served()) is None:
+            if time.monotonic() > deadline:
+                raise NoDaemon(
+                    "cannot reach a daemon: another command is starting one, and it does not "
+                    "answer",
+                    "gpulease doctor shows what is wrong",
+                )
+            time.sleep(_POLL_EVERY)
+        yield found
     finally:
         os.close(handle)
-
-
-def _found_before_lock(
-    handle: int, served: Callable[[], Path | None], deadline: float
-) -> Path | None:
-    while time.monotonic() < deadline:
-        if _lock(handle):
-            return None
-        if found := served():
-            return found
-        time.sleep(_POLL_EVERY)
-    raise NoDaemon(
-        "cannot reach a daemon: another command is starting one, and it does not answer",
-        "gpulease doctor shows what is wrong",
-    )
 
 
 def _lock(handle: int) -> bool:
@@ -211,9 +207,13 @@ class _Start:
         message, hint = self._failure()
         if IN_USE in message:
             self._process = None
+            return
         # A daemon that was started by hand at the same moment makes ours end, and then answers.
-        elif not _soon(served):
-            raise NoDaemon(f"cannot start a daemon for you: {message}", hint)
+        deadline = time.monotonic() + _ANSWERS_AFTER
+        while not served():
+            if time.monotonic() > deadline:
+                raise NoDaemon(f"cannot start a daemon for you: {message}", hint)
+            time.sleep(_POLL_EVERY)
 
     def _held(self) -> bool:
         try:
@@ -247,12 +247,3 @@ class _Start:
         before, mark, hint = text.rpartition("\n\nhint: ")
         lines = (before if mark else text).splitlines() or ["it ended without a message"]
         return lines[-1], hint if mark else f"see its log: {self._log}"
-
-
-def _soon(served: Callable[[], Path | None]) -> bool:
-    deadline = time.monotonic() + 1.0
-    while time.monotonic() < deadline:
-        if served():
-            return True
-        time.sleep(_POLL_EVERY)
-    return False

@@ -32,7 +32,7 @@ from gpulease.errors import (
 )
 from gpulease.light_json import indent
 from gpulease.notifications.receivers import receivers_of
-from gpulease.wire.machine import CheckState, CheckView, DoctorView, OveruseView
+from gpulease.wire.machine import CheckState, CheckView, DoctorView
 
 _HOOKS = Path(gpulease.__file__).parent / "worker" / "hooks"
 _DRIVER = Path("/proc/driver/nvidia/version")
@@ -67,7 +67,13 @@ def doctor(
     view = _checks_of_the_daemon(ctx, socket)
     view.checks += [_access_check(), *_notification_checks(), *python.checks]
     if prove:
-        view.checks += _proofs(ctx, socket, python, view.overuse)
+        # Some seconds; minutes where the grace of the watch passes first.
+        print_stderr("gpulease: trying to exceed a lease; this may take some minutes")
+        try:
+            view.checks += prove_levels(connect(ctx, socket), python.frameworks, view.overuse)
+        except GpuleaseError as error:
+            what = f"not tested: {error.message}"
+            view.checks.append(CheckView("proof", "warning", what, error.hint))
     if json:
         print_stdout(indent(encode(view)))
     else:
@@ -77,15 +83,15 @@ def doctor(
 
 def page(view: DoctorView) -> Page:
     """Lay out the checks, each with its fix below."""
-    return [block for check in view.checks for block in _check(check)]
-
-
-def _check(check: CheckView) -> Iterator[Block]:
-    mark, style = _MARKS[check.state]
-    text = Span(f"{clean(check.name)}: {clean(check.message)}")
-    yield Hanging((Span(mark, style), text), _INDENT)
-    if check.mend:
-        yield Hanging((Span(" " * _INDENT), Span(clean(check.mend), "dim")), _INDENT)
+    blocks: list[Block] = []
+    for check in view.checks:
+        mark, style = _MARKS[check.state]
+        text = Span(f"{clean(check.name)}: {clean(check.message)}")
+        blocks.append(Hanging((Span(mark, style), text), _INDENT))
+        if check.mend:
+            mend = Span(clean(check.mend), "dim")
+            blocks.append(Hanging((Span(" " * _INDENT), mend), _INDENT))
+    return blocks
 
 
 def _checks_of_the_daemon(ctx: typer.Context, socket: Path | None) -> DoctorView:
@@ -144,17 +150,6 @@ def _notification_checks() -> Iterator[CheckView]:
         why = "events are set, and no receiver"
         hint = 'add one to [notify], such as urls = ["ntfy://my-topic"]'
         yield CheckView("notifications", "warning", why, hint)
-
-
-def _proofs(
-    ctx: typer.Context, socket: Path | None, python: "Python", policy: OveruseView | None
-) -> Iterator[CheckView]:
-    # Some seconds; minutes where the grace of the watch passes first.
-    print_stderr("gpulease: trying to exceed a lease; this may take some minutes")
-    try:
-        yield from prove_levels(connect(ctx, socket), python.frameworks, policy)
-    except GpuleaseError as error:
-        yield CheckView("proof", "warning", f"not tested: {error.message}", error.hint)
 
 
 _DOCS = "docs/supported-frameworks.md lists what is limited"

@@ -8,7 +8,7 @@ import json
 import re
 import shutil
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
@@ -105,25 +105,17 @@ def kernel(
         called = name or f"{_OURS}-{_checked(mem)}".lower().replace("%", "-percent")
         _install(folder, called, run, display_name or (f"{name}: " if name else "") + wanted, idle)
     elif action == "list":
-        _list(folder)
+        rows = []
+        for path, spec in _installed(folder):
+            ours = spec["metadata"][_OURS]
+            ends = format_span(timedelta(seconds=ours["idle"])) if ours.get("idle") else "-"
+            cells = path.name, spec.get("display_name", "-"), " ".join(ours["run"]), ends, path
+            rows.append(tuple(line(clean(str(cell))) for cell in cells))
+        columns = tuple(Column(title, wraps=True, least=12) for title in _HEADINGS)
+        if rows:
+            show_page([Table(columns, tuple(rows))], screen_of(sys.stdout, environment()))
     else:
         _remove(folder, names or [])
-
-
-def _list(folder: Path) -> None:
-    rows = tuple(
-        tuple(line(clean(str(cell))) for cell in _row(path, spec))
-        for path, spec in _installed(folder)
-    )
-    columns = tuple(Column(title, wraps=True, least=12) for title in _HEADINGS)
-    if rows:
-        show_page([Table(columns, rows)], screen_of(sys.stdout, environment()))
-
-
-def _row(path: Path, spec: Mapping[str, Any]) -> tuple[object, ...]:
-    ours = spec["metadata"][_OURS]
-    idle = format_span(timedelta(seconds=ours["idle"])) if ours.get("idle") else "-"
-    return path.name, spec.get("display_name", "-"), " ".join(ours["run"]), idle, path
 
 
 def _label(mem: str | None, words: Sequence[str]) -> str:
@@ -161,10 +153,13 @@ def _install(folder: Path, name: str, run: list[str], label: str, idle: str | No
             f"cannot install the kernel {name}: another kernel has this name",
             "choose another one with --name",
         )
+    # How to start gpulease without a PATH.
+    script = Path(sys.executable).parent / "gpulease"
+    command = [str(script)] if script.exists() else [sys.executable, "-m", "gpulease.cli"]
     spec = {
         "argv": [
             # The user's defaults for commands, such as --snapshot, could break each start.
-            *_command(), "run", "--no-defaults", *run, "--name", name, "--no-pty",
+            *command, "run", "--no-defaults", *run, "--name", name, "--no-pty",
             "--end-with-command", "--",
             python.path, str(_MAIN), f"{seconds:g}", "-f", "{connection_file}",
         ],
@@ -184,12 +179,6 @@ def _install(folder: Path, name: str, run: list[str], label: str, idle: str | No
     print_stderr(f"gpulease: {verb} the kernel {name} in {clean(str(path))}")
 
 
-def _command() -> list[str]:
-    """Return how to start gpulease without a PATH."""
-    script = Path(sys.executable).parent / "gpulease"
-    return [str(script)] if script.exists() else [sys.executable, "-m", "gpulease.cli"]
-
-
 def _kernel_python() -> _Python:
     """Return the caller's python, if it has ipykernel."""
     path = python_of(Path(working_directory()), environment())
@@ -206,15 +195,13 @@ def _folder(prefix: Path | None, *, sys_prefix: bool) -> Path:
     if sys_prefix:
         python = python_of(Path(working_directory()), environment())
         return Path(ask_python(python, "ipykernel")[1]) / _HOME
-    return prefix / _HOME if prefix is not None else _data_home(environment()) / "kernels"
-
-
-def _data_home(variables: Mapping[str, str]) -> Path:
-    """Return the data directory of Jupyter for this user."""
-    if given := variables.get("JUPYTER_DATA_DIR"):
-        return Path(given)
-    home = variables.get("XDG_DATA_HOME")
-    return (Path(home) if home else Path.home() / ".local" / "share") / "jupyter"
+    if prefix is not None:
+        return prefix / _HOME
+    # The data directory of Jupyter for this user.
+    if given := environment().get("JUPYTER_DATA_DIR"):
+        return Path(given) / "kernels"
+    data = environment().get("XDG_DATA_HOME")
+    return (Path(data) if data else Path.home() / ".local" / "share") / "jupyter" / "kernels"
 
 
 def _installed(folder: Path) -> Iterator[tuple[Path, dict[str, Any]]]:

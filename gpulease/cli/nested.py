@@ -77,9 +77,12 @@ def become(outer: NestedView, argv: Sequence[str], options: RunOptions) -> NoRet
     assert outer.job is not None and outer.environment is not None
     count = len(outer.gpus)
     where = "1 GPU" if count == 1 else f"each of {count} GPUs"
+    unused = [flag for flag, each in given_flags(options).items() if each.is_of_new_jobs]
+    has = "have" if len(unused) > 1 else "has"
     print_stderr(
         f"gpulease: runs within the lease of job {id_of(outer.job)}: "
-        f"{size(outer.memory)} on {where}" + _without_effect(options)
+        f"{size(outer.memory)} on {where}"
+        + (f" ({', '.join(unused)} {has} no effect there)" if unused else "")
     )
     if outer.notice:
         print_stderr(f"gpulease: {clean(outer.notice)}")
@@ -91,12 +94,6 @@ def become(outer: NestedView, argv: Sequence[str], options: RunOptions) -> NoRet
     for signum in _IGNORED_BY_PYTHON:
         signal.signal(signum, signal.SIG_DFL)
     _execute(argv, variables)
-
-
-def _without_effect(options: RunOptions) -> str:
-    unused = [flag for flag, each in given_flags(options).items() if each.is_of_new_jobs]
-    names = ", ".join(unused)
-    return f" ({names} {'have' if ',' in names else 'has'} no effect there)" if names else ""
 
 
 def _execute(argv: Sequence[str], variables: dict[str, str]) -> NoReturn:

@@ -13,9 +13,8 @@ from gpulease.drawing.words import clean, sentence
 from gpulease.errors import EXIT_OWN_FAILURE
 from gpulease.light_json import indent
 from gpulease.notifications.receivers import receivers_of
-from gpulease.notifications.settings import NotifySettings
 from gpulease.units import format_span
-from gpulease.wire.notifications import NotifyTestView, ReceiverView
+from gpulease.wire.notifications import NotifyTestView
 
 _EXAMPLE = """\
 no receiver is configured
@@ -53,7 +52,12 @@ def notify(
     """
     settings = checked_settings(environment())
     if not is_test:
-        _show(settings)
+        if not settings.has_receiver:
+            print_stdout(_EXAMPLE)
+            return 0
+        print_stdout(f"receivers: {', '.join(each.name for each in receivers_of(settings))}")
+        print_stdout(f"events of all jobs: {', '.join(settings.events) or 'none'}")
+        print_stdout(f"time-left: {format_span(settings.time_left)} before the time limit")
         return 0
     client, _ = connect_or_start(ctx, socket)
     sent = client.test_notification()
@@ -64,25 +68,12 @@ def notify(
     return EXIT_OWN_FAILURE if any(each.error for each in sent.receivers) else 0
 
 
-def _show(settings: NotifySettings) -> None:
-    if not settings.has_receiver:
-        print_stdout(_EXAMPLE)
-        return
-    print_stdout(f"receivers: {', '.join(each.name for each in receivers_of(settings))}")
-    print_stdout(f"events of all jobs: {', '.join(settings.events) or 'none'}")
-    print_stdout(f"time-left: {format_span(settings.time_left)} before the time limit")
-
-
 def _print(sent: NotifyTestView) -> None:
     for each in sent.receivers:
         if each.error is None:
             print_stdout(f"{clean(each.name)}: sent")
         else:
-            print_stderr(f"gpulease: {_failure(each)}")
+            name = f"{clean(each.name)}: " if each.name else ""
+            print_stderr(f"gpulease: {name}{sentence(each.error, each.hint)}")
         for line in each.output.splitlines():
             print_stderr(f"  {clean(line)}")
-
-
-def _failure(receiver: ReceiverView) -> str:
-    name = f"{clean(receiver.name)}: " if receiver.name else ""
-    return f"{name}{sentence(receiver.error or '', receiver.hint)}"

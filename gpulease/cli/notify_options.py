@@ -52,13 +52,11 @@ def checked_settings(variables: Mapping[str, str]) -> NotifySettings:
 
 def _with_spans(events: Sequence[str], settings: NotifySettings) -> list[str]:
     usual = f"{TIME_LEFT}={settings.time_left.total_seconds():.0f}"
-    found = [_with_seconds(each, usual) for each in events]
+    found = []
+    for event in events:
+        name, equals, span = event.partition("=")
+        if name != TIME_LEFT:
+            found.append(event)
+        else:
+            found.append(f"{name}={parse_span(span).total_seconds():.0f}" if equals else usual)
     return [*found, usual] if "all" in found else found
-
-
-def _with_seconds(event: str, usual: str) -> str:
-    if event == TIME_LEFT:
-        return usual
-    name, equals, span = event.partition("=")
-    is_span = equals and name == TIME_LEFT
-    return f"{name}={parse_span(span).total_seconds():.0f}" if is_span else event

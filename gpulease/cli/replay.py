@@ -143,13 +143,18 @@ def page(results: "list[Result]", trace: "Trace", servers: "tuple[Server, ...]")
     """Lay out the figures, one column for each replay; the first is what was asked for."""
     found = [asdict(each.figures) for each in results]
     jobs, users = _counted(len(trace.jobs), "job"), _counted(len(results[0].users), "user")
+    kinds = Counter((server.gpus, server.memory) for server in servers)
+    machines = ",".join(f"{n}x{gpus}x{size(memory)}" for (gpus, memory), n in kinds.items())
     rows = (
         *((line(label), *(_span(each[name]) for each in found)) for label, name in _SPANS),
-        *((line(label), *(_percent(each[name]) for each in found)) for label, name in _PARTS),
+        *(
+            (line(label), *(line(f"{100 * each[name]:.1f}%") for each in found))
+            for label, name in _PARTS
+        ),
         (line("Jain's index"), *(line(f"{each['jain_index']:.3f}") for each in found)),
     )
     return [
-        line(f"{jobs} of {users} on {_machines(servers)}"),
+        line(f"{jobs} of {users} on {machines}"),
         Table(_columns("", results), rows),
         Table(_columns("MEAN WAIT OF", results), _user_rows(results)),
         *(line(_verdict(results[0], other)) for other in results[1:]),
@@ -191,17 +196,8 @@ def _counted(count: int, what: str) -> str:
     return f"{count} {what}" if count == 1 else f"{count} {what}s"
 
 
-def _machines(servers: "tuple[Server, ...]") -> str:
-    kinds = Counter((server.gpus, server.memory) for server in servers)
-    return ",".join(f"{count}x{gpus}x{size(memory)}" for (gpus, memory), count in kinds.items())
-
-
 def _span(seconds: float) -> Line:
     return line(format_span(timedelta(seconds=seconds)))
-
-
-def _percent(part: float) -> Line:
-    return line(f"{100 * part:.1f}%")
 
 
 def _verdict(asked: "Result", other: "Result") -> str:

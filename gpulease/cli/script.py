@@ -29,7 +29,9 @@ def script_place(argv: Sequence[str], cwd: str) -> int | None:
     for place, word in enumerate(argv[1:], 1):
         if word in _NO_FILE:
             return None
-        if not word.startswith("-") and _is_script(os.path.join(cwd, word)):
+        path = os.path.join(cwd, word)
+        is_named_so = word.endswith(_SUFFIXES) and os.path.isfile(path)
+        if not word.startswith("-") and (is_named_so or _begins_as_script(path)):
             return place
     return None
 
@@ -58,33 +60,17 @@ def _script_of(job: JobView, cwd: str) -> tuple[str, datetime]:
         ValueError: there is none, or the command is cut short.
         OSError: the caller cannot see it.
     """
-    argv = _words(job.command)
+    if _QUOTES.isdisjoint(job.command):
+        argv = job.command.split()
+    else:
+        from shlex import split  # which imports re
+
+        argv = split(job.command)
     place = script_place(argv, cwd)
     if place is None:
         raise ValueError("no script")
-    changed_at = _changed_at(os.path.join(cwd, argv[place]))
-    return clean(argv[place]), changed_at
-
-
-def _changed_at(path: str) -> datetime:
-    return datetime.fromtimestamp(os.stat(path).st_mtime, UTC)
-
-
-def _words(command: str) -> list[str]:
-    """Return the words of a shell's line.
-
-    Raises:
-        ValueError: a quote is not closed.
-    """
-    if _QUOTES.isdisjoint(command):
-        return command.split()
-    from shlex import split  # which imports re
-
-    return split(command)
-
-
-def _is_script(path: str) -> bool:
-    return os.path.isfile(path) and (path.endswith(_SUFFIXES) or _begins_as_script(path))
+    changed = os.stat(os.path.join(cwd, argv[place])).st_mtime
+    return clean(argv[place]), datetime.fromtimestamp(changed, UTC)
 
 
 def _begins_as_script(path: str) -> bool:

@@ -68,9 +68,16 @@ def _copied(script: Path) -> Path:
         folder = _folder()
         copy = folder / sha256(content).hexdigest()[:16] / script.relative_to("/")
         copy.parent.mkdir(parents=True, exist_ok=True)
-        _write(copy, content, script.stat().st_mode)
+        # A job that starts at this moment reads the old file or the new one: both are the same.
+        handle, fresh = mkstemp(dir=copy.parent)
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+        Path(fresh).chmod(script.stat().st_mode & 0o700)
+        Path(fresh).replace(copy)
         os.utime(folder / copy.relative_to(folder).parts[0])
-        _remove_unused(folder)
+        for old in folder.iterdir():
+            if time() - old.stat().st_mtime > _KEPT.total_seconds():
+                shutil.rmtree(old, ignore_errors=True)
     except OSError as error:
         where = error.filename or script
         raise GpuleaseError(f"cannot take a snapshot: {where}: {error.strerror}") from error
@@ -85,18 +92,3 @@ def _folder() -> Path:
     state.mkdir(mode=0o700, parents=True, exist_ok=True)
     folder.mkdir(mode=0o700, exist_ok=True)
     return folder
-
-
-def _write(copy: Path, content: bytes, mode: int) -> None:
-    # A job that starts at this moment reads the old file or the new one, and both are the same.
-    handle, fresh = mkstemp(dir=copy.parent)
-    with os.fdopen(handle, "wb") as file:
-        file.write(content)
-    Path(fresh).chmod(mode & 0o700)
-    Path(fresh).replace(copy)
-
-
-def _remove_unused(folder: Path) -> None:
-    for old in folder.iterdir():
-        if time() - old.stat().st_mtime > _KEPT.total_seconds():
-            shutil.rmtree(old, ignore_errors=True)

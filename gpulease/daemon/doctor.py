@@ -61,19 +61,18 @@ class Doctor:
 
     def results(self) -> DoctorView:
         """Return every check, the most fundamental first."""
+        systemd = "running" if _SYSTEMD.exists() else "not running"
         return DoctorView(
             [
                 self._driver(),
-                *self._gpus(),
-                *self._jobs(),
-                *self._pids(),
+                *self._from_readings(),
                 *self.health(),
                 self._identity(),
                 *self._python(),
                 self._space(),
                 self._hooks(),
                 *self._enforcement(),
-                self._systemd(),
+                CheckView("system", "ok", f"systemd is {systemd}, cgroups are {_cgroups()}"),
                 *self.slurm(),
             ]
         )
@@ -94,18 +93,14 @@ class Doctor:
             )  # fmt: skip
         return CheckView("driver", "ok", f"NVIDIA driver {driver}{nvml}")
 
-    def _gpus(self) -> Iterator[CheckView]:
+    def _from_readings(self) -> Iterator[CheckView]:
+        """Yield whether each GPU, the start of jobs and the use of each job work."""
         seen = self.seen()
         for reading in seen.readings if seen is not None else ():
             yield _gpu_check(reading)
-
-    def _jobs(self) -> Iterator[CheckView]:
         if (why := self.closed()) is not None:
             node = "to create a missing device node, run as root: nvidia-modprobe -u -c=0"
             yield CheckView("jobs", "failure", why, node if "/dev/" in why else None)
-
-    def _pids(self) -> Iterator[CheckView]:
-        seen = self.seen()
         if seen is not None and seen.is_blind:
             yield CheckView(
                 "pids", "warning",
@@ -163,10 +158,6 @@ class Doctor:
                     "enforcement", "warning", f"not enforced by {each.rung}: {each.why}",
                     _CONSEQUENCES.get(EnforcementLevel(each.rung)),
                 )  # fmt: skip
-
-    def _systemd(self) -> CheckView:
-        systemd = "running" if _SYSTEMD.exists() else "not running"
-        return CheckView("system", "ok", f"systemd is {systemd}, cgroups are {_cgroups()}")
 
 
 def _gpu_check(reading: GpuReading) -> CheckView:
@@ -331,7 +322,10 @@ def _xid_check(
     name: str, label: str, events: Sequence[GpuEvent], *, can_listen: bool | None
 ) -> CheckView:
     xids = [each for each in events if each.kind.startswith("xid")]
-    shown = "; ".join(_with_count(each) for each in xids[-_MOST_SHOWN:])
+    shown = "; ".join(
+        each.detail if each.count == 1 else f"{each.detail}, {each.count} times"
+        for each in xids[-_MOST_SHOWN:]
+    )
     if any(needs_an_admin(each.kind) for each in xids):
         return CheckView(
             name, "warning", f"in the last day: {shown}",
@@ -342,7 +336,3 @@ def _xid_check(
     if can_listen is False:
         known += "; its driver reports no XID events"
     return CheckView(name, "ok", known)
-
-
-def _with_count(event: GpuEvent) -> str:
-    return event.detail if event.count == 1 else f"{event.detail}, {event.count} times"

@@ -86,7 +86,9 @@ class JobDetails:
             yield "command", one_line(job.command)
         known = self._readings()
         for lease in job.leases:
-            yield "GPU", f"{_name_of(lease.gpu, known.get(lease.gpu))}, {format_size(lease.memory)}"
+            reading = known.get(lease.gpu)
+            name = lease.gpu if reading is None else f"{reading.label} ({reading.name})"
+            yield "GPU", f"{name}, {format_size(lease.memory)}"
         yield "submitted", _clock(job.submitted_at)
         if job.started_at is not None:
             yield "started", _clock(job.started_at)
@@ -96,10 +98,6 @@ class JobDetails:
 
 def _clock(at: datetime) -> str:
     return f"{at.astimezone():%Y-%m-%d %H:%M:%S %Z}"
-
-
-def _name_of(uuid: GpuUuid, reading: GpuReading | None) -> str:
-    return uuid if reading is None else f"{reading.label} ({reading.name})"
 
 
 def memory_use(job: Job, smallest: int) -> str | None:

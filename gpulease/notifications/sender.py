@@ -135,7 +135,10 @@ class Program:
             return None
         except GpuleaseError as error:
             return Delivery(one_line(error.message), is_final=True)
-        return _delivery(results)
+        failed = [each for each in results if each.error is not None]
+        errors = [f"{each.name}: {each.error}" if each.name else str(each.error) for each in failed]
+        is_final = bool(failed) and all(each.is_final for each in failed)
+        return Delivery(one_line("; ".join(errors)) or None, is_final=is_final)
 
     async def test(self, uid: int) -> NotifyTestView:
         """Send a user a message that is not on record, and return what happened at each receiver.
@@ -161,11 +164,27 @@ class Program:
 
     async def clean(self, pending: frozenset[int]) -> None:
         """Remove what is left of all notifications but these."""
-        await asyncio.to_thread(self._remove_but, pending)
+
+        def remove() -> None:
+            with contextlib.suppress(FileNotFoundError):
+                for each in list(self._directory.iterdir()):
+                    number = each.name.partition(".")[0]
+                    if not (number.isdecimal() and int(number) in pending):
+                        shutil.rmtree(each, ignore_errors=True)
+
+        await asyncio.to_thread(remove)
 
     async def forget(self, notification: int) -> None:
         """Remove what is left of a notification."""
-        await asyncio.to_thread(self._remove, notification)
+
+        def remove() -> None:
+            for attempt in itertools.count():
+                directory = self._of(notification, attempt)
+                if not directory.exists():
+                    return
+                shutil.rmtree(directory, ignore_errors=True)
+
+        await asyncio.to_thread(remove)
 
     def _order(self, message: Message, done: Sequence[str]) -> NotificationOrder:
         about = message.event, message.title, message.body
@@ -175,19 +194,6 @@ class Program:
 
     def _of(self, notification: int, attempt: int) -> Path:
         return self._directory / f"{notification}.{attempt}"
-
-    def _remove_but(self, pending: frozenset[int]) -> None:
-        with contextlib.suppress(FileNotFoundError):
-            for each in list(self._directory.iterdir()):
-                number = each.name.partition(".")[0]
-                if not (number.isdecimal() and int(number) in pending):
-                    shutil.rmtree(each, ignore_errors=True)
-
-    def _remove(self, notification: int) -> None:
-        for attempt in itertools.count():
-            if not self._of(notification, attempt).exists():
-                return
-            shutil.rmtree(self._of(notification, attempt), ignore_errors=True)
 
     async def _attempt(
         self, uid: int, directory: Path, order: NotificationOrder
@@ -279,13 +285,6 @@ def _read(directory: Path) -> tuple[Sequence[ReceiverView], bool]:
     return results, END in lines
 
 
-def _delivery(results: Sequence[ReceiverView]) -> Delivery:
-    failed = [each for each in results if each.error is not None]
-    errors = [f"{each.name}: {each.error}" if each.name else str(each.error) for each in failed]
-    is_final = bool(failed) and all(each.is_final for each in failed)
-    return Delivery(one_line("; ".join(errors)) or None, is_final=is_final)
-
-
 class Sending:
     """The task that sends notifications."""
 
@@ -324,27 +323,22 @@ class Sending:
         try:
             while True:
                 self._awake.clear()
-                await self._look()
+                due = await self._until_written(self._outbox.pending_users)
+                now = self._clock.now()
+                for uid, at in due.items():
+                    if at <= now and uid not in self._serving:
+                        serving = asyncio.create_task(self._serve(uid), name=f"notify {uid}")
+                        self._serving[uid] = serving
+                later = [at for uid, at in due.items() if uid not in self._serving]
+                wait_s = (min(later) - now).total_seconds() if later else None
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(wait_s):
+                        await self._awake.wait()
+                    await asyncio.sleep(_GATHER_S)
         finally:
             for task in self._serving.values():
                 task.cancel()
             await asyncio.gather(*self._serving.values(), return_exceptions=True)
-
-    async def _look(self) -> None:
-        """Serve the users with due messages, and wait for more."""
-        due = await self._until_written(self._outbox.pending_users)
-        now = self._clock.now()
-        for uid, at in due.items():
-            if at <= now and uid not in self._serving:
-                self._serving[uid] = asyncio.create_task(self._serve(uid), name=f"notify {uid}")
-        later = [at for uid, at in due.items() if uid not in self._serving]
-        wait_s = (min(later) - now).total_seconds() if later else None
-        try:
-            async with asyncio.timeout(wait_s):
-                await self._awake.wait()
-        except TimeoutError:
-            return
-        await asyncio.sleep(_GATHER_S)
 
     async def _serve(self, uid: int) -> None:
         """Send the due messages of a user, one after another."""
@@ -381,20 +375,18 @@ class Sending:
         if budget.takes_one(self._clock.steady()):
             return due
         await asyncio.sleep(budget.wait(self._clock.steady()).total_seconds())
-        due = await self._until_written(lambda: self._collect(uid))
+
+        def collect() -> Notification | None:
+            # In one call: what is stored between counting and replacing would be lost.
+            now = self._clock.now()
+            titles, number = self._outbox.new_of(uid, LISTED)
+            if number > 1:
+                self._outbox.replace_new(collected(uid, titles, number), now)
+            return self._outbox.next_of(uid, now)
+
+        due = await self._until_written(collect)
         budget.note_collected(self._clock.steady())
         return due
-
-    def _collect(self, uid: int) -> Notification | None:
-        """Store one message for the new ones, and return the next; in the thread that writes.
-
-        In one call: what is stored between counting and replacing would be lost.
-        """
-        now = self._clock.now()
-        titles, number = self._outbox.new_of(uid, LISTED)
-        if number > 1:
-            self._outbox.replace_new(collected(uid, titles, number), now)
-        return self._outbox.next_of(uid, now)
 
     async def _settle(self, sent: Notification, delivery: Delivery) -> None:
         error, job = delivery.error, sent.message.job

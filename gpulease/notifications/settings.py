@@ -74,6 +74,11 @@ def _settings_of(table: Any) -> NotifySettings:
         raise BadValue(f"gpulease no longer sends mail itself, so {gone[0]} has no use", _MAIL_HINT)
     if unknown := [key for key in table if key not in _KEYS]:
         raise ValueError(f"it has an unknown key {unknown[0]!r}; known keys: {', '.join(_KEYS)}")
+    line = table.get("command")
+    # Words as a shell has them, but no shell runs them.
+    command = shlex.split(line) if isinstance(line, str) else _texts(table, "command")
+    if command:
+        command = (str(Path(command[0]).expanduser()), *command[1:])
     urls = _texts(table, "urls")
     if len(urls) > _MOST_URLS:
         raise ValueError(f"urls has {len(urls)} entries, and the limit is {_MOST_URLS}")
@@ -86,7 +91,7 @@ def _settings_of(table: Any) -> NotifySettings:
         raise ValueError("details is true or false")
     return NotifySettings(
         events=_texts(table, "events"),
-        command=_command(table),
+        command=tuple(command),
         urls=urls,
         time_left=default.time_left if time_left is None else parse_setting_span(time_left),
         details=details,
@@ -101,10 +106,3 @@ def _texts(table: Mapping[str, Any], key: str) -> tuple[str, ...]:
     ):
         raise ValueError(f"{key} is a list of texts")
     return tuple(texts)
-
-
-def _command(table: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the command, of a list or of words as a shell has them; no shell runs it."""
-    line = table.get("command")
-    words = tuple(shlex.split(line)) if isinstance(line, str) else _texts(table, "command")
-    return (str(Path(words[0]).expanduser()), *words[1:]) if words else ()

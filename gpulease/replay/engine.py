@@ -205,23 +205,18 @@ class _Replay:
             changed = False
             while self.events and self.events[0][0] <= now_s:
                 _, kind, version, job_id = heapq.heappop(self.events)
-                changed |= self._happen(kind, version, job_id, now_s)
+                active = self.active.get(job_id)
+                if kind == _ARRIVAL:
+                    self.queue.add(self._submitted(self.sources[job_id]))
+                    changed = True
+                elif kind == _RETHINK:
+                    changed |= job_id in self.queue.jobs
+                elif active is not None and active.version == version:
+                    self._end(active, now_s)
+                    changed = True
             if changed:
                 self._decide(now_s)
         return [self.runs[job.id] for job in self.trace]
-
-    def _happen(self, kind: int, version: int, job_id: JobId, now_s: float) -> bool:
-        """Let an event happen; return whether it may change what is decided."""
-        if kind == _ARRIVAL:
-            self.queue.add(self._submitted(self.sources[job_id]))
-            return True
-        if kind == _END:
-            active = self.active.get(job_id)
-            if active is None or active.version != version:
-                return False
-            self._end(active, now_s)
-            return True
-        return job_id in self.queue.jobs
 
     def _submitted(self, source: TraceJob) -> Job:
         limit = source.time_limit_s
@@ -261,6 +256,7 @@ class _Replay:
         if self.observe is not None:
             # A plan needs only the index of those that wait; what explains it needs all.
             jobs += self.queue.jobs.values()
+        waits = sorted(self.waits)
         snapshot = Snapshot(
             jobs,
             (),
@@ -268,7 +264,7 @@ class _Replay:
             queue=self.queue,
             history=self.history,
             use=self.use,
-            usual_wait_s=_percentile(self.waits, 0.9),
+            usual_wait_s=waits[int(0.9 * len(waits))] if waits else 0.0,
             policy=self.policy,
             gpus=tuple(self.ledgers.values()),
         )
@@ -372,11 +368,6 @@ def _ledgers(servers: Sequence[Server]) -> dict[GpuUuid, GpuMemory]:
         for number, server in enumerate(servers)
         for index, uuid in enumerate(_uuids(number, server))
     }
-
-
-def _percentile(values: Sequence[float], part: float) -> float:
-    ordered = sorted(values)
-    return ordered[min(len(ordered) - 1, int(part * len(ordered)))] if ordered else 0.0
 
 
 def placement_named(name: str, jobs: Iterable[TraceJob]) -> Score:

@@ -83,16 +83,15 @@ def by_user(runs: Iterable[Run]) -> list[UserFigures]:
     of_user: dict[str, list[Run]] = {}
     for run in runs:
         of_user.setdefault(run.job.user, []).append(run)
-    return [_user_figures(user, of_user[user]) for user in sorted(of_user)]
-
-
-def _user_figures(user: str, runs: Sequence[Run]) -> UserFigures:
-    waits = [run.wait_s for run in runs]
-    ran_s = math.fsum(run.end_s - run.start_s for run in runs)
-    completion_s = math.fsum(run.completion_s for run in runs)
-    # A user whose jobs took no time at all did not wait either.
-    speed = ran_s / completion_s if completion_s else 1.0
-    return UserFigures(user, len(runs), _mean(waits), max(waits), speed)
+    found = []
+    for user, own in sorted(of_user.items()):
+        waits = [run.wait_s for run in own]
+        ran_s = math.fsum(run.end_s - run.start_s for run in own)
+        completion_s = math.fsum(run.completion_s for run in own)
+        # A user whose jobs took no time at all did not wait either.
+        speed = ran_s / completion_s if completion_s else 1.0
+        found.append(UserFigures(user, len(own), _mean(waits), max(waits), speed))
+    return found
 
 
 def jain(values: Sequence[float]) -> float:

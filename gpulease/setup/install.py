@@ -119,22 +119,18 @@ def install(
     _call("systemd-tmpfiles", "--create", str(FILES["gpulease.tmpfiles"]))
     _call("systemctl", "daemon-reload")
     for service in (SERVICE, WEB_SERVICE) if has_web else (SERVICE,):
-        _start(service, say, now=now)
+        if now:
+            _call("systemctl", "enable", service)
+            # Restart, since after an upgrade the old program is still running. Jobs continue.
+            _call("systemctl", "restart", service)
+            say(f"started {service}; systemctl status {service} shows its state")
+        else:
+            say(f"next: systemctl enable --now {service} (after an upgrade: restart)")
 
 
 def _install_file(source: str, target: Path, programs: Path, say: Say) -> None:
     text = (SOURCES / source).read_text().replace(_PLACEHOLDER, f"{programs}/")
     say(f"{write_file(target, text)} {target}")
-
-
-def _start(service: str, say: Say, *, now: bool) -> None:
-    if now:
-        _call("systemctl", "enable", service)
-        # Restart, since after an upgrade the old program is still running. Jobs continue.
-        _call("systemctl", "restart", service)
-        say(f"started {service}; systemctl status {service} shows its state")
-    else:
-        say(f"next: systemctl enable --now {service} (after an upgrade: restart)")
 
 
 def _check_web(programs: Path) -> None:
@@ -187,10 +183,15 @@ def remove(say: Say, confirm: Confirm, *, purge: bool, force: bool) -> None:
             "cannot remove gpulease: only root can do this", "try: sudo gpulease-setup ..."
         )
     settings = _settings()
-    running = _running_jobs(settings.state)
+    jobs = settings.state / JOBS
+    running = sorted(
+        int(each.name) for each in jobs.glob("*") if each.name.isdecimal() and is_alive(each)
+    )
     if running and not force:
+        shown = ", ".join(map(str, running[:10])) + (", ..." if len(running) > 10 else "")
+        what = f"job {shown} is" if len(running) == 1 else f"the jobs {shown} are"
         raise SetupFailed(
-            f"cannot remove gpulease: {_jobs(running)} running",
+            f"cannot remove gpulease: {what} running",
             "end them with gpulease cancel; with --force they continue without supervision",
         )
     if purge and not confirm(purge_notice(settings.state)):
@@ -273,20 +274,6 @@ def _settings() -> Settings:
         return read_settings(SYSTEM_CONFIG if SYSTEM_CONFIG.exists() else None, Settings())
     except GpuleaseError:
         return Settings(state=SYSTEM_STATE)
-
-
-def _running_jobs(state: Path) -> list[int]:
-    jobs = state / JOBS
-    if not jobs.is_dir():
-        return []
-    return sorted(int(job.name) for job in jobs.iterdir() if job.name.isdecimal() and is_alive(job))
-
-
-def _jobs(running: list[int]) -> str:
-    if len(running) == 1:
-        return f"job {running[0]} is"
-    shown = ", ".join(map(str, running[:10])) + (", ..." if len(running) > 10 else "")
-    return f"the jobs {shown} are"
 
 
 def _check_machine() -> None:
