@@ -5,11 +5,12 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 
 from gpulease.units import format_instant, format_size, format_span
-from gpulease.wire.text import claimed, printable, ranges, spoken
+from gpulease.wire.text import claimed, ranges, spoken
+from gpulease.wire.text import clean as clean  # noqa: PLC0414 -- a word for people, too
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
     from typing import Literal
 
     from gpulease.wire.jobs import ExplainView, JobView, LeaseView, RefusalView
@@ -20,11 +21,6 @@ UNKNOWN = "?"
 """What is not known. An empty text means none."""
 _MANY_DIGITS = 3
 _MINUTE = timedelta(minutes=1)
-
-
-def clean(text: str) -> str:
-    """Return text of another user without characters that control a terminal, on one line."""
-    return printable(text)
 
 
 def sentence(reason: str, hint: str | None = None) -> str:
@@ -117,27 +113,42 @@ def clock(written: str | None, now: datetime, *, seconds: bool = False) -> str:
     """Write an instant in the time zone of `now`, with the day if that is not today."""
     if written is None:
         return UNKNOWN
-    return format_instant(instant(written).astimezone(now.tzinfo), now, seconds=seconds)
+    # The zone of a local `now` is only its offset from UTC, which is another one in summer.
+    is_local = now.utcoffset() == now.astimezone().utcoffset()
+    at = instant(written).astimezone(None if is_local else now.tzinfo)
+    return format_instant(at, now, seconds=seconds)
 
 
-def until(written: str | None, now: datetime, *, rough: bool = False) -> str:
-    """Write the time from `now` to an instant; `rough`: in whole minutes, from one minute on.
+def span(length: timedelta) -> str:
+    """Write a length of time; one below zero, after the clock was set, is 0s."""
+    return format_span(max(length, timedelta(0)))
 
-    What is redrawn or sent when it has changed would be so each second.
-    """
-    return UNKNOWN if written is None else _span(instant(written) - now, rough=rough)
+
+def rough_span(length: timedelta) -> str:
+    """Write a length of time that is redrawn when it has changed: in minutes, from one on."""
+    return span(length // _MINUTE * _MINUTE if length >= _MINUTE else length)
+
+
+def span_in_minutes(length: timedelta) -> str:
+    """Write a length of time that is sent when it has changed: never in seconds."""
+    return rough_span(length) if length >= _MINUTE else "under 1m"
+
+
+def until(written: str | None, now: datetime, *, write: Callable[[timedelta], str] = span) -> str:
+    """Write the time from `now` to an instant."""
+    return UNKNOWN if written is None else write(instant(written) - now)
 
 
 def between(start: str | None, end: str | None, now: datetime) -> str:
     """Write the time from `start` to `end`, or to `now`; nothing if there was no start."""
     if start is None:
         return ""
-    return _span((instant(end) if end else now) - instant(start))
+    return span((instant(end) if end else now) - instant(start))
 
 
 def since(written: str, now: datetime) -> str:
     """Write the time since an instant."""
-    return _span(now - instant(written))
+    return span(now - instant(written))
 
 
 def labels_of(gpus: Iterable[GpuView]) -> dict[str, str]:
@@ -250,7 +261,11 @@ def jobs_in(rows: Iterable[JobView]) -> int:
 
 
 def remark_on(
-    job: JobView, leases: Sequence[LeaseView], now: datetime, *, rough: bool = False
+    job: JobView,
+    leases: Sequence[LeaseView],
+    now: datetime,
+    *,
+    write: Callable[[timedelta], str] = span,
 ) -> tuple[str, Literal["", "warn", "bad"]]:
     """Write the state of a job with regard to some of its leases, and how bad that is.
 
@@ -259,14 +274,14 @@ def remark_on(
     over = [each for each in leases if each.over_since_at is not None]
     if over:
         stops = [each.stops_at for each in over if each.stops_at is not None]
-        when = f", stops in {until(min(stops), now, rough=rough)}" if stops else ""
+        when = f", stops in {until(min(stops), now, write=write)}" if stops else ""
         return f"over{when}", "bad"
     if not job.suspended and any(is_above(job, lease) for lease in leases):
         return "above", "warn"
     if label(job) != "active":
         return label(job), "warn"
     if job.idle_ends_at is not None:
-        return f"idle, ends in {until(job.idle_ends_at, now, rough=rough)}", "warn"
+        return f"idle, ends in {until(job.idle_ends_at, now, write=write)}", "warn"
     return ("no framework limit", "warn") if lacks_limit(job) else ("", "")
 
 
@@ -294,9 +309,3 @@ def enforcement(levels: Sequence[EnforcementLevelView]) -> str:
 
 def _level(level: EnforcementLevelView) -> str:
     return clean(level.rung) + (" (not for all users)" if level.varies else "")
-
-
-def _span(span: timedelta, *, rough: bool = False) -> str:
-    """Write a span; one below zero, after the clock was set, is 0s."""
-    span = max(span, timedelta(0))
-    return format_span(span // _MINUTE * _MINUTE if rough and span >= _MINUTE else span)

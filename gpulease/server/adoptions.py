@@ -12,7 +12,7 @@ from gpulease.server.validation import checked_key, checked_name, claim_of, with
 from gpulease.service.adoption import Adoption, find_uses, refuse_unlisted
 from gpulease.service.ports import LivingProcess, Submission
 from gpulease.wire.requests import AdoptRequest, ClaimRequest
-from gpulease.wire.text import printable
+from gpulease.wire.text import clean
 
 LARGEST_PID = 1 << 22
 
@@ -45,8 +45,8 @@ def adoption_of(request: AdoptRequest, caller: Caller, context: RequestContext) 
         )
     return Submission(
         owner=caller.owner if is_own else _user_of(found).owner,
-        name=printable(found.name) if request.name is None else checked_name(request.name),
-        command=f"held by pid {pid} ({printable(found.name)})",
+        name=clean(found.name) if request.name is None else checked_name(request.name),
+        command=f"held by pid {pid} ({clean(found.name)})",
         claim=claim_of(request.claim, context.defaults),
         invocation=Invocation((), "/", {}),
         holder=Holder(found.process, None, adopted=True),

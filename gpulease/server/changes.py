@@ -28,7 +28,7 @@ from gpulease.wire.requests import (
     EditRequest,
     MoveRequest,
 )
-from gpulease.wire.text import printable
+from gpulease.wire.text import clean
 
 _MOST_NAMED = 20
 """Jobs in an answer; the others are counted."""
@@ -124,7 +124,7 @@ def chosen_by(asked: CancelJobsRequest, caller: Caller, rights: Rights) -> Calla
     if asked.name is not None and len(asked.name) > LONGEST_NAME:
         raise BadValue(f"cannot cancel: a pattern has at most {LONGEST_NAME} characters")
     if asked.user not in (None, caller.user):
-        rights.check(Access.ADMIN, caller, f"cancel the jobs of {printable(asked.user[:40])}")
+        rights.check(Access.ADMIN, caller, f"cancel the jobs of {clean(asked.user[:40])}")
     named = _named(asked, caller)
     # Once, and not for each job: groups may come from a server.
     is_admin = rights.is_admin(caller)

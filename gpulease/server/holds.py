@@ -48,7 +48,7 @@ from gpulease.wire.requests import (
     WorkerOptionsRequest,
     to_wire,
 )
-from gpulease.wire.text import printable
+from gpulease.wire.text import clean
 
 FindProcess = Callable[[int], LivingProcess | None]
 """Returns the process that has a pid now."""
@@ -190,7 +190,7 @@ def _holder(pid: int | None, caller: Caller, find: FindProcess) -> tuple[Process
             f"cannot hold a lease for process {pid}: it belongs to another user",
             "name one of your own processes",
         )
-    return found.process, f"held by pid {pid} ({printable(found.name)})"
+    return found.process, f"held by pid {pid} ({clean(found.name)})"
 
 
 def _asker(caller: Caller, find: FindProcess) -> Process | None:

@@ -48,7 +48,7 @@ from gpulease.wire.requests import (
     SubmitRequest,
     TerminalRequest,
 )
-from gpulease.wire.text import printable
+from gpulease.wire.text import clean
 
 LONGEST_COMMAND = 4096
 """Characters of a command line that listings show; the arguments themselves are never cut."""
@@ -223,7 +223,7 @@ def _default_name(argv: tuple[str, ...]) -> str:
     """Name a job after its script, or else after its command."""
     script = next((each for each in argv[1:] if not each.startswith("-")), "")
     named_after = script if script.endswith((".py", ".sh")) else argv[0]
-    return printable(PurePosixPath(named_after).name or argv[0])[:LONGEST_NAME]
+    return clean(PurePosixPath(named_after).name or argv[0])[:LONGEST_NAME]
 
 
 def shown_command(argv: tuple[str, ...]) -> str:
@@ -234,7 +234,7 @@ def shown_command(argv: tuple[str, ...]) -> str:
         if len(shown) > LONGEST_COMMAND:
             shown = shown[: LONGEST_COMMAND - 3] + "..."
             break
-    return printable(shown)
+    return clean(shown)
 
 
 def _directory(path: str) -> str:

@@ -27,7 +27,7 @@ from gpulease.server.view_sources import instant
 from gpulease.service.hook_reports import Steps
 from gpulease.service.usage import FrameworkReport, PoolReport
 from gpulease.wire.requests import PoolUsage, UsageRequest
-from gpulease.wire.text import printable
+from gpulease.wire.text import clean
 from gpulease.wire.usage import (
     PredictionsView,
     ReportView,
@@ -84,7 +84,7 @@ class UsageHandlers:
             context.hooks.note_steps(job, caller.pid, steps)
         if state is not None:
             limits = tuple((pool.gpu, pool.limit) for pool in report.pools)
-            why = None if content.why is None else printable(content.why[:_LONGEST_WHY])
+            why = None if content.why is None else clean(content.why[:_LONGEST_WHY])
             heard = HookReport(
                 caller.pid, report.framework, report.version, state, now, limits, why
             )
@@ -171,7 +171,7 @@ def report_of(request: UsageRequest) -> FrameworkReport:
         raise BadValue(f"cannot read the report: unknown framework {request.framework[:40]!r}")
     if len(request.gpus) > _MOST_GPUS:
         raise BadValue(f"cannot read the report: more than {_MOST_GPUS} GPUs")
-    version = printable(request.version[:_LONGEST_VERSION])
+    version = clean(request.version[:_LONGEST_VERSION])
     return FrameworkReport(request.framework, version, tuple(_pool(each) for each in request.gpus))
 
 

@@ -22,7 +22,7 @@ from gpulease.wire.requests import (
     exec_size,
     from_wire,
 )
-from gpulease.wire.text import printable
+from gpulease.wire.text import clean
 
 MOST_GPUS = 1024
 _LONGEST_KEY = 64
@@ -71,7 +71,7 @@ def _variable(name: str) -> str:
 def environment_of(given: Mapping[str, str]) -> dict[str, str]:
     """Return an environment as the operating system's strings."""
     return {
-        _variable(name): bytes_string(f"variable {printable(name[:40])}", value)
+        _variable(name): bytes_string(f"variable {clean(name[:40])}", value)
         for name, value in given.items()
     }
 

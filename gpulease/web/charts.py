@@ -122,7 +122,8 @@ def _chart(
     highest = y_step * ceil(max(*tops, top, 1) / y_step)
     count = max(len(curve.values) for curve in curves)
     begin = instant(begins_at).astimezone()
-    end = begin + timedelta(seconds=step * count)
+    # The clocks may have changed in between.
+    end = (begin + timedelta(seconds=step * count)).astimezone()
     scale = _Scale(PLOT_WIDTH / count, PLOT_HEIGHT / highest)
     return Chart(
         title,

@@ -23,6 +23,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from gpulease.client import Client
+from gpulease.drawing.words import index_of
 from gpulease.errors import NoDaemon
 from gpulease.web.daemon_reader import DaemonReader
 from gpulease.wire.jobs import JobView, LeaseView
@@ -115,7 +116,7 @@ _USER = ("user",)
 
 
 def _ids(gpu: GpuView) -> tuple[str, str]:
-    return gpu.label or str(gpu.index), gpu.uuid
+    return index_of(gpu), gpu.uuid
 
 
 def _of_gpu(value: Callable[[GpuView], float | None]) -> Callable[[Seen], Samples]:

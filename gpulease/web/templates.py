@@ -19,12 +19,12 @@ from gpulease.wire.jobs import EventView, JobView
 from gpulease.wire.machine import GpuView
 from gpulease.wire.text import (
     claimed,
+    clean,
     ending,
     free_of,
     has_failed,
     model,
     ordinal,
-    printable,
     shown_command,
     spoken,
     user_colour,
@@ -200,14 +200,14 @@ _FILTERS: Mapping[str, Callable[..., Any]] = {
     "span": span,
     "state_of": state_of,
     "spoken": spoken,
-    "until": partial(words.until, rough=True),
+    "until": partial(words.until, write=words.span_in_minutes),
 }
 
 
 def _finalize(value: Any) -> Any:
     """Clean what a template prints. What users write goes through this, wherever it stands."""
     if isinstance(value, str) and not isinstance(value, Markup):
-        return printable(value)
+        return clean(value)
     return value
 
 
@@ -229,7 +229,7 @@ def _environment() -> Environment:
         labels_of=words.labels_of,
         machine_models=machine_models,
         notes=notes,
-        remark_on=partial(words.remark_on, rough=True),
+        remark_on=partial(words.remark_on, write=words.span_in_minutes),
         used_without_lease=used_without_lease,
     )
     return made

@@ -116,7 +116,7 @@ def ranges(numbers: Sequence[int]) -> str:
     return ",".join([*shown[:_MOST_RANGES], *["..."] * (len(shown) > _MOST_RANGES)])
 
 
-def printable(text: str) -> str:
+def clean(text: str) -> str:
     """Return text without characters that control a terminal or turn text around, on one line."""
     if text.isprintable():
         return text
@@ -125,7 +125,7 @@ def printable(text: str) -> str:
 
 def model(name: str, total: int | None) -> str:
     """Write the model of a GPU, with its memory: A100-SXM4 80G."""
-    words = [word for word in printable(name).split() if word not in _MAKERS]
+    words = [word for word in clean(name).split() if word not in _MAKERS]
     if not total:
         return " ".join(words)
     memory = f"{round(total / _GIB)}G" if total >= _GIB else format_size(total)
@@ -138,12 +138,12 @@ def shown_command(command: str) -> str:
 
     What a shell would have to quote is left as it is.
     """
-    program, _, rest = printable(command).partition(" ")
+    program, _, rest = clean(command).partition(" ")
     name = program.rpartition("/")[2]
     if name.startswith("python") and not name.strip("python.0123456789") and _is_script(rest):
         program, _, rest = rest.partition(" ")
         name = program.rpartition("/")[2]
-    return f"{name or program} {rest}".rstrip() if "'" not in program else printable(command)
+    return f"{name or program} {rest}".rstrip() if "'" not in program else clean(command)
 
 
 def _is_script(words: str) -> bool:
@@ -163,7 +163,7 @@ def claimed(claim: ClaimView) -> str:
     amount = memory if claim.share is None else f"{claim.share:g}%"
     times = f"{claim.gpus} x {amount}" if claim.gpus > 1 else amount
     times = f"{times} exclusive" if claim.exclusive else times
-    which = [_named(claim), printable(claim.model) if claim.model else None]
+    which = [_named(claim), clean(claim.model) if claim.model else None]
     # A size such as 23.9G is no whole number of bytes, and was cut off.
     which += [f"{format_size(claim.min_vram + 1)} or more" if claim.min_vram else None]
     which += ["one model" if claim.same_model else None]
@@ -175,7 +175,7 @@ def _named(claim: ClaimView) -> str | None:
     """Write the GPUs that a claim names; a job may get any of those that are too many."""
     if not claim.named:
         return None
-    labels = [printable(each) for each in claim.named_labels or claim.named]
+    labels = [clean(each) for each in claim.named_labels or claim.named]
     if len(labels) == claim.gpus:
         return f"GPU {labels[0]}" if len(labels) == 1 else f"GPUs {', '.join(labels)}"
     return f"{'GPU' if claim.gpus == 1 else 'GPUs'} {', '.join(labels[:-1])} or {labels[-1]}"

@@ -101,7 +101,7 @@ def test_a_name_is_kept_as_it_is_or_refused(text: str) -> None:
     with suppress(BadValue):
         assert validation.checked_name(text) == text
         assert text.isprintable()
-    assert validation.printable(text).isprintable()
+    assert validation.clean(text).isprintable()
 
 
 @examples(200)

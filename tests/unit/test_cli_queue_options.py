@@ -1,8 +1,5 @@
 """--begin and --after as they are typed, and elements of arrays that share a row."""
 
-import os
-import time
-from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import cast
@@ -32,19 +29,8 @@ from gpulease.wire.jobs import (
 )
 from gpulease.wire.text import ranges
 
-
-@pytest.fixture
-def berlin() -> Iterator[datetime]:
-    """Yield noon in a time zone with daylight saving time."""
-    before = os.environ.get("TZ")
-    os.environ["TZ"] = "Europe/Berlin"
-    time.tzset()
-    yield datetime(2026, 7, 1, 10, 0, tzinfo=UTC).astimezone()
-    if before is None:
-        del os.environ["TZ"]
-    else:
-        os.environ["TZ"] = before
-    time.tzset()
+SUMMER_NOON = datetime(2026, 7, 1, 10, 0, tzinfo=UTC)
+"""In Berlin."""
 
 
 @pytest.mark.parametrize(
@@ -61,16 +47,17 @@ def berlin() -> Iterator[datetime]:
         ("2027-01-31", "2027-01-30T23:00:00+00:00"),
     ],
 )
+@pytest.mark.usefixtures("berlin")
 def test_a_begin_time_is_the_next_time_of_day_a_span_or_an_instant(
-    berlin: datetime, typed: str, instant: str
+    typed: str, instant: str
 ) -> None:
-    assert begin_instant(typed, berlin) == instant
+    assert begin_instant(typed, SUMMER_NOON) == instant
 
 
 @pytest.mark.parametrize("typed", ["", "tonight", "25:00", "+", "+x", "-2h", "22", "9999-99-99"])
-def test_what_is_no_time_is_refused(berlin: datetime, typed: str) -> None:
+def test_what_is_no_time_is_refused(typed: str) -> None:
     with pytest.raises(BadValue):
-        begin_instant(typed, berlin)
+        begin_instant(typed, SUMMER_NOON)
 
 
 def _element(number: int, index: int, **fields: object) -> JobView:

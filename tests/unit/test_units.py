@@ -1,8 +1,5 @@
 """Sizes and spans as people write them."""
 
-import os
-import time
-from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from fractions import Fraction
 
@@ -165,18 +162,6 @@ def test_what_is_no_time_is_refused_with_a_hint(text: str) -> None:
 )
 def test_a_span_is_shown_by_its_two_largest_units(span: int, shown: str) -> None:
     assert format_span(timedelta(seconds=span)) == shown
-
-
-@pytest.fixture
-def berlin(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Make Berlin the machine's time zone."""
-    before = os.environ.get("TZ")
-    monkeypatch.setenv("TZ", "Europe/Berlin")
-    time.tzset()
-    yield
-    monkeypatch.undo()
-    assert os.environ.get("TZ") == before
-    time.tzset()
 
 
 FRIDAY_NOON = datetime(2026, 3, 27, 11, tzinfo=UTC)

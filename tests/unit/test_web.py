@@ -12,16 +12,24 @@ from gpulease.cli.memory_layers import owner_style
 from gpulease.cli.plot_file import FILLS
 from gpulease.domain.job import NOT_FAILED, Outcome
 from gpulease.drawing.arrays import array_of, indices_of
-from gpulease.drawing.words import clock, ids_of, jobs_in, remark_on, until
+from gpulease.drawing.words import clock, ids_of, jobs_in, remark_on, span_in_minutes, until
 from gpulease.errors import BadUsage, GpuleaseError
 from gpulease.web.app import is_known
 from gpulease.web.charts import PLOT_HEIGHT, PLOT_WIDTH, Curve, memory_chart, plain_chart
 from gpulease.web.live import sections, values_of
 from gpulease.web.main import listen
-from gpulease.web.templates import address_of, bar_of, colors, event_time, known_size, render
+from gpulease.web.templates import (
+    address_of,
+    bar_of,
+    colors,
+    event_time,
+    known_clock,
+    known_size,
+    render,
+)
 from gpulease.wire.jobs import ArrayWaitingView, ClaimView, EventView, JobView, QueueView
 from gpulease.wire.machine import GpuView, MemoryView, ProcessView
-from gpulease.wire.text import USER_COLOURS, claimed, has_failed, ordinal, printable
+from gpulease.wire.text import USER_COLOURS, claimed, clean, has_failed, ordinal
 from gpulease.wire.unmanaged import used_without_lease
 
 M, G = 1 << 20, 1 << 30
@@ -42,8 +50,8 @@ def test_an_address_of_another_machine_is_an_error_with_a_hint(address: str) -> 
 
 
 def test_text_of_users_loses_what_controls_the_screen_and_turns_it_around() -> None:
-    assert printable("a\x1b[2Jb\u202ec\u2066d\ne") == "a?[2Jb?c?d?e"
-    assert printable("\u05d0\u05d1 \u00e9") == "\u05d0\u05d1 \u00e9", "letters of any script stay"
+    assert clean("a\x1b[2Jb\u202ec\u2066d\ne") == "a?[2Jb?c?d?e"
+    assert clean("\u05d0\u05d1 \u00e9") == "\u05d0\u05d1 \u00e9", "letters of any script stay"
 
 
 def test_a_job_has_failed_on_a_page_as_in_the_database() -> None:
@@ -59,7 +67,7 @@ def test_numbers_read_as_people_write_them() -> None:
         "1st", "2nd", "3rd", "4th", "11th", "112th", "121st",
     ]  # fmt: skip
     later = (NOON + timedelta(minutes=90, seconds=12)).isoformat()
-    assert until(later, NOON, rough=True) == "1h 30m"
+    assert until(later, NOON, write=span_in_minutes) == "1h 30m"
     assert clock((NOON - timedelta(days=40)).isoformat(), NOON.astimezone()).startswith(
         "2026-10-14"
     )
@@ -190,9 +198,40 @@ def test_a_job_that_simply_runs_has_no_remark_and_a_short_command() -> None:
     over = views.running(12)
     over.leases[0].over_since_at = "2026-03-02T14:04:00Z"
     over.leases[0].stops_at = "2026-03-02T14:10:00Z"
-    assert remark_on(over, over.leases, views.NOW, rough=True) == ("over, stops in 5m", "bad")
+    assert remark_on(over, over.leases, views.NOW, write=span_in_minutes) == (
+        "over, stops in 5m",
+        "bad",
+    )
     stopped = views.running(12, suspended=True)
     assert remark_on(stopped, stopped.leases, views.NOW) == ("suspended", "warn")
+
+
+def test_the_live_view_changes_at_most_once_a_minute_while_nothing_happens() -> None:
+    ends = {"expires_at": "2026-03-02T14:05:59Z", "idle_ends_at": "2026-03-02T14:05:50Z"}
+    over = views.running(13, expires_at=None)
+    over.leases[0].over_since_at = "2026-03-02T14:04:00Z"
+    over.leases[0].stops_at = "2026-03-02T14:05:40Z"
+    jobs = [views.running(12, **ends), over]
+    drawn = [
+        sections(views.status(jobs=jobs, at=f"2026-03-02T14:05:{second:02}Z"))
+        for second in (0, 1, 30)
+    ]
+    assert drawn[0] == drawn[1] == drawn[2]
+    assert drawn[0]["jobs"].count("under 1m") == 3
+
+
+@pytest.mark.usefixtures("berlin")
+def test_an_instant_before_a_change_of_the_clocks_has_the_offset_of_its_day() -> None:
+    winter = NOON.astimezone()
+    july = "2026-07-15T10:30:00Z"
+    assert clock(july, winter) == "2026-07-15 12:30"
+    assert known_clock(july, winter) == "2026-07-15 12:30"
+    events = [EventView(july, "grant", None)]
+    assert event_time(events[0], events, winter) == "2026-07-15 12:30:00"
+    curve = Curve("used", "ana", [G] * 2)
+    chart = memory_chart("Memory", "2026-10-24T22:00:00Z", 12 * 3600.0, [curve])
+    assert chart is not None
+    assert f"{chart.begins_at:%d %H:%M} {chart.ends_at:%d %H:%M}" == "25 00:00 25 23:00"
 
 
 def element(number: int, index: int, **changed: object) -> JobView:

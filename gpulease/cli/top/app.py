@@ -29,7 +29,7 @@ from gpulease.cli.top.lines import Terminal
 from gpulease.cli.top.machine_screen import MachineScreen
 from gpulease.cli.top.poll import Look, Poller
 from gpulease.cli.top.screens import Ask, Confirm, Help
-from gpulease.cli.top.sections import Item, Stranger, array_waiting, parse_filter
+from gpulease.cli.top.sections import Item, Stranger, parse_filter
 from gpulease.client import Client
 from gpulease.drawing.words import clean, id_of, ids_of, named
 from gpulease.errors import GpuleaseError, NoSuchRoute
@@ -200,7 +200,7 @@ class TopApp(App[None]):
         """Cancel the selected job."""
         if (job := self._chosen()) is None:
             return
-        if array_waiting(job) is not None and job.queue is not None:
+        if job.queue is not None and job.queue.array_waiting is not None:
             array = job.queue.array
             request = CancelJobsRequest(array=array)
             question = f"Cancel all jobs of array {array}, {named(job)} of {clean(job.user)}?"
@@ -212,7 +212,7 @@ class TopApp(App[None]):
         """Change the time limit of the selected job."""
         if (job := self._chosen()) is None:
             return
-        if array_waiting(job) is not None and job.queue is not None:
+        if job.queue is not None and job.queue.array_waiting is not None:
             array = job.queue.array
             hint = f"gpulease extend {array} +1h extends all its jobs"
             self._refuse(f"cannot extend array {array}: top extends one job at a time", hint)

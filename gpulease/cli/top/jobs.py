@@ -11,7 +11,7 @@ from textual.message import Message
 
 from gpulease.cli.top.lines import Line, Lines, Terminal, fitted, plain
 from gpulease.cli.top.rows import Listing
-from gpulease.cli.top.sections import Item, Section, Sort, jobs_in, key_of
+from gpulease.cli.top.sections import Item, Section, Sort, count_of, key_of
 
 _HEAD = 2
 """Lines above the rows of a section: its title, and the titles of its columns."""
@@ -149,7 +149,7 @@ class Jobs(Lines, can_focus=True):
     def _title(self, section: Section) -> Line:
         """Return the title of a section, and what of it is below the last line."""
         below = self._rows[self._offset + self.size.height :]
-        jobs = jobs_in(row.item for row in below if row.section is section and row.item)
+        jobs = count_of(row.item for row in below if row.section is section and row.item)
         # How many of those that the daemon was not asked for match a filter is unknown.
         jobs += 0 if section.left_out else section.more
         more = f"  {jobs} more below" if jobs else ""

@@ -24,7 +24,7 @@ from gpulease.cli.top.sections import (
     Item,
     Section,
     Sort,
-    jobs_in,
+    count_of,
     sections,
 )
 from gpulease.drawing.gpus import models
@@ -218,7 +218,7 @@ class MachineScreen(TopScreen):
     def _title(self, status: StatusView) -> Line:
         """Return the first line: the machine, and how many jobs it has."""
         waiting = [job for job in status.jobs if job.state == "queued"]
-        count = max(status.waiting or 0, jobs_in(waiting))
+        count = max(status.waiting or 0, count_of(waiting))
         mine = sum(each.jobs for each in status.waiting_by_user if each.user == self._user)
         running = [job for job in status.jobs if job.state != "queued"]
         own = sum(job.user == self._user for job in running)

@@ -34,6 +34,7 @@ from gpulease.drawing.words import (
     named,
     remark_on,
     requested,
+    rough_span,
     size,
     until,
 )
@@ -86,7 +87,7 @@ class Listing:
             (where(job, self._labels), ""),
             (amount(sum(used)) if used else UNKNOWN, "bad" if above else ""),
             (size(leased), "dim"),
-            (until(job.expires_at, self._now, rough=True) if job.expires_at else "", ""),
+            (until(job.expires_at, self._now, write=rough_span) if job.expires_at else "", ""),
             _state(job, self._now),
         ]
 
@@ -125,7 +126,7 @@ def _state(job: JobView, now: datetime) -> Span:
     """Write the state of a job; nothing if it simply runs."""
     if not job.leases:
         return label(job), "warn"
-    return remark_on(job, job.leases, now, rough=True)
+    return remark_on(job, job.leases, now, write=rough_span)
 
 
 _SORTED_COLUMN: Mapping[Kind, Mapping[SortColumn, str]] = {

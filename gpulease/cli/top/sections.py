@@ -7,7 +7,17 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from gpulease.drawing.words import UNKNOWN, alike, clean, id_of, index_of, label, labels_of, named
+from gpulease.drawing.words import (
+    UNKNOWN,
+    alike,
+    clean,
+    id_of,
+    index_of,
+    jobs_in,
+    label,
+    labels_of,
+    named,
+)
 from gpulease.errors import BadUsage
 from gpulease.wire.jobs import ArrayWaitingView, JobView
 from gpulease.wire.machine import GpuView, ProcessView, StatusView
@@ -97,7 +107,7 @@ class Section:
     @property
     def title(self) -> str:
         """What the section is, and how many jobs the filter shows of how many."""
-        count = jobs_in(self.items)
+        count = count_of(self.items)
         if self.left_out:
             return f"{_TITLES[self.kind]} {count} of {count + self.left_out + self.more}"
         return f"{_TITLES[self.kind]} {count + self.more}"
@@ -119,7 +129,7 @@ def sections(view: StatusView, wanted: Filter, order: Sort) -> list[Section]:
     for kind, items, unseen in every:
         if items or kind == "jobs":
             kept = [item for item in items if matches(item, wanted, labels)]
-            hidden = jobs_in(items) - jobs_in(kept)
+            hidden = count_of(items) - count_of(kept)
             found.append(Section(kind, ordered(kept, order, labels), hidden, unseen))
     return found
 
@@ -134,16 +144,9 @@ def _row(group: Sequence[JobView]) -> JobView:
     return replace(first, queue=replace(first.queue, array_waiting=elements))
 
 
-def jobs_in(items: Iterable[Item]) -> int:
+def count_of(items: Iterable[Item]) -> int:
     """Return how many jobs, or processes, rows stand for: one may be for many of an array."""
-    return sum(1 if (array := array_waiting(item)) is None else array.jobs for item in items)
-
-
-def array_waiting(item: Item) -> ArrayWaitingView | None:
-    """Return the elements of an array that a row of the queue stands for."""
-    if isinstance(item, Stranger) or item.queue is None:
-        return None
-    return item.queue.array_waiting
+    return sum(1 if isinstance(item, Stranger) else jobs_in([item]) for item in items)
 
 
 def matches(item: Item, wanted: Filter, labels: Mapping[str, str]) -> bool:
