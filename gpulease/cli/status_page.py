@@ -10,6 +10,7 @@ from gpulease.cli.status_tables import (
     WaitingRow,
     counts,
     heading,
+    rows_asked_for,
     status_page,
 )
 from gpulease.cli.status_tables import print_status as show_status
@@ -74,6 +75,7 @@ def print_status(
         from gpulease.slurm.command import status_page as cluster
 
         return cluster.print_status(queue=queue, json=json, watch=watch)
+    rows_asked_for(queue)  # a mistake on the line is reported even if no daemon runs
     daemon = light_client(socket)
     return show_status(
         daemon.status, daemon.status_json, _page_for,

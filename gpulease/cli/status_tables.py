@@ -38,7 +38,7 @@ _ALIKE_FROM = 3
 """Similar jobs in the queue that share a row."""
 
 
-def _rows_asked_for(queue: str | None) -> int | None:
+def rows_asked_for(queue: str | None) -> int | None:
     """Return how many rows of the queue to ask for, as --queue says; None: all.
 
     Raises:
@@ -342,7 +342,7 @@ def print_status(
 
     With `watch`, a span such as 2s or empty for `every`, it is printed again after each span.
     """
-    first = _rows_asked_for(queue)
+    first = rows_asked_for(queue)
     if watch is not None:
         from gpulease.cli.watch import watch_page
 
