@@ -69,8 +69,17 @@ class EventLoop:
         soonest = min((at for at, _ in self._timers.values()), default=now + _LONGEST_SLEEP)
         wait = min(max(0.0, soonest - now), _LONGEST_SLEEP)
         for fd, events in self._poll.poll(wait * 1000):
-            self._dispatch(fd, events)
-        self._run_due_timers()
+            # Looked up again for each event: the first callback may have removed the second.
+            for place, wanted in enumerate((_READABLE, _WRITABLE)):
+                ready = self._callbacks.get(fd, (None, None))[place]
+                if events & wanted and ready is not None:
+                    ready()
+        now = self.now()
+        for name, (at, callback) in list(self._timers.items()):
+            # A callback before may have cancelled or replaced this timer.
+            if at <= now and self._timers.get(name) == (at, callback):
+                del self._timers[name]
+                callback()
 
     def _watch(self, fd: int, readable: Callback | None, writable: Callback | None) -> None:
         before = self._callbacks.get(fd, (None, None))
@@ -83,20 +92,6 @@ class EventLoop:
         else:
             del self._callbacks[fd]
             self._poll.unregister(fd)
-
-    def _dispatch(self, fd: int, events: int) -> None:
-        # Looked up again for each event: the first callback may have removed the second.
-        for place, wanted in enumerate((_READABLE, _WRITABLE)):
-            callback = self._callbacks.get(fd, (None, None))[place]
-            if events & wanted and callback is not None:
-                callback()
-
-    def _run_due_timers(self) -> None:
-        now = self.now()
-        for name, (at, callback) in list(self._timers.items()):
-            if at <= now and self._timers.get(name) == (at, callback):
-                del self._timers[name]
-                callback()
 
 
 Piece = bytes | bytearray | memoryview

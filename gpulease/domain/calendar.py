@@ -113,8 +113,10 @@ class Calendar:
         """The GPUs of each window; if it names none, they may change until it begins."""
         self._on: dict[GpuUuid, list[Occurrence]] = {gpu.uuid: [] for gpu in gpus}
         self._begins: dict[str, dict[GpuUuid, float]] = {}
+        stays_by_gpu: dict[GpuUuid, list[Stay]] = {}
         # Most machines have no window, and a pass has to be fast.
-        stays_by_gpu = _by_gpu(stays) if in_order else {}
+        for stay in stays if in_order else ():
+            stays_by_gpu.setdefault(stay.gpu, []).append(stay)
         for each in in_order:
             chosen = each.window.uuids or self._choose(each, gpus, stays_by_gpu)
             self.gpus[each.window.id] = chosen
@@ -199,13 +201,6 @@ def _why(first: Occurrence, at: datetime, *, certain: bool, alone: bool) -> str:
     hint = "" if left == "0s" or not alone else f"; with --time {left} it could start"
     would = "would" if certain else "may"
     return f"it {would} end after window {name} begins at {first.begin_text}{hint}"
-
-
-def _by_gpu(stays: Iterable[Stay]) -> Mapping[GpuUuid, Sequence[Stay]]:
-    found: dict[GpuUuid, list[Stay]] = {}
-    for each in stays:
-        found.setdefault(each.gpu, []).append(each)
-    return found
 
 
 def users_without_limits(occurrences: Iterable[Occurrence], at: datetime) -> frozenset[str]:

@@ -227,8 +227,4 @@ def choose(claim: Claim, gpus: Sequence[PlannedGpu], score: Score) -> list[Plann
         rating = sum(each[0] for each in rated), len(on_server), rated[0][1]
         if best is None or rating < best:
             best, chosen = rating, rated
-    return None if chosen is None else [gpu for _, _, gpu in sorted(chosen, key=_rank)]
-
-
-def _rank(rated: tuple[float, int, PlannedGpu]) -> int:
-    return rated[1]
+    return None if chosen is None else sorted((gpu for *_, gpu in chosen), key=lambda gpu: gpu.rank)

@@ -194,17 +194,14 @@ def cycle(
             continue
         # Thousands of elements may all wait for the same thousands of others.
         seen.add(dependency)
-        for target in _targets(dependency, elements):
+        whole = elements.get(dependency.job, ())
+        for target in whole if dependency.whole_array else (dependency.job,):
             if target in edited:
                 return _path(target, waiting, came_from)
             if target not in came_from and target in jobs:
                 came_from[target] = waiting
                 found += [(target, each) for each in jobs[target].queue.after]
     return None
-
-
-def _targets(dependency: Dependency, elements: Mapping[JobId, Sequence[JobId]]) -> Sequence[JobId]:
-    return elements.get(dependency.job, ()) if dependency.whole_array else (dependency.job,)
 
 
 def _path(

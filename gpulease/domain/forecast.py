@@ -173,19 +173,16 @@ class _ForwardRun:
         job = self.queue.holding[job_id].job
         self.queue.remove(job_id)
         if job.owner.uid in self.base.limits:
-            self._count_use(job)
+            # What it has used counts against the weekly limit of its user.
+            now = datetime.fromtimestamp(self.now_s, UTC)
+            use = self.recent_use.setdefault(job.owner.uid, RecentUse())
+            for lease in job.leases:
+                use.add(lease.granted_at, now, lease.memory)
         for lease in job.leases:
             if lease.gpu in self.gpus:
                 ledger = self.gpus[lease.gpu]
                 left = tuple(entry for entry in ledger.entries if entry.job != job_id)
                 self.gpus[lease.gpu] = self._with_load(replace(ledger, entries=left))
-
-    def _count_use(self, job: Job) -> None:
-        """Count what a job that ends has used against the weekly limit of its user."""
-        now = datetime.fromtimestamp(self.now_s, UTC)
-        use = self.recent_use.setdefault(job.owner.uid, RecentUse())
-        for lease in job.leases:
-            use.add(lease.granted_at, now, lease.memory)
 
     def _with_load(self, ledger: GpuMemory) -> GpuMemory:
         """Return the ledger of a GPU with the utilization that its jobs usually cause."""

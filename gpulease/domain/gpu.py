@@ -269,9 +269,12 @@ def build_ledger(
     """
     usage = _Attribution(reading, jobs_by_pid, mps_servers)
     seen = tuple(replace(entry, used=usage.used_by(entry.job)) for entry in entries)
+    allocatable = None
+    if reading.fault is None and reading.total is not None:
+        allocatable = max(0, reading.total - (reading.reserved or 0) - margin)
     return GpuMemory(
         reading,
-        _allocatable(reading, margin),
+        allocatable,
         _unmanaged(usage, seen, before),
         seen,
         usage.unmanaged_processes(seen),
@@ -282,12 +285,6 @@ def build_ledger(
         labels or {},
         any(usage.is_assumed(entry) for entry in seen),
     )
-
-
-def _allocatable(reading: GpuReading, margin: int) -> int | None:
-    if reading.fault is not None or reading.total is None:
-        return None
-    return max(0, reading.total - (reading.reserved or 0) - margin)
 
 
 def _unmanaged(

@@ -22,7 +22,7 @@ from gpulease.domain.backfill import (
 from gpulease.domain.calendar import Calendar, Stay
 from gpulease.domain.candidates import Candidates
 from gpulease.domain.choice import PlannedGpu, Score, best_fit, choose, fits, most_free, suits
-from gpulease.domain.eligibility import Block, blocks
+from gpulease.domain.eligibility import blocks
 from gpulease.domain.gpu import GpuUuid, JobId
 from gpulease.domain.job import Job, wait_has_expired
 from gpulease.domain.lease import Claim
@@ -36,22 +36,21 @@ from gpulease.domain.queue_options import PolicyName
 from gpulease.domain.snapshot import Snapshot, capacity, ledgers
 
 
-def _eligible(snapshot: Snapshot, largest: int) -> tuple[Mapping[JobId, Block], Queue]:
-    """Return the jobs that may not start now, and the index of the others."""
-    blocked = snapshot.blocked
-    if blocked is None:
-        blocked = blocks(snapshot.jobs, snapshot.at)
-    if snapshot.queue is not None:
-        return blocked, snapshot.queue
-    return blocked, Queue.of((job for job in snapshot.jobs if job.id not in blocked), largest)
-
-
 class PlanningPass:
     """The working state of one planning pass."""
 
     def __init__(self, snapshot: Snapshot, score: Score = best_fit) -> None:
         gpus = ledgers(snapshot)
-        self.blocked, self.queue = _eligible(snapshot, capacity(gpus))
+        blocked, queue = snapshot.blocked, snapshot.queue
+        if blocked is None:
+            blocked = blocks(snapshot.jobs, snapshot.at)
+        if queue is None:
+            able = (job for job in snapshot.jobs if job.id not in blocked)
+            queue = Queue.of(able, capacity(gpus))
+        self.blocked = blocked
+        """The jobs that may not start now."""
+        self.queue = queue
+        """The index of the others."""
         self.gpus = gpus
         self.jobs = snapshot.jobs
         self.policy = snapshot.policy

@@ -71,12 +71,16 @@ def who_makes_way(
     ones: on each GPU, the cheapest jobs first, and the largest first.
     """
     running = tuple(running)
-    ways = (
-        way
-        for part in _parts(wanted.claim, gpus)
-        for order in (_by_loss, _by_size)
-        if (way := _way(wanted, part, sorted(_on(part, running), key=order))) is not None
-    )
+    sets = together(wanted.claim, gpus)
+    parts = [[gpu] for each in sets for gpu in each] if wanted.claim.gpus == 1 else sets
+    ways = []
+    for part in parts:
+        uuids = {gpu.uuid for gpu in part}
+        on_it = [job for job in running if uuids & job.memory.keys()]
+        for order in (_by_loss, _by_size):
+            way = _way(wanted, part, sorted(on_it, key=order))
+            if way is not None:
+                ways.append(way)
     return min(ways, key=_cost, default=None)
 
 
@@ -112,17 +116,6 @@ def _way(
         if wanted.choose(without(gpus, others)):
             going = others
     return tuple(going)
-
-
-def _parts(claim: Claim, gpus: Sequence[PlannedGpu]) -> Iterable[Sequence[PlannedGpu]]:
-    """Return the sets of GPUs to free: each GPU alone, or those that a job may have together."""
-    sets = together(claim, gpus)
-    return [[gpu] for each in sets for gpu in each] if claim.gpus == 1 else sets
-
-
-def _on(gpus: Sequence[PlannedGpu], running: Iterable[Preemptible]) -> list[Preemptible]:
-    known = {gpu.uuid for gpu in gpus}
-    return [each for each in running if known & each.memory.keys()]
 
 
 def _by_loss(job: Preemptible) -> tuple[int, float, JobId]:

@@ -250,13 +250,10 @@ class Queue:
             return
         self.remove(job.id)
         if job.holds_memory:
-            self._hold(job)
+            begun = job.started_at or job.granted_at or job.submitted_at
+            self.holding[job.id] = Holding(job, self.need_of(job), begun.timestamp())
         else:
             self._queue(job)
-
-    def _hold(self, job: Job) -> None:
-        begun = job.started_at or job.granted_at or job.submitted_at
-        self.holding[job.id] = Holding(job, self.need_of(job), begun.timestamp())
 
     def _queue(self, job: Job) -> None:
         groups = self.groups.setdefault(job.claim, {})

@@ -41,7 +41,12 @@ def standings(plan: Plan) -> list[UserStanding]:
     largest = capacity(ledgers(snapshot))
     queue = snapshot.queue or Queue.of(snapshot.jobs, largest)
     order = Order(queue, now_s, snapshot.policy, snapshot.history, past)
-    turns = _turns(plan)
+    # The job of each user that goes next, in the order of the queue.
+    first: dict[str, Job] = {}
+    for job in order_of(snapshot, plan.reservations):
+        if job.owner.user not in first and plan.limits.exceeded_by(job) is None:
+            first[job.owner.user] = job
+    turns = {user: (place, job) for place, (user, job) in enumerate(first.items(), 1)}
     waiting = Counter(job.owner.user for job in snapshot.jobs if not job.holds_memory)
     held: dict[str, list[Job]] = {}
     for job in snapshot.jobs:
@@ -62,12 +67,3 @@ def standings(plan: Plan) -> list[UserStanding]:
         for user in order.used.keys() | waiting.keys() | held.keys()
     ]
     return sorted(found, key=lambda each: (each.turn is None, each.turn or 0, each.user))
-
-
-def _turns(plan: Plan) -> dict[str, tuple[int, Job]]:
-    """Return the place of each user, and the job that goes next."""
-    first: dict[str, Job] = {}
-    for job in order_of(plan.snapshot, plan.reservations):
-        if job.owner.user not in first and plan.limits.exceeded_by(job) is None:
-            first[job.owner.user] = job
-    return {user: (place, job) for place, (user, job) in enumerate(first.items(), 1)}

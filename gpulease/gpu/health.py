@@ -64,7 +64,10 @@ class HealthListener:
         """Return the reports since the last poll, and start new rounds."""
         reports = []
         for device in devices:
-            listener = self._listener(device.uuid)
+            if device.uuid not in self._listeners:
+                name = f"nvml-health-{device.uuid}"
+                self._listeners[device.uuid] = _Listener(CallThread(name, self._clock))
+            listener = self._listeners[device.uuid]
             if listener.thread.is_busy:
                 continue
             if listener.round is not None and listener.round.outcome.exception() is None:
@@ -76,11 +79,6 @@ class HealthListener:
                     partial(self._round, device.uuid, device.handle, listener)
                 )
         return tuple(reports)
-
-    def _listener(self, uuid: GpuUuid) -> _Listener:
-        if uuid not in self._listeners:
-            self._listeners[uuid] = _Listener(CallThread(f"nvml-health-{uuid}", self._clock))
-        return self._listeners[uuid]
 
     def free(self) -> None:
         """Free the event sets, before their session ends."""

@@ -236,7 +236,9 @@ class ContainerProcesses:
                 pid, inode = int(name.name), name.inode()
                 settles_at = before.get(inode)
                 if settles_at is None:
-                    settles_at = self._settling(pid)
+                    found = entry(pid)
+                    started_s = _boot_s() if found is None else found.started / _TICKS_PER_S
+                    settles_at = started_s + self._settled_s
                 if settles_at != _OUTSIDE:
                     # The age first: what is read later belongs to a process at least as old.
                     is_settled = _boot_s() >= settles_at
@@ -247,12 +249,6 @@ class ContainerProcesses:
                         settles_at = _OUTSIDE
                 self._settles_at[inode] = settles_at
         return inside
-
-    def _settling(self, pid: int) -> float:
-        """Return when a new process will be settled."""
-        found = entry(pid)
-        started_s = _boot_s() if found is None else found.started / _TICKS_PER_S
-        return started_s + self._settled_s
 
 
 def _boot_s() -> float:

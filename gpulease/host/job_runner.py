@@ -225,7 +225,11 @@ class JobRunner:
                     return
                 if not left:
                     break
-                self._warn_without_record(job)
+                self._without_record.add(job.id)
+                directory = self._state.job(job.id)
+                text = f"{directory} is missing; the processes of job {job.id} continue"
+                # Logged once for all jobs.
+                self._complaints.say("record", text, why="missing")
                 await asyncio.sleep(_LOOK_AGAIN_S)
         finally:
             self._without_record.discard(job.id)
@@ -233,12 +237,6 @@ class JobRunner:
                 self._complaints.passed("record")
         why = "its directory was removed, so how it ended is not known"
         yield WorkerExited(Outcome.LOST, None, self._clock.now(), why)
-
-    def _warn_without_record(self, job: Job) -> None:
-        """Log this once for all jobs."""
-        self._without_record.add(job.id)
-        text = f"{self._state.job(job.id)} is missing; the processes of job {job.id} continue"
-        self._complaints.say("record", text, why="missing")
 
     def _processes_of(self, job: Job) -> set[Entry]:
         marker = marker_of(job.id, self._context)
@@ -289,15 +287,12 @@ class JobRunner:
             return
         if not is_asked and not self.was_launched(job):
             self._end_reasons[job.id] = _OUTCOMES.get(reason, Outcome.CANCELLED)
-            await self._end_without_record(job, grace)
+            # Its socket is missing, so the shim cannot be asked.
+            if (shim := shim_on_record(job)) is not None:
+                deliver(shim, signal.SIGCONT)
+            await self._processes.end(lambda: self._processes_of(job), grace)
             return
         await self._ensure_gone(directory, grace)
-
-    async def _end_without_record(self, job: Job, grace: timedelta) -> None:
-        """End the processes of a job whose shim cannot be asked, because its socket is missing."""
-        if (shim := shim_on_record(job)) is not None:
-            deliver(shim, signal.SIGCONT)
-        await self._processes.end(lambda: self._processes_of(job), grace)
 
     def grace(self, job: Job) -> timedelta:
         """Return the time between SIGTERM and SIGKILL: the owner's choice, or the setting."""

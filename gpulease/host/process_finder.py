@@ -320,7 +320,11 @@ class Finder:
         below = [pid for pid, job in found.items() if job in held]
         if below:
             found |= self._table.jobs_of(below, {}, self._marker_prefix, held)
-        found = {pid: job for pid, job in found.items() if _may_belong(pid, adopted.get(job))}
+        found = {
+            pid: job
+            for pid, job in found.items()
+            if job not in adopted or real_uid(pid) == adopted[job]
+        }
         of_slurm = self.slurm.jobs_of(pids, slurm)
         return {**found, **of_slurm, **self._table.in_scopes(pids, scopes)}
 
@@ -358,11 +362,6 @@ class Finder:
         within |= self._table.in_scopes(holders, scopes)
         within |= self.slurm.jobs_of(holders, slurm)
         return {pid: job for pid, job in holders.items() if pid not in within}
-
-
-def _may_belong(pid: int, uid: int | None) -> bool:
-    """Return whether a process may belong to what `uid` adopted; None if that is not its case."""
-    return uid is None or real_uid(pid) == uid
 
 
 def _holders(jobs: Sequence[Job]) -> dict[int, JobId]:

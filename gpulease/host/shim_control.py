@@ -199,14 +199,8 @@ async def _listen(directory: Path) -> AsyncGenerator[ShimEvent, None]:
     with contextlib.suppress(OSError, BadFrame):
         async with _connection(directory) as (reader, _):
             async for kind, payload in _frames(reader):
-                event = _event(kind, payload)
-                if event is not None:
-                    yield event
-
-
-def _event(kind: FrameKind, payload: bytes) -> ShimEvent | None:
-    read = _READERS.get(kind)
-    return None if read is None else read(json.loads(payload))
+                if (read := _READERS.get(kind)) is not None:
+                    yield read(json.loads(payload))
 
 
 _READERS: dict[FrameKind, Callable[[dict[str, Any]], ShimEvent]] = {

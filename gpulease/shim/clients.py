@@ -341,7 +341,9 @@ class ShimClients:
         return len(self._all) > most
 
     def _register(self, client: ShimClient, hello: Payload) -> None:
-        role, is_new = _role(hello), client.role is None
+        role, is_new = _ROLES.get(hello.text("role")), client.role is None
+        if role is None:
+            raise BadFrame("an unknown role")
         if not is_new and (client.role is not ClientRole.WATCH or role is not ClientRole.ATTACH):
             return  # a second HELLO may only turn a watcher into the attached client
         if role is ClientRole.CONTROL and client.uid not in self._privileged:
@@ -445,9 +447,3 @@ def _object(content: Any) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise BadFrame("a payload is not an object")
     return content
-
-
-def _role(hello: Payload) -> ClientRole:
-    if (role := _ROLES.get(hello.text("role"))) is None:
-        raise BadFrame("an unknown role")
-    return role

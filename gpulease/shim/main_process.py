@@ -59,7 +59,7 @@ class MainProcess:
                 pid, status = found
                 if pid == self.pid:
                     changes = self._note(changes, status)
-                elif _is_stopped_by_terminal(status):
+                elif os.WIFSTOPPED(status) and os.WSTOPSIG(status) in _STOPPED_BY_A_TERMINAL:
                     changes = replace(changes, orphan_stopped=True)
         except ChildProcessError:
             changes = replace(changes, none_left=True)
@@ -92,10 +92,6 @@ class MainProcess:
             return replace(changes, stopped_by=None)
         self._is_reaped = True
         return replace(changes, stopped_by=None, exit_code=os.waitstatus_to_exitcode(status))
-
-
-def _is_stopped_by_terminal(status: int) -> bool:
-    return os.WIFSTOPPED(status) and os.WSTOPSIG(status) in _STOPPED_BY_A_TERMINAL
 
 
 def _kill(pid: int, number: int) -> None:
