@@ -125,7 +125,12 @@ class _ForwardRun:
         decided = plan(now)
         self.promised = decided.promised
         for job_id, placement in decided.grants:
-            self._start(job_id, placement, at)
+            running = started(self.queue.jobs[job_id], placement, at)
+            ends_at = datetime.fromtimestamp(self._hold(running), UTC)
+            self.starts[job_id] = Start(at, placement, ends_at)
+            for uuid, memory in placement.allocations:
+                ledger = granted(job_id, running.claim, memory, self.gpus[uuid])
+                self.gpus[uuid] = self._with_load(ledger)
         self._preempt(decided)
         for job_id in decided.gives_up:
             self.queue.remove(job_id)
@@ -138,14 +143,6 @@ class _ForwardRun:
                     self.queue.add(aging(self.queue.jobs[job_id], since))
                 elif job_id in self.blocked:
                     self.blocked[job_id] = aging(self.blocked[job_id], since)
-
-    def _start(self, job_id: JobId, placement: Placement, at: datetime) -> None:
-        running = started(self.queue.jobs[job_id], placement, at)
-        ends_at = datetime.fromtimestamp(self._hold(running), UTC)
-        self.starts[job_id] = Start(at, placement, ends_at)
-        for uuid, memory in placement.allocations:
-            ledger = granted(job_id, running.claim, memory, self.gpus[uuid])
-            self.gpus[uuid] = self._with_load(ledger)
 
     def _hold(self, job: Job) -> float:
         """Add a job that holds memory, and return its predicted end."""

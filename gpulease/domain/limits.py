@@ -342,18 +342,6 @@ class LimitCheck:
         self._kept[job.id] = job
         self._known.clear()
 
-    def _held_beside(self, job: Job, account: _Account) -> Held:
-        held = self._held_by(account)
-        for kept in self._kept.values():
-            if kept.id != job.id and account in self._accounts(kept):
-                held = replace(
-                    held,
-                    running=held.running + 1,
-                    gpus=held.gpus + kept.claim.gpus,
-                    memory=held.memory + memory_of(kept.claim, self._largest),
-                )
-        return held
-
     def exceeded_by(self, job: Job) -> OverLimit | None:
         """Return the limit that a queued job would exceed if it started now."""
         uid = job.owner.uid
@@ -373,7 +361,15 @@ class LimitCheck:
         return self._known[key]
 
     def _exceeded(self, job: Job, account: _Account, limits: UserLimits) -> OverLimit | None:
-        held = self._held_beside(job, account)
+        held = self._held_by(account)
+        for kept in self._kept.values():
+            if kept.id != job.id and account in self._accounts(kept):
+                held = replace(
+                    held,
+                    running=held.running + 1,
+                    gpus=held.gpus + kept.claim.gpus,
+                    memory=held.memory + memory_of(kept.claim, self._largest),
+                )
         over = over_limit(limits, held, job.claim, self._largest)
         return over or self._budgets.get(account)
 

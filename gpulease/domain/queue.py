@@ -291,15 +291,12 @@ class Queue:
         if not self.turns[need.user]:
             del self.turns[need.user]
             self.aging.pop(need.user, None)
-        self._leave_group(job.claim, _group_key(job), turn)
-
-    def _leave_group(self, claim: Claim, key: Hashable, turn: Turn) -> None:
-        groups = self.groups[claim]
+        groups, key = self.groups[job.claim], _group_key(job)
         _discard(groups[key].turns, turn)
         if not groups[key].turns:
             del groups[key]
         if not groups:
-            del self.groups[claim]
+            del self.groups[job.claim]
 
     def need(self, job: Job) -> Need:
         """Return what decides how a waiting job of this index is planned."""

@@ -102,7 +102,13 @@ class NvmlProcess:
             if self._trouble is not None and not self._retry.is_due:
                 raise NoGpus(self._trouble)
             self._retry.start()
-            self._process = self._start()
+            deadline = str(self._deadline.total_seconds())
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-X", "faulthandler", "-m", __name__, deadline],
+                env=own_environment(os.environ),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+            )
             self._known = self._ask(_LIST) or self._known
         try:
             answer = _answer(self._process, question)
@@ -114,15 +120,6 @@ class NvmlProcess:
         self._trouble = answer or f"the process that calls NVML {ended}; another one is tried"
         self._retry.schedule(_LONGEST_PAUSE)
         raise NoGpus(self._trouble)
-
-    def _start(self) -> "subprocess.Popen[bytes]":
-        deadline = str(self._deadline.total_seconds())
-        return subprocess.Popen(
-            [sys.executable, "-P", "-X", "faulthandler", "-m", __name__, deadline],
-            env=own_environment(os.environ),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-        )
 
     def _end(self) -> int:
         """Kill the process, and return how it ended."""

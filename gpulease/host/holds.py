@@ -57,7 +57,11 @@ class HoldLauncher:
         hold = self._holds[job.id] = _Hold(started_at, self._clock, job.claim.time_limit)
         try:
             pid = process.pid if process is not None else None
-            yield WorkerStarted(pid, None, started_at, self._levels_of(job))
+            levels = self._levels()
+            if job.holder is not None and job.holder.adopted:
+                # It had no hooks when it started.
+                levels = tuple(each for each in levels if each != EnforcementLevel.FRAMEWORK)
+            yield WorkerStarted(pid, None, started_at, levels)
             ended = await hold.end(process, self._ends)
             if ended.outcome is Outcome.TIME_LIMIT:
                 yield WorkerExpired()
@@ -65,13 +69,6 @@ class HoldLauncher:
         finally:
             if self._holds.get(job.id) is hold:
                 del self._holds[job.id]
-
-    def _levels_of(self, job: Job) -> tuple[str, ...]:
-        levels = self._levels()
-        if job.holder is None or not job.holder.adopted:
-            return levels
-        # It had no hooks when it started.
-        return tuple(each for each in levels if each != EnforcementLevel.FRAMEWORK)
 
     async def stop(self, job: Job, reason: str, grace: timedelta | None = None) -> None:
         """Revoke the lease. Its holder continues."""

@@ -105,12 +105,21 @@ def command_of(job: Job, invocation: Invocation, context: LaunchContext) -> Cont
 
 
 def _nodes(job: Job, context: LaunchContext) -> tuple[str, ...] | None:
-    """Return the device nodes of the job's GPUs; None if there are none or not all are known."""
+    """Return the device nodes that a program opens for the job's GPUs.
+
+    None if there are none or not all are known.
+    """
     readings = context.readings()
-    found = [readings.get(lease.gpu) for lease in job.leases]
-    nodes = [_nodes_of(reading) for reading in found]
-    known = [node for each in nodes for node in each or ()]
-    return tuple(known) if known and all(each is not None for each in nodes) else None
+    nodes: list[str] = []
+    for lease in job.leases:
+        reading = readings.get(lease.gpu)
+        if reading is None or reading.minor is None:
+            return None
+        mig_nodes = () if reading.parent is None else reading.device_nodes
+        if mig_nodes is None:
+            return None
+        nodes += [f"/dev/nvidia{reading.minor}", *mig_nodes]
+    return tuple(nodes) or None
 
 
 def environment_of(
@@ -180,14 +189,6 @@ def marker_of(job: JobId, context: LaunchContext) -> str:
 def grace_of(job: Job, context: LaunchContext) -> timedelta:
     """Return the time between SIGTERM and SIGKILL for the worker."""
     return context.grace if job.grace is None else job.grace
-
-
-def _nodes_of(reading: GpuReading | None) -> tuple[str, ...] | None:
-    """Return the device nodes that a program opens for one GPU; None if unknown."""
-    if reading is None or reading.minor is None:
-        return None
-    mig_nodes = () if reading.parent is None else reading.device_nodes
-    return None if mig_nodes is None else (f"/dev/nvidia{reading.minor}", *mig_nodes)
 
 
 def _leased(

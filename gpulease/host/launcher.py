@@ -37,7 +37,7 @@ from gpulease.shim.launch_request import (
     pack,
 )
 from gpulease.shim.process_tree import entry, is_stopped
-from gpulease.shim.record import Failure, Started, failure, read_record, started
+from gpulease.shim.record import Started, failure, read_record, started
 from gpulease.shim.spawner import IDLE_TITLE
 
 _log = logging.getLogger(__name__)
@@ -471,13 +471,10 @@ def _started(reply: bytes) -> Started:
         return started(content["started"])
     if "already" in content:
         raise AlreadyLaunched
-    raise _error(failure(content["failed"]))
-
-
-def _error(failed: Failure) -> GpuleaseError:
+    failed = failure(content["failed"])
     if failed.step in _BEFORE_THE_RECORD and failed.errno in _TEMPORARY:
-        return RecordUnwritable(failed.message, failed.hint)
-    return _ERRORS.get(failed.exit_code, LaunchFailed)(failed.message, failed.hint)
+        raise RecordUnwritable(failed.message, failed.hint)
+    raise _ERRORS.get(failed.exit_code, LaunchFailed)(failed.message, failed.hint)
 
 
 def _write_all(fd: int, data: bytes) -> None:
