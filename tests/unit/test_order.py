@@ -110,15 +110,6 @@ def test_of_equal_jobs_the_older_goes_first() -> None:
     assert starts(decide([job(2), job(1)])) == [1]
 
 
-def test_nice_yields_and_classes_come_first() -> None:
-    def with_(waiting: Job, **options: object) -> Job:
-        return replace(waiting, queue=replace(waiting.queue, **options))  # type: ignore[arg-type]
-
-    assert starts(decide([with_(job(1), nice=10), job(2)])) == [2]
-    old = job(1, age=10 * HOUR)
-    assert starts(decide([with_(old, priority="low"), job(2)])) == [2]
-
-
 def test_age_counts_for_the_first_ten_jobs_of_a_user_only() -> None:
     full = running(job(100))
     waiting = [job(number) for number in range(1, 31)] + [job(40, owner=BOB)]

@@ -26,12 +26,12 @@ from gpulease.units import Share
 ONE = JobId(1)
 
 
-def gpus(*leased: int, exclusive: bool = False) -> list[GpuMemory]:
+def gpus(*leased: int) -> list[GpuMemory]:
     """Return ledgers of 8 GiB GPUs with so many GiB leased on each."""
     return [
         stock(
             reading(f"GPU-{index}", index),
-            [LedgerEntry(JobId(index + 1), size * G, exclusive)] if size else [],
+            [LedgerEntry(JobId(index + 1), size * G)] if size else [],
             {},
         )
         for index, size in enumerate(leased)
@@ -158,10 +158,6 @@ def test_alone_means_without_anyone_elses_lease() -> None:
     assert obstacles(place(Claim(G, exclusive=True), gpus(1, 1))) == [ObstacleKind.LEASED] * 2
 
 
-def test_nobody_joins_one_who_is_alone() -> None:
-    assert obstacles(place(Claim(G), gpus(1, exclusive=True))) == [ObstacleKind.LEASED]
-
-
 def test_alone_means_without_a_strangers_process_however_small() -> None:
     seen = reading(used=G // 1024, processes=(ProcessReading(9, G // 1024),))
     gpu = stock(seen, [], {})
@@ -183,6 +179,7 @@ def test_residue_of_the_driver_does_not_stand_against_being_alone() -> None:
         (stock(reading(total=G), [], {}), ObstacleKind.TOO_SMALL),
         (stock(reading(used=7 * G), [], {}), ObstacleKind.UNMANAGED),
         (stock(reading(), [LedgerEntry(ONE, 7 * G)], {}), ObstacleKind.LEASED),
+        (stock(reading(), [LedgerEntry(ONE, G, exclusive=True)], {}), ObstacleKind.LEASED),
     ],
 )
 def test_each_obstacle_is_named(gpu: GpuMemory, obstacle: ObstacleKind) -> None:
