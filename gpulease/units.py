@@ -25,7 +25,7 @@ _FACTORS = {
 }
 _CLOCK = r"(?:(\d+)-)?(\d{1,3}):([0-5]\d)(?::([0-5]\d))?"
 _LARGEST_SIZE = 1024 * TIB
-_LONGEST_SPAN = timedelta(days=3650)
+LONGEST_SPAN = timedelta(days=3650)
 _WITH_WEEKDAY = timedelta(days=6)
 """How near times are that have the day of the week."""
 _SHOWN_LENGTH = 40
@@ -186,7 +186,7 @@ def parse_setting_span(text: str) -> timedelta:
         raise BadValue(f"cannot read the time {_shown(text)}: it is not a time", _SPAN_HINT)
     if span <= timedelta(0):
         raise BadValue(f"cannot use the time {_shown(text)}: it must be above zero", _SPAN_HINT)
-    if span > _LONGEST_SPAN:
+    if span > LONGEST_SPAN:
         raise BadValue(f"cannot use the time {_shown(text)}: it is over ten years", _SPAN_HINT)
     return span
 

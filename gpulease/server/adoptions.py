@@ -8,9 +8,10 @@ from gpulease.domain.job import Holder, Invocation, Job
 from gpulease.errors import BadValue, NotAllowed
 from gpulease.server.auth import Caller
 from gpulease.server.context import RequestContext
-from gpulease.server.validation import checked_key, checked_name, claim_of, within
+from gpulease.server.validation import checked_key, claim_of, within
 from gpulease.service.adoption import Adoption, find_uses, refuse_unlisted
 from gpulease.service.ports import LivingProcess, Submission
+from gpulease.wire.ranges import checked_name
 from gpulease.wire.requests import AdoptRequest, ClaimRequest
 from gpulease.wire.text import clean
 

@@ -26,7 +26,6 @@ from gpulease.server.validation import (
     Defaults,
     bytes_string,
     checked_key,
-    checked_name,
     claim_of,
     environment_of,
     gpu_names,
@@ -41,6 +40,7 @@ from gpulease.service.ports import LivingProcess, Submission
 from gpulease.slurm.node.routes import command_in, invocation_of_task
 from gpulease.units import format_size
 from gpulease.wire.jobs import EnvironmentView, NestedView
+from gpulease.wire.ranges import checked_name
 from gpulease.wire.requests import (
     AdoptRequest,
     HoldRequest,

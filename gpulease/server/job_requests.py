@@ -21,7 +21,6 @@ from gpulease.server.validation import (
     Defaults,
     bytes_string,
     checked_key,
-    checked_name,
     claim_of,
     environment_of,
     gpu_names,
@@ -37,6 +36,7 @@ from gpulease.service.idleness import KEPT_FOR, LONGEST_KEPT
 from gpulease.service.ports import Submission
 from gpulease.setting_parsers import LONGEST_GRACE
 from gpulease.units import format_span
+from gpulease.wire.ranges import checked_name
 from gpulease.wire.requests import (
     LARGEST_RETRY,
     LONGEST_NAME,

@@ -17,6 +17,7 @@ from gpulease.domain.queue_options import (
 )
 from gpulease.errors import BadValue, NotAllowed
 from gpulease.server.validation import refuse
+from gpulease.wire.ranges import checked_nice
 from gpulease.wire.requests import (
     LARGEST_INDEX,
     MOST_DEPENDENCIES,
@@ -43,28 +44,12 @@ def queue_options_of(asked: QueueRequest, *, is_admin: bool) -> QueueOptions:
         _refuse_privileges(asked)
     return QueueOptions(
         priority=Priority(asked.priority),
-        nice=nice_of(asked.nice),
+        nice=checked_nice(asked.nice),
         held=asked.held,
         begin_at=begin_of(asked.begin_at),
         requeue=asked.requeue,
         preemptible=asked.preemptible,
     )
-
-
-def nice_of(value: int) -> int:
-    """Return a nice value that is in range.
-
-    Raises:
-        BadValue: it is not.
-    """
-    if not -20 <= value <= 19:
-        raise BadValue.of_field(
-            "queue.nice",
-            value,
-            "a nice value is between -20 and 19",
-            "use a value from 0 to 19; only admins may go below 0",
-        )
-    return value
 
 
 def _refuse_privileges(asked: QueueRequest) -> None:

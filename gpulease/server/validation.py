@@ -11,12 +11,12 @@ from typing import NoReturn
 
 from gpulease.domain.lease import LONGEST_TIME, Claim
 from gpulease.errors import BadValue, TooLarge
-from gpulease.units import MOST_PARTS, Share, format_size, format_span, round_up_size
+from gpulease.units import MOST_PARTS, Share, format_size, round_up_size
 from gpulease.wire.notifications import notify_events
+from gpulease.wire.ranges import LARGEST_SIZE, MOST_GPUS, check_claim, check_counts
 from gpulease.wire.requests import (
     LARGEST_EXEC,
     LARGEST_STRING,
-    LONGEST_NAME,
     ClaimRequest,
     WorkerOptionsRequest,
     exec_size,
@@ -24,11 +24,7 @@ from gpulease.wire.requests import (
 )
 from gpulease.wire.text import clean
 
-MOST_GPUS = 1024
 _LONGEST_KEY = 64
-_LARGEST_SIZE = 1 << 60
-_MOST_THREADS = 4096
-"""Also of processes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,18 +83,6 @@ def refuse_oversized_exec(argv: tuple[str, ...], environment: Mapping[str, str])
         )
 
 
-def checked_name(name: str) -> str:
-    """Return the name of a job, if listings can show it."""
-    if not name.strip() or not name.isprintable() or len(name) > LONGEST_NAME:
-        raise BadValue.of_field(
-            "name",
-            repr(name[:40]),
-            f"a name is 1 to {LONGEST_NAME} printable characters on one line",
-            "leave out --name to name the job after its command",
-        )
-    return name
-
-
 def checked_key(key: str | None) -> str | None:
     """Return the key of a submission, if it can be stored."""
     if key is None or (key.isascii() and key.isprintable() and 0 < len(key) <= _LONGEST_KEY):
@@ -111,22 +95,15 @@ def checked_key(key: str | None) -> str | None:
 
 def claim_of(asked: ClaimRequest, defaults: Defaults) -> Claim:
     """Return a claim, with `defaults` where the request leaves a field out."""
-    if asked.memory is not None and asked.share is not None:
-        raise BadValue.of_field("claim.share", asked.share, "the claim has a size as well")
-    if asked.gpus < 1 or asked.gpus > MOST_GPUS:
-        raise BadValue.of_field(
-            "claim.gpus",
-            asked.gpus,
-            f"a job has 1 to {MOST_GPUS} GPUs",
-            "leave out --gpus for one GPU",
-        )
+    check_claim(asked)
+    limit = asked.time_limit
     return Claim(
         _memory(asked, defaults),
         asked.gpus,
         asked.exclusive,
-        _time_limit(asked.time_limit),
-        model=None if asked.model is None else _model(asked.model),
-        min_vram=None if asked.min_vram is None else _min_vram(asked.min_vram),
+        None if limit is None else timedelta(seconds=limit),
+        model=None if asked.model is None else asked.model.strip(),
+        min_vram=asked.min_vram,
         same_model=asked.same_model,
     )
 
@@ -146,49 +123,11 @@ def notified_of(names: Sequence[str]) -> tuple[str, ...]:
         refuse(error.message, error.hint)
 
 
-def _model(model: str) -> str:
-    if not model.strip() or not model.isprintable() or len(model) > LONGEST_NAME:
-        raise BadValue.of_field(
-            "claim.model",
-            repr(model[:40]),
-            "it is no name of a model",
-            "use a part of the name that gpulease status shows, such as --gpu-model A100",
-        )
-    return model.strip()
-
-
-def _time_limit(seconds: float | None) -> timedelta | None:
-    if seconds is None:
-        return None
-    if not 1 <= seconds <= LONGEST_TIME.total_seconds():
-        raise BadValue.of_field(
-            "claim.time_limit",
-            f"{seconds:g}s",
-            f"a time limit is 1s to {format_span(LONGEST_TIME)}",
-            "write a time as 90s, 30m, 4h or 1d12h",
-        )
-    return timedelta(seconds=seconds)
-
-
-def _size(field: str, size: int) -> int:
-    if not 1 <= size <= _LARGEST_SIZE:
-        raise BadValue.of_field(field, size, "no GPU has so many bytes")
-    return size
-
-
-def _min_vram(size: int) -> int:
-    return _size("claim.min_vram", size)
-
-
 def _memory(asked: ClaimRequest, defaults: Defaults) -> int | Share:
     if asked.share is not None:
-        if not 0 < asked.share <= 100:
-            raise BadValue.of_field(
-                "claim.share", f"{asked.share:g}%", "a share is above 0% and at most 100%"
-            )
         return Share(Fraction(asked.share).limit_denominator(10_000))
     if asked.memory is not None:
-        return _size("claim.memory", asked.memory)
+        return asked.memory
     # An exclusive job without a size gets the whole GPU.
     return Share(Fraction(100)) if asked.exclusive else defaults.memory
 
@@ -218,10 +157,7 @@ def options_of(asked: WorkerOptionsRequest, memory: int | None = None) -> dict[s
     if asked.split_sizes:
         _refuse_split(asked.split_sizes, memory)
         options["split"] = len(asked.split_sizes)
-    for name in ("inter_op_threads", "intra_op_threads", "omp_threads", "processes"):
-        count = options[name]
-        if count is not None and not 1 <= count <= _MOST_THREADS:
-            raise BadValue.of_field(f"options.{name}", count, f"it is 1 to {_MOST_THREADS}")
+    check_counts(asked)
     return options
 
 
@@ -229,7 +165,7 @@ def _refuse_split(sizes: Sequence[int], memory: int | None) -> None:
     """Refuse parts that a lease of `memory` cannot have."""
     within("number of parts", len(sizes), 1, MOST_PARTS)
     for size in sizes:
-        within("part", size, 1, _LARGEST_SIZE)
+        within("part", size, 1, LARGEST_SIZE)
     whole = sum(sizes)
     if memory is not None and whole > memory:
         parts = ",".join(map(format_size, sizes))

@@ -11,10 +11,10 @@ from gpulease.domain.lease import LONGEST_TIME
 from gpulease.errors import BadValue
 from gpulease.server.context import RequestContext, caller_of_request, json_response, read_body
 from gpulease.server.messages import Request, Response
-from gpulease.server.validation import MOST_GPUS
 from gpulease.service.health import named
 from gpulease.service.windows import Windows
 from gpulease.wire.machine import WindowList
+from gpulease.wire.ranges import MOST_GPUS
 from gpulease.wire.requests import LONGEST_NAME, ReserveRequest
 
 _SHORTEST_S = 60.0

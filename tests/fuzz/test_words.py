@@ -33,6 +33,7 @@ from gpulease.units import (
     parse_size,
     parse_span,
 )
+from gpulease.wire import ranges
 from gpulease.wire.requests import (
     ClaimRequest,
     EarlySignalRequest,
@@ -99,7 +100,7 @@ def test_a_simulation_is_gpus_or_refused(text: str) -> None:
 @given(st.text(max_size=200))
 def test_a_name_is_kept_as_it_is_or_refused(text: str) -> None:
     with suppress(BadValue):
-        assert validation.checked_name(text) == text
+        assert ranges.checked_name(text) == text
         assert text.isprintable()
     assert validation.clean(text).isprintable()
 

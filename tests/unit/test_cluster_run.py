@@ -1,6 +1,7 @@
 """The options of `gpulease run` as those of Slurm: pure, without Slurm."""
 
 import os
+import re
 from dataclasses import dataclass, field
 from fractions import Fraction
 from pathlib import Path
@@ -14,7 +15,7 @@ from gpulease.config import Settings
 from gpulease.errors import BadConfiguration, BadUsage, BadValue, CannotLease
 from gpulease.fingerprint import fingerprint_of
 from gpulease.options import RunOptions
-from gpulease.slurm.command.run import batch_script, immediate, read_sizes
+from gpulease.slurm.command.run import batch_script, immediate, read_sizes, run_on_cluster
 from gpulease.slurm.command.size import Capacity, Size, capacity_of, size_of
 from gpulease.slurm.command.slurm_options import (
     dependency,
@@ -151,6 +152,26 @@ def test_notifications_are_mails_of_slurm() -> None:
         assert not any("mail" in word for word in order(notify=none).words())
     with pytest.raises(BadValue, match="no event named 'ends'"):
         order(notify=("ends",)).words()
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"gpus": 0}, "cannot use --gpus 0: a job has 1 to 1024 GPUs"),
+        ({"gpus": 1025, "exclusive": True}, "cannot use --gpus 1025: "),
+        ({"name": "two\nlines"}, "cannot use --name "),
+        ({"processes": 0}, "cannot use --processes 0: it is 1 to 4096"),
+        ({"omp_threads": 4097}, "cannot use --omp-threads 4097: "),
+        ({"nice": 20}, "cannot use --nice 20: "),
+    ],
+    ids=str,
+)
+def test_a_value_that_the_daemon_would_refuse_never_reaches_slurm(
+    options: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(BadValue, match=re.escape(said)):
+        typed, request = order(**options).parts
+        run_on_cluster(request, typed)
 
 
 WITHOUT_COUNTERPART = [

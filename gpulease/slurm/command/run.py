@@ -20,7 +20,7 @@ from gpulease.errors import EXIT_GAVE_UP, EXIT_OWN_FAILURE, SlurmFailed
 from gpulease.light_json import encode, indent
 from gpulease.locations import SYSTEM_CONFIG
 from gpulease.options import RunOptions
-from gpulease.slurm.command.size import Size, read_capacity, size_of
+from gpulease.slurm.command.size import Size, read_capacity, refuse_out_of_range, size_of
 from gpulease.slurm.command.slurm_options import (
     dependency,
     is_number,
@@ -72,6 +72,7 @@ def run_on_cluster(request: SubmitRequest, options: RunOptions) -> int:
     Raises:
         GpuleaseError: an option has no counterpart, or Slurm does not accept the job.
     """
+    refuse_out_of_range(request)
     shard, default = read_sizes(SYSTEM_CONFIG)
     capacity = read_capacity(shard)
     size = size_of(options, request, capacity, default)

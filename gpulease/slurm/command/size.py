@@ -10,13 +10,14 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from gpulease.errors import BadValue, CannotLease
 from gpulease.fingerprint import fingerprint_of, script_name
-from gpulease.options import RunOptions
+from gpulease.options import RunOptions, option_of
 from gpulease.record import record
 from gpulease.slurm.commands import run_slurm
 from gpulease.slurm.node_summary import NodeSummary, decode, learnt_size
 from gpulease.slurm.records import parse_records
 from gpulease.slurm.shards import DEFAULT_SHARD, gres_of_node, shards_for, shards_of_gpu
 from gpulease.units import MIB, Share, format_above, format_size, parse_memory
+from gpulease.wire.ranges import check_submission
 from gpulease.wire.text import from_wire
 
 TYPE_CHECKING = False
@@ -36,6 +37,18 @@ class Size:
     """For people: 4G, or 2 whole GPUs."""
     reason: str | None = None
     """Why, if the user named no size."""
+
+
+def refuse_out_of_range(request: SubmitRequest) -> None:
+    """Check the values that the daemon checks elsewhere.
+
+    Raises:
+        BadValue: one is out of range; the error names the option.
+    """
+    try:
+        check_submission(request)
+    except BadValue as error:
+        raise (error if error.parts is None else error.called(option_of(error.parts[0]))) from None
 
 
 def size_of(

@@ -1,0 +1,100 @@
+"""Which values of a request are in range, whoever grants the lease.
+
+The daemon checks every request. A cluster has no daemon that sees it, so that there the command
+checks the request itself. Every function raises BadValue.
+"""
+
+from __future__ import annotations
+
+from gpulease.errors import BadValue
+from gpulease.units import LONGEST_SPAN, format_span
+from gpulease.wire.text import LONGEST_NAME
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from gpulease.wire.requests import ClaimRequest, SubmitRequest, WorkerOptionsRequest
+
+MOST_GPUS = 1024
+LARGEST_SIZE = 1 << 60
+_MOST_THREADS = 4096
+"""Also of processes."""
+_COUNTS = ("inter_op_threads", "intra_op_threads", "omp_threads", "processes")
+
+
+def check_claim(asked: ClaimRequest) -> None:
+    """Check what a job asks for."""
+    if asked.memory is not None and asked.share is not None:
+        raise BadValue.of_field("claim.share", asked.share, "the claim has a size as well")
+    if not 1 <= asked.gpus <= MOST_GPUS:
+        raise BadValue.of_field(
+            "claim.gpus",
+            asked.gpus,
+            f"a job has 1 to {MOST_GPUS} GPUs",
+            "leave out --gpus for one GPU",
+        )
+    if asked.share is not None and not 0 < asked.share <= 100:
+        raise BadValue.of_field(
+            "claim.share", f"{asked.share:g}%", "a share is above 0% and at most 100%"
+        )
+    for field, size in (("claim.memory", asked.memory), ("claim.min_vram", asked.min_vram)):
+        if size is not None and not 1 <= size <= LARGEST_SIZE:
+            raise BadValue.of_field(field, size, "no GPU has so many bytes")
+    limit = asked.time_limit
+    if limit is not None and not 1 <= limit <= LONGEST_SPAN.total_seconds():
+        raise BadValue.of_field(
+            "claim.time_limit",
+            f"{limit:g}s",
+            f"a time limit is 1s to {format_span(LONGEST_SPAN)}",
+            "write a time as 90s, 30m, 4h or 1d12h",
+        )
+    model = asked.model
+    if model is not None and (
+        not model.strip() or not model.isprintable() or len(model) > LONGEST_NAME
+    ):
+        raise BadValue.of_field(
+            "claim.model",
+            repr(model[:40]),
+            "it is no name of a model",
+            "use a part of the name that gpulease status shows, such as --gpu-model A100",
+        )
+
+
+def check_counts(asked: WorkerOptionsRequest) -> None:
+    """Check the numbers of threads and processes."""
+    for name in _COUNTS:
+        count = getattr(asked, name)
+        if count is not None and not 1 <= count <= _MOST_THREADS:
+            raise BadValue.of_field(f"options.{name}", count, f"it is 1 to {_MOST_THREADS}")
+
+
+def checked_name(name: str) -> str:
+    """Return the name of a job, if listings can show it."""
+    if not name.strip() or not name.isprintable() or len(name) > LONGEST_NAME:
+        raise BadValue.of_field(
+            "name",
+            repr(name[:40]),
+            f"a name is 1 to {LONGEST_NAME} printable characters on one line",
+            "leave out --name to name the job after its command",
+        )
+    return name
+
+
+def checked_nice(nice: int) -> int:
+    """Return a nice value that is in range."""
+    if not -20 <= nice <= 19:
+        raise BadValue.of_field(
+            "queue.nice",
+            nice,
+            "a nice value is between -20 and 19",
+            "use a value from 0 to 19; only admins may go below 0",
+        )
+    return nice
+
+
+def check_submission(request: SubmitRequest) -> None:
+    """Check all that is in range or not wherever the job will run."""
+    check_claim(request.claim)
+    check_counts(request.options)
+    checked_nice(request.queue.nice)
+    if request.name is not None:
+        checked_name(request.name)
