@@ -187,7 +187,11 @@ def adopt(
         refuse_one_more(policy, submission, tx.user_count(submission.owner.uid))
         submission = with_time_limit(submission, policy.limits(submission.owner))
     gpus = [gpu for gpu in decided.gpus if gpu.uuid in uses]
-    _refuse_more_gpus(wanted, len(gpus))
+    if submission.claim.gpus > len(gpus):
+        raise BadValue(
+            f"cannot lease {submission.claim.gpus} GPUs for {wanted.process}: it uses {len(gpus)}",
+            "leave out --gpus: its lease is on the GPUs that it uses",
+        )
     names = uuids_of(submission.named, seen.readings)
     each = replace(submission.claim, gpus=1, named=names)
     parts = {gpu.uuid: replace(each, memory=_size(wanted, gpu)) for gpu in gpus}
@@ -216,15 +220,6 @@ def _over_limit(decided: Plan, job: Job, policy: Policy) -> OverLimit | None:
     limits = {**before.limits, job.owner.uid: policy.limits(job.owner)}
     largest = capacity(decided.gpus)
     return LimitCheck.of(limits, before.recent_use, holders, largest, before.at).exceeded_by(job)
-
-
-def _refuse_more_gpus(wanted: Adoption, count: int) -> None:
-    asked = wanted.submission.claim.gpus
-    if asked > count:
-        raise BadValue(
-            f"cannot lease {asked} GPUs for {wanted.process}: it uses {count}",
-            "leave out --gpus: its lease is on the GPUs that it uses",
-        )
 
 
 def _size(wanted: Adoption, gpu: GpuMemory) -> int:

@@ -84,7 +84,11 @@ class Explainer:
 
     def _explain(self, plan: Plan) -> None:
         begun_s = self._thread_s()
-        latest = Explanations(plan, self._updated_index(plan))
+        largest = capacity(plan.gpus)
+        if self._index.capacity != largest:
+            self._index = Queue(largest)
+        self._index.update(job for job in plan.after.jobs if job.id not in plan.blocked)
+        latest = Explanations(plan, self._index)
         starts = {job: start.at for job, start in latest.starts.items()}
         # Replaced, not changed, for readers in other threads.
         self.first_starts = starts | {
@@ -93,13 +97,6 @@ class Explainer:
         self.latest = latest
         self._took_s = self._thread_s() - begun_s
         self._rests_until = self._clock.steady() + timedelta(seconds=_RESTS * self._took_s)
-
-    def _updated_index(self, plan: Plan) -> Queue:
-        largest = capacity(plan.gpus)
-        if self._index.capacity != largest:
-            self._index = Queue(largest)
-        self._index.update(job for job in plan.after.jobs if job.id not in plan.blocked)
-        return self._index
 
     async def suggestions(self, job: Job, smallest: int) -> Sequence[Suggestion]:
         """Return the changes with which a waiting job would start now.

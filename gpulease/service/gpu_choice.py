@@ -59,15 +59,12 @@ def refuse_choice(claim: Claim, gpus: Sequence[GpuMemory]) -> None:
         return
     readings = [gpu.reading for gpu in gpus[:_MOST_LISTED]]
     here = ", ".join(f"{gpu.label} ({gpu.name}, {_total(gpu)})" for gpu in readings)
-    wanted = f"{_counted(claim.gpus)} {_wishes(claim, gpus)}"
+    count = "a GPU" if claim.gpus == 1 else f"{claim.gpus} GPUs"
+    wanted = f"{count} {_wishes(claim, gpus)}"
     raise CannotLease(
         f"cannot lease {wanted}: this machine has {found or 'none'}",
         f"the GPUs here: {here}{', ...' if len(gpus) > _MOST_LISTED else ''}",
     )
-
-
-def _counted(gpus: int) -> str:
-    return "a GPU" if gpus == 1 else f"{gpus} GPUs"
 
 
 def _total(gpu: GpuReading) -> str:

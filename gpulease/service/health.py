@@ -393,7 +393,10 @@ class Drains:
             if changed:
                 tx.add_gpus([gpu], at)
                 tx.set_availability(gpu.uuid, after)
-                tx.note_gpu(_event(gpu.uuid, after, drain, at))
+                is_drained = after.drain is not None
+                kind = "drained" if is_drained else "resumed"
+                what = str(after.drain) if is_drained else f"resumed by {drain.by}"
+                tx.note_gpu(GpuEvent(gpu.uuid, at, kind, what))
                 self._notify_admins(tx, gpu.label, before, after)
             jobs = tuple(
                 job.id
@@ -401,9 +404,3 @@ class Drains:
                 if job.holds_memory and any(lease.gpu == gpu.uuid for lease in job.leases)
             )
         return DrainResult(gpu, after, changed, jobs)
-
-
-def _event(gpu: GpuUuid, after: GpuAvailability, drain: Drain, at: datetime) -> GpuEvent:
-    if after.drain is not None:
-        return GpuEvent(gpu, at, "drained", str(after.drain))
-    return GpuEvent(gpu, at, "resumed", f"resumed by {drain.by}")

@@ -135,17 +135,14 @@ class JobSupervisor:
         elif isinstance(error, RecordUnwritable) and error.is_in_the_log:
             _log.debug("cannot follow job %s now, trying again: %s", job_id, error)
         else:
-            self._log_failure(job_id, error)
+            # A failing disk or D-Bus affects every job, each once a second.
+            self._failures.say(
+                "follow", f"cannot follow job {job_id} now, trying again: {error}",
+                why=str(error).rpartition(": ")[2],
+                bug=None if isinstance(error, GpuleaseError) else error,
+            )  # fmt: skip
         self._retries.add(job_id)
         asyncio.get_running_loop().call_later(self.try_again_after_s, self.attend, job_id)
-
-    def _log_failure(self, job_id: JobId, error: BaseException) -> None:
-        bug = None if isinstance(error, GpuleaseError) else error
-        # A failing disk or D-Bus affects every job, each once a second.
-        self._failures.say(
-            "follow", f"cannot follow job {job_id} now, trying again: {error}",
-            why=str(error).rpartition(": ")[2], bug=bug,
-        )  # fmt: skip
 
     async def _attend(self, job_id: JobId) -> None:
         job = self._store.job(job_id)

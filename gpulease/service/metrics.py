@@ -139,7 +139,10 @@ class JobMetrics:
             user = self.of(after)
             if before is None:
                 self._last = after.id
-                _count_new(user, after)
+                if after.usage.retry_of is None:
+                    user.submitted += 1
+                else:
+                    user.requeued += 1
             self._count_progress(user, before, after)
             self._move(user, before, after)
 
@@ -149,7 +152,10 @@ class JobMetrics:
         if after.started_at is not None and (before is None or before.started_at is None):
             user.started += 1
         if after.state is State.ENDED:
-            _count_end(user, after)
+            if after.outcome is not None:
+                user.ended[after.outcome] += 1
+            user.failed += has_failed(after)
+            user.out_of_memory += after.usage.out_of_memory
 
     def _move(self, user: UserMetrics, before: Job | None, after: Job) -> None:
         """Count a job in its new state, and the change of its leases."""
@@ -170,17 +176,3 @@ def _leases(job: Job | None) -> tuple[int, int]:
     if job is None or not job.holds_memory:
         return 0, 0
     return len(job.leases), sum(lease.memory for lease in job.leases)
-
-
-def _count_new(user: UserMetrics, job: Job) -> None:
-    if job.usage.retry_of is None:
-        user.submitted += 1
-    else:
-        user.requeued += 1
-
-
-def _count_end(user: UserMetrics, job: Job) -> None:
-    if job.outcome is not None:
-        user.ended[job.outcome] += 1
-    user.failed += has_failed(job)
-    user.out_of_memory += job.usage.out_of_memory

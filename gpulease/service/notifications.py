@@ -24,7 +24,8 @@ def notify_owners(tx: Transaction, changed: Iterable[tuple[Job | None, Job]]) ->
     """Store the messages about changes of jobs, each before and after one."""
     summed_up: set[JobId] = set()
     for before, after in changed:
-        message, at = message_on(before, after), _changed_at(after)
+        message = message_on(before, after)
+        at = after.ended_at or after.started_at or after.submitted_at
         array = None if after.queue.array is None else after.queue.array.job
         if message is None:
             continue
@@ -37,10 +38,6 @@ def notify_owners(tx: Transaction, changed: Iterable[tuple[Job | None, Job]]) ->
         if asks and array not in summed_up and not tx.live_elements(array):
             summed_up.add(array)
             tx.add_messages([(about_array(after, *tx.array_result(array)), at)])
-
-
-def _changed_at(job: Job) -> datetime:
-    return job.ended_at or job.started_at or job.submitted_at
 
 
 def add_once(

@@ -148,7 +148,10 @@ class OveruseWatch:
             in_use: the GPUs with any used memory that a queued job waits for.
         """
         running = [job for job in jobs if job.state is State.ACTIVE]
-        self._forget_all_but({job.id for job in running})
+        ids = {job.id for job in running}
+        for key in [key for key in self._states if key[0] not in ids]:
+            del self._states[key]
+        self._notified = {key for key in self._notified if key[0] in ids}
         sums, there = seen.used_by_job(), self._without_lease(running, seen)
         labels = {each.uuid: each.label for each in seen.readings}
         found = []
@@ -237,11 +240,6 @@ class OveruseWatch:
                 if _is_behind(lease.over_for, state, step):
                     behind[job.id, lease.gpu] = _counted(state)
         return behind
-
-    def _forget_all_but(self, jobs: set[JobId]) -> None:
-        for key in [key for key in self._states if key[0] not in jobs]:
-            del self._states[key]
-        self._notified = {key for key in self._notified if key[0] in jobs}
 
 
 def _recorded(lease: Lease, policy: OverusePolicy) -> OveruseState:

@@ -91,7 +91,10 @@ class QueueState:
         eligible = (job for job in jobs if job.id not in blocked)
         queue = self._indexed(eligible, capacity(gpus), policy.queue, at)
         owners = {job.owner.uid: job.owner for job in jobs}
-        windows = self._windows_of_pass(at, owners.values())
+        windows = tuple(
+            replace(each, gpus_before=self.window_gpus.get(each.window.id, ()))
+            for each in self._windows(at, owners.values())
+        )
         lifted = users_without_limits(windows, at)
         limits = {
             uid: policy.limits(owner) for uid, owner in owners.items() if owner.user not in lifted
@@ -124,12 +127,6 @@ class QueueState:
             found = tuple(gpu for gpu in every if gpu.uuid not in kept)
             self._empty = seen, (policy.margin, policy.slurm), found
         return found
-
-    def _windows_of_pass(self, at: datetime, owners: Collection[Owner]) -> Sequence[Occurrence]:
-        return tuple(
-            replace(each, gpus_before=self.window_gpus.get(each.window.id, ()))
-            for each in self._windows(at, owners)
-        )
 
     def predicted(self, job: JobId) -> timedelta | None:
         """Return the predicted run time of a job of the latest snapshot."""

@@ -18,7 +18,6 @@ from gpulease.domain.job import Job, Outcome, asked_to_end, grant, one_line, shi
 from gpulease.domain.lease import IllegalTransition, State, Trigger
 from gpulease.domain.limits import NO_LIMITS, UserLimits
 from gpulease.domain.notifications import NotifyEvent
-from gpulease.domain.placement import Placement
 from gpulease.domain.plan import Plan, plan
 from gpulease.domain.queue_options import NO_OPTIONS, QueuePause
 from gpulease.domain.standing import UserStanding, standings
@@ -83,11 +82,15 @@ def reconcile(
                 predicted_run_for=state.predicted(job_id),
                 predicted_start_at=predicted.get(job_id),
             )
-            _grant(tx, job, placement, Event(at, Trigger.GRANT, _gpus_of(placement)))
+            gpus = ", ".join(uuid for uuid, _ in placement.allocations)
+            tx.save(grant(job, placement, at), Event(at, Trigger.GRANT, gpus))
         tx.note_aging(decided.aging, at)
         tx.note_aging(decided.stops_aging, None)
         for job_id in decided.gives_up:
-            _give_up(tx, live[job_id], _why_not_yet(decided, live[job_id]), at)
+            why = _why_not_yet(decided, live[job_id])
+            ended = asked_to_end(live[job_id], Trigger.EXPIRE, Outcome.GAVE_UP, why, at)
+            if ended is not None:
+                tx.save(ended, Event(at, Trigger.EXPIRE, "its --wait time is over"))
     return decided
 
 
@@ -137,20 +140,6 @@ _WAS_BLOCKED = {
 def said(pause: QueuePause | None) -> str | None:
     """Return a pause of the queue as the reason why no job starts."""
     return None if pause is None else str(pause)
-
-
-def _grant(tx: Transaction, job: Job, placement: Placement, event: Event) -> None:
-    tx.save(grant(job, placement, event.at), event)
-
-
-def _give_up(tx: Transaction, job: Job, why: str, at: datetime) -> None:
-    ended = asked_to_end(job, Trigger.EXPIRE, Outcome.GAVE_UP, why, at)
-    if ended is not None:
-        tx.save(ended, Event(at, Trigger.EXPIRE, "its --wait time is over"))
-
-
-def _gpus_of(placement: Placement) -> str:
-    return ", ".join(uuid for uuid, _ in placement.allocations)
 
 
 _CLOCK_STEP = timedelta(seconds=1)
@@ -394,12 +383,12 @@ class Scheduler:
             async with turns:
                 await self._launcher_of(job).stop(job, "cancelled", grace)
 
-        await asyncio.gather(*(stop(job) for job in cancelled if self._has_worker_to_stop(job)))
+        leaving = [job for job in cancelled if job.state is State.RELEASING]
+        await asyncio.gather(*(stop(job) for job in leaving if self._has_begun(job)))
 
-    def _has_worker_to_stop(self, job: Job) -> bool:
+    def _has_begun(self, job: Job) -> bool:
         # A launch that has not begun is forbidden where the job is followed.
-        has_begun = job.started_at is not None or self._launcher_of(job).was_launched(job)
-        return job.state is State.RELEASING and has_begun
+        return job.started_at is not None or self._launcher_of(job).was_launched(job)
 
     async def requeue(self, job_id: JobId, by: str) -> Job:
         """Stop a running job, and queue it again at its end. Raises what `jobs.requeue` raises."""
@@ -464,12 +453,13 @@ class Scheduler:
     async def shares(self) -> Sequence[UserStanding]:
         """Return the users of the queue, in the order of their turns. Nothing is granted."""
         seen = await self.observer.recent()
-        # In the writing thread, which owns the state of the queue.
-        return await self._in_writer(lambda: self._shares(seen))
 
-    def _shares(self, seen: Observation) -> Sequence[UserStanding]:
-        live, drained, at = self.store.live(), self.store.drained(), self._clock.now()
-        return standings(plan(self._state.snapshot(live, seen, self.policy, drained, at)))
+        def users() -> Sequence[UserStanding]:
+            live, drained, at = self.store.live(), self.store.drained(), self._clock.now()
+            return standings(plan(self._state.snapshot(live, seen, self.policy, drained, at)))
+
+        # In the writing thread, which owns the state of the queue.
+        return await self._in_writer(users)
 
     async def keep(self, job_id: JobId, span: timedelta, who: str) -> Job:
         """Exempt a job from idle checks for `span`. Raises what `idleness.keep` raises."""
@@ -541,7 +531,7 @@ class Scheduler:
 
     def _stop(self, job: Job, notice: str) -> None:
         """Stop the worker of a job that is to end; one that starts just now is stopped then."""
-        if job.started_at is not None or self._launcher_of(job).was_launched(job):
+        if self._has_begun(job):
             self.supervisor.background(self._notify_and_stop(job, one_line(notice)))
 
     async def _notify_and_stop(self, job: Job, notice: str) -> None:
@@ -611,7 +601,10 @@ class Scheduler:
             await self._follow_clock()
         closed = next(iter(self.supervisor.deferred.values()), None) or await self._obstacle()
         self._spent_s = 0.0
-        observes = self._expects_grant or self._is_seen_outdated()
+        # The latest observation may show memory in use that was freed since.
+        freed_at = self.supervisor.freed_at
+        is_outdated = self.seen is None or (freed_at is not None and self.seen.at <= freed_at)
+        observes = self._expects_grant or is_outdated
         self._expects_grant = False
         decided = None if observes else await self._decide(closed, fresh=False)
         if decided is None or decided.grants or decided.preempts:
@@ -643,11 +636,6 @@ class Scheduler:
             # The latest observation has a time of the old clock.
             self.supervisor.freed_at = None
             await self.observer.observe()
-
-    def _is_seen_outdated(self) -> bool:
-        """Whether the latest observation may show memory in use that was freed since."""
-        freed_at = self.supervisor.freed_at
-        return self.seen is None or (freed_at is not None and self.seen.at <= freed_at)
 
     async def _decide(self, closed: str | None, *, fresh: bool) -> Plan:
         seen = await self.observer.recent()

@@ -66,17 +66,18 @@ class Windows:
         Raises:
             NoSuchWindow: there is none.
         """
-        return await self._in_writer(lambda: self._cancel(name))
 
-    def _cancel(self, name: str) -> Window:
-        with self._store.write() as tx:
-            for window in _remove_past(tx, self._clock.now()):
-                if name in (window.name, str(window.id)):
-                    tx.remove_window(window.id)
-                    return window
-        raise NoSuchWindow(
-            f"no window named {name[:80]!r}", "gpulease reserve --list shows all windows"
-        )
+        def remove() -> Window:
+            with self._store.write() as tx:
+                for window in _remove_past(tx, self._clock.now()):
+                    if name in (window.name, str(window.id)):
+                        tx.remove_window(window.id)
+                        return window
+            raise NoSuchWindow(
+                f"no window named {name[:80]!r}", "gpulease reserve --list shows all windows"
+            )
+
+        return await self._in_writer(remove)
 
     def current(self, at: datetime, owners: Iterable[Owner]) -> tuple[Occurrence, ...]:
         """Return the current or next time of each window; `owners` are those of the live jobs."""
