@@ -63,8 +63,8 @@ class SharedCalls:
         def ended(task: asyncio.Task[Any]) -> None:
             # This retrieves the exception, too: asyncio logs those that nothing has retrieved.
             failed = task.cancelled() or task.exception() is not None
-            if failed or not fresh_for:
-                self._forget(started, key)
+            if (failed or not fresh_for) and self._calls.get(key) is started:
+                del self._calls[key]
 
         now = time.monotonic()
         for other, each in [*self._calls.items()]:
@@ -73,7 +73,3 @@ class SharedCalls:
         task = asyncio.create_task(made(), name="shared call")
         started = self._calls[key] = _Call(task, now + fresh_for)
         task.add_done_callback(ended)
-
-    def _forget(self, call: _Call, key: Hashable) -> None:
-        if self._calls.get(key) is call:
-            del self._calls[key]

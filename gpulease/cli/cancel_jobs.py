@@ -59,7 +59,8 @@ def cancel_jobs(
     numbers = select_jobs(client, wanted)
     for array in [number for number in numbers if _is_array(client, number, wanted.words)]:
         numbers.remove(array)
-        print_stdout(_with_elements(client, array, seconds))
+        view = _cancel_all(client, array=array, grace=seconds)
+        print_stdout(f"array {array}: {summary(view) or 'it had already ended'}")
     if len(numbers) > _MOST_ONE_BY_ONE:
         print_stdout(summary(_cancel_all(client, jobs=numbers, grace=seconds)))
         return 0
@@ -81,12 +82,6 @@ def _cancel_all(client: LightClient, **chosen: Any) -> CancelledView:
     from gpulease.wire.requests import CancelJobsRequest
 
     return checked(client.transport).cancel_all(CancelJobsRequest(**chosen))
-
-
-def _with_elements(client: LightClient, array: int, grace: float | None) -> str:
-    """Cancel an array in one transaction."""
-    view = _cancel_all(client, array=array, grace=grace)
-    return f"array {array}: {summary(view) or 'it had already ended'}"
 
 
 def _together(client: LightClient, wanted: Selection, user: str | None, grace: float | None) -> int:

@@ -54,6 +54,7 @@ their order."""
 _MODULES = {
     **dict.fromkeys(("edit", "move", "cancel", "requeue", "keep"), "job_verbs"),
     **dict.fromkeys(("drain", "resume", "pause", "unpause"), "admin_verbs"),
+    **dict.fromkeys(("list", "history", "show"), "show_verbs"),
 }
 
 _LIST = "gpulease list lists jobs, gpulease status shows GPUs and the queue"

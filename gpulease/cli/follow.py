@@ -157,7 +157,7 @@ def _introduce(
 
         stderr.print(shell_on(job, _gpus(client, job)))
     if options.verbose:
-        from gpulease.cli.job_report import device_lines
+        from gpulease.cli.job_gpus import device_lines
 
         # The reply to a submission has them. A job that was watched otherwise is asked for.
         shown = job if job.devices else current(client.within(_NAMES_WITHIN), job)
@@ -171,7 +171,7 @@ def _summarize(
     """Print what a job did, once the daemon knows of its end, if that was asked for."""
     if not options.summary:
         return
-    from gpulease.cli.job_report import summary_line
+    from gpulease.cli.job_gpus import summary_line
 
     deadline = time.monotonic() + _VERDICT_WITHIN
     try:

@@ -6,13 +6,16 @@ from datetime import datetime, timedelta
 
 from gpulease.cli.job_gpus import (
     device_table,
+    first_use,
     gpu_of,
     hook_table,
+    is_simulated,
     lease_table,
     pool_table,
+    steps,
     unhooked_lines,
+    utilization,
 )
-from gpulease.cli.job_report import first_use, is_simulated, steps, utilization
 from gpulease.cli.script import script_change
 from gpulease.cli.tables import Block, Column, Hanging, Page, Span, Table, line
 from gpulease.drawing.words import (
@@ -70,8 +73,10 @@ _SHORT_HISTORY = timedelta(hours=1)
 def page(job: JobView, now: datetime, indexes: Mapping[str, str] | None = None) -> Page:
     """Lay out one job; `indexes` has the index of each GPU by its UUID."""
     indexes = indexes or {}
+    # The id of an element is the number of its directory.
+    own_id = f"  (id {job.id})" if id_of(job) != str(job.id) else ""
     return [
-        (Span(f"job {id_of(job)}", "title"), Span(f"  {named(job)}{_own_id(job)}")),
+        (Span(f"job {id_of(job)}", "title"), Span(f"  {named(job)}{own_id}")),
         *(labelled(name, text) for name, text in fields(job, now, indexes) if text),
         *lease_table(job, indexes),
         *hook_table(job, indexes),
@@ -81,11 +86,6 @@ def page(job: JobView, now: datetime, indexes: Mapping[str, str] | None = None) 
         *refusal_table(job.refusals),
         *_events(job, now),
     ]
-
-
-def _own_id(job: JobView) -> str:
-    """Return the id of an element, which is the number of its directory."""
-    return f"  (id {job.id})" if id_of(job) != str(job.id) else ""
 
 
 _ADOPTED = "it used its GPUs before it had the lease, so no framework in it is limited"
@@ -112,14 +112,16 @@ def fields(
     yield "frameworks", _frameworks(job)
     yield "idle", _idle(job, now)
     yield "kept", _kept(job, now)
-    yield "begins", _begins(job, now)
+    begins = None if job.queue is None or job.state != "queued" else job.queue.begin_at
+    yield "begins", f"not before {clock(begins, now)}" if begins else None
     yield "after", ", ".join(job.queue.after) if job.queue is not None else None
     yield "waits for", ", ".join(f"job {each}" for each in in_the_way(job))
     yield "behind", f"the reservation of job {behind_of(job)}" if job.behind else None
     yield "starts", predicted(job.expected_start_at, now)
     for each in job.suggestions:
         yield "starts now", suggestion_text(each)
-    yield "gives up", _gives_up(job, now)
+    at = job.gives_up_at
+    yield "gives up", f"at {clock(at, now)}, in {until(at, now)}" if at else None
     yield "user", clean(job.user)
     yield "command", clean(job.command)
     yield "script", script_change(job)
@@ -148,7 +150,9 @@ def fields(
     yield "time left", f"{until(ends, now)} (until {clock(ends, now)})" if ends else None
     yield "process", None if job.pid is None or job.state == "ended" else str(job.pid)
     yield "terminal", "yes" if job.terminal else None
-    yield "attach", _attach_command(job)
+    # Only users who may attach see the directory.
+    may_attach = job.kind == "run" and job.state == "active" and job.directory is not None
+    yield "attach", f"gpulease attach {id_of(job)}" if may_attach else None
 
 
 def _event_asked_for(event: str) -> str:
@@ -250,16 +254,6 @@ def _kept(job: JobView, now: datetime) -> str | None:
     return f"until {clock(end, now)}, even if idle"
 
 
-def _begins(job: JobView, now: datetime) -> str | None:
-    at = None if job.queue is None else job.queue.begin_at
-    return f"not before {clock(at, now)}" if at and job.state == "queued" else None
-
-
-def _gives_up(job: JobView, now: datetime) -> str | None:
-    at = job.gives_up_at
-    return f"at {clock(at, now)}, in {until(at, now)}" if at else None
-
-
 def _end(job: JobView) -> str:
     """Say how a job ended, once: its outcome, the reason, the exit status."""
     outcome, why, status = label(job), _reason(job) or "", job.exit_status
@@ -282,12 +276,6 @@ def _signal(number: int) -> str:
     from signal import Signals
 
     return f"{number} ({Signals(number).name})" if number in list(Signals) else str(number)
-
-
-def _attach_command(job: JobView) -> str | None:
-    # Only users who may attach see the directory.
-    attachable = job.kind == "run" and job.state == "active" and job.directory is not None
-    return f"gpulease attach {id_of(job)}" if attachable else None
 
 
 def _requested(job: JobView) -> str:
@@ -323,7 +311,9 @@ def _used(job: JobView) -> str | None:
     share = round(100 * (most.needed or 0) / most.memory)
     text = f"{amount(most.needed)} of {size(most.memory)} at most ({share}%)"
     if job.advised:
-        return f"{text}; next time {_asking(job)}--mem {size(job.advised)}"
+        # The user of a job of Slurm used another command than the one that takes the size.
+        command = "gpulease run " if job.kind == "slurm" else ""
+        return f"{text}; next time {command}--mem {size(job.advised)}"
     is_short = share < _MUCH_LESS and job.exit_status == 0 and not job.sized and _ran_briefly(job)
     return f"{text}; it ran too briefly to advise a size" if is_short else text
 
@@ -332,11 +322,6 @@ def _ran_briefly(job: JobView) -> bool:
     if job.started_at is None or job.ended_at is None:
         return False
     return instant(job.ended_at) - instant(job.started_at) < _BRIEF
-
-
-def _asking(job: JobView) -> str:
-    """Return the command that takes the size, where the user of the job used another one."""
-    return "gpulease run " if job.kind == "slurm" else ""
 
 
 def refusal_table(refusals: Sequence[RefusalView]) -> Iterator[Block]:

@@ -123,7 +123,15 @@ def select_jobs(client: LightClient, wanted: Selection) -> list[int]:
         jobs = own_jobs(client, ended=ended) if needs_list else ()
         found_by_word = (_by_word(client, jobs, verb, word) for word in wanted.words)
         return list(dict.fromkeys(number for numbers in found_by_word for number in numbers))
-    found = _matching(own_jobs(client, ended=not wanted.every and verb in _READS), wanted)
+    jobs = own_jobs(client, ended=not wanted.every and verb in _READS)
+    if wanted.pattern is not None:
+        from fnmatch import fnmatchcase
+
+        found = [job for job in jobs if fnmatchcase(job.name, wanted.pattern)]
+    else:
+        found = _applicable(jobs, verb)
+    if not found and not wanted.every:
+        raise no_match(wanted)
     if verb == "attach":
         chosen = _newest(found, verb)
         _say_one_of(len(found), f"match {wanted.pattern!r}", f"job {id_of(chosen)}")
@@ -139,7 +147,8 @@ def announce(verb: Verb, found: Sequence[JobView], count: int, user: str | None 
         owner = f"{user} has" if user else "you have"
         print_stderr(f"gpulease: {owner} no jobs to {_doing(verb)}")
     else:
-        print_stderr(f"gpulease: {_count(count)}: {_listed(found, count)}")
+        jobs = "1 job" if count == 1 else f"{count} jobs"
+        print_stderr(f"gpulease: {jobs}: {_listed(found, count)}")
 
 
 def for_each(targets: Iterable[T], act: Callable[[T], str]) -> int:
@@ -248,7 +257,14 @@ def _by_name(jobs: Sequence[JobView], verb: Verb, word: str) -> list[int]:
         _say_one_of(_count_arrays_once(named), f"have the name {clean(word)!r}", this)
         return _with_rest(jobs, verb, chosen)
     if _count_arrays_once(live) > 1:
-        raise _ambiguous(verb, word, live)
+        from glob import escape
+        from shlex import quote
+
+        raise BadUsage(
+            f"cannot {_doing(verb)} {word!r}: {len(live)} of your jobs have this name: "
+            f"{_listed(live, len(live))}",
+            f"give the number of one, or --name {quote(escape(word))} for all of them",
+        )
     if not named:
         raise no_match(Selection(verb, (word,)))
     # That an ended job cannot be changed is the daemon's to say.
@@ -328,18 +344,6 @@ def _with_rest(jobs: Sequence[JobView], verb: Verb, job: JobView) -> list[int]:
     return rest or [job.id]
 
 
-def _matching(jobs: Sequence[JobView], wanted: Selection) -> list[JobView]:
-    if wanted.pattern is not None:
-        from fnmatch import fnmatchcase
-
-        found = [job for job in jobs if fnmatchcase(job.name, wanted.pattern)]
-    else:
-        found = _applicable(jobs, wanted.verb)
-    if not found and not wanted.every:
-        raise no_match(wanted)
-    return found
-
-
 def _applicable(jobs: Sequence[JobView], verb: Verb) -> list[JobView]:
     applies = _APPLIES.get(verb)
     return [job for job in jobs if applies is None or applies(job)]
@@ -358,10 +362,6 @@ def _count_arrays_once(jobs: Iterable[JobView]) -> int:
 def _say_one_of(count: int, what_they_do: str, this: str) -> None:
     if count > 1:
         print_stderr(f"gpulease: {count} of your jobs {what_they_do}; this is {this}")
-
-
-def _count(count: int) -> str:
-    return "1 job" if count == 1 else f"{count} jobs"
 
 
 def _listed(found: Sequence[JobView], count: int) -> str:
@@ -385,15 +385,4 @@ def no_match(wanted: Selection, owner: str = "yours") -> NoSuchJob:
     return NoSuchJob(
         f"cannot {_doing(verb)} {words[0]!r}: no {yours} has this name",
         f"{hint}; a job of another user is named by its number",
-    )
-
-
-def _ambiguous(verb: Verb, word: str, found: Sequence[JobView]) -> GpuleaseError:
-    from glob import escape
-    from shlex import quote
-
-    return BadUsage(
-        f"cannot {_doing(verb)} {word!r}: {len(found)} of your jobs have this name: "
-        f"{_listed(found, len(found))}",
-        f"give the number of one, or --name {quote(escape(word))} for all of them",
     )

@@ -266,21 +266,9 @@ def _end(job: JobView | PastJobView, _: datetime) -> Line:
     return line(ending(job), "bad" if has_failed(job) else "dim")
 
 
-def _exit(job: JobView | PastJobView, _: datetime) -> Line:
-    return line(_code(job), "bad" if has_failed(job) else "")
-
-
 def _code(job: JobView | PastJobView) -> str:
     """Write the exit code, where the state does not tell how the job ended."""
     return str(job.exit_status) if job.outcome in _HAVE_CODE and job.exit_status is not None else ""
-
-
-def _expected(job: JobView, now: datetime) -> Line:
-    return line(clock(job.expected_start_at, now) if job.state == "queued" else "")
-
-
-def _ran(job: JobView, now: datetime) -> Line:
-    return line(between(job.started_at, job.ended_at, now) if job.started_at else "")
 
 
 def _leased(job: PastJobView, _: datetime) -> Line:
@@ -302,13 +290,17 @@ _OF_ALL: Cells = {
     "USER": lambda job, _: line(clean(job.user)),
     "NAME": lambda job, _: line(named(job)),
     "SUBMITTED": lambda job, now: line(clock(job.submitted_at, now)),
-    "EXIT": _exit,
+    "EXIT": lambda job, _: line(_code(job), "bad" if has_failed(job) else ""),
 }
 _LISTED: Cells = _OF_ALL | {
     "STATE": _state,
     "ASKS": lambda job, _: line(requested(job)),
-    "STARTS": _expected,
-    "RAN": _ran,
+    "STARTS": lambda job, now: line(
+        clock(job.expected_start_at, now) if job.state == "queued" else ""
+    ),
+    "RAN": lambda job, now: line(
+        between(job.started_at, job.ended_at, now) if job.started_at else ""
+    ),
     "COMMAND": lambda job, _: line(shown_command(job.command)),
 }
 _PAST: Cells = _OF_ALL | {
@@ -343,33 +335,32 @@ def print_history(
         "outcome": None if state == "ended" else _outcome(state),
         "name": name,
     }
-    client = _daemon(socket)
-    if client is None:
+    try:
+        client = light_client(socket, "history")
+    except NoDaemon:
+        if not acts_on_slurm(socket):
+            raise
         _print_of_slurm(asked, state, limit, as_csv=as_csv, json=json)
         return
+    # One more than the limit says whether others follow.
+    most = limit + 1 if limit is not None and (json or is_cut) else limit
+    pages = ahead(_pages(client, asked, most))
     if as_csv:
-        _print_csv(_pages(client, asked, limit))
+        print_stdout(",".join(TRACE))
+        for jobs in pages:
+            write_stdout(trace_of(jobs))
         return
     if json:
-        _print_json(_pages(client, asked, None if limit is None else limit + 1), limit)
+        found = list(chain.from_iterable(pages))
+        shown = found[:limit]
+        view = {"jobs": shown, "before": shown[-1].id if len(found) > len(shown) else None}
+        print_stdout(indent(encode(view)))
         return
-    # One more says whether others follow.
-    pages = _pages(client, asked, _FEW + 1 if is_cut else limit)
     first = next(pages)
     if not first:
         _refuse_unknown(user, "gpulease history shows the jobs of all users")
     screen = screen_of(sys.stdout, environment())
     print_paged(table_text(chain([first], pages), local_time(), screen, _FEW if is_cut else None))
-
-
-def _daemon(socket: Path | str | None) -> LightClient | None:
-    """Return the daemon; None where there is none, and Slurm has the jobs."""
-    try:
-        return light_client(socket, "history")
-    except NoDaemon:
-        if acts_on_slurm(socket):
-            return None
-        raise
 
 
 def _print_of_slurm(
@@ -390,11 +381,6 @@ def _print_of_slurm(
         )
     most = _MOST_PAST if limit is None else limit
     print_ended(asked["user"], asked["since"], state, asked["name"], most, json=json)
-
-
-def _pages(client: LightClient, asked: dict[str, Any], limit: int | None) -> Jobs:
-    """Yield pages of at most `limit` jobs in all; the first one may be empty."""
-    return ahead(_fetched(client, asked, limit))
 
 
 def ahead(pages: Jobs) -> Jobs:
@@ -423,7 +409,8 @@ def ahead(pages: Jobs) -> Jobs:
         yield page
 
 
-def _fetched(client: LightClient, asked: dict[str, Any], limit: int | None) -> Jobs:
+def _pages(client: LightClient, asked: dict[str, Any], limit: int | None) -> Jobs:
+    """Yield pages of at most `limit` jobs in all; the first one may be empty."""
     before: int | None = None
     while limit is None or limit > 0:
         most = _MOST_PAST if limit is None else min(limit, _MOST_PAST)
@@ -435,20 +422,6 @@ def _fetched(client: LightClient, asked: dict[str, Any], limit: int | None) -> J
         limit = None if limit is None else limit - len(view.jobs)
 
 
-def _print_json(pages: Jobs, limit: int | None) -> None:
-    """Print at most `limit` jobs, and whether others follow."""
-    found = list(chain.from_iterable(pages))
-    jobs = found[:limit]
-    view = {"jobs": jobs, "before": jobs[-1].id if len(found) > len(jobs) else None}
-    print_stdout(indent(encode(view)))
-
-
-def _print_csv(pages: Jobs) -> None:
-    print_stdout(",".join(TRACE))
-    for jobs in pages:
-        write_stdout(trace_of(jobs))
-
-
 def trace_of(jobs: Sequence[PastJobView]) -> str:
     """Return the jobs that held memory as lines of a trace."""
     import csv
@@ -456,26 +429,26 @@ def trace_of(jobs: Sequence[PastJobView]) -> str:
 
     lines = io.StringIO()
     writer = csv.writer(lines, lineterminator="\n")
-    writer.writerows(_traced(job) for job in jobs if job.granted_at and job.memory is not None)
+    for job in jobs:
+        if not job.granted_at or job.memory is None:
+            continue
+        ran_for = instant(job.ended_at).timestamp() - instant(job.granted_at).timestamp()
+        writer.writerow(
+            (
+                job.label,
+                instant(job.submitted_at).timestamp(),
+                # The clock of the machine may have been set.
+                max(0, round(ran_for, 3)),
+                job.gpus,
+                # Rounded up: a job needs what it leased.
+                -(-job.memory // MIB),
+                job.user,
+                "" if job.time_limit is None else f"{job.time_limit:g}",
+                "" if job.utilization is None else job.utilization / 100,
+                job.command or "",
+            )
+        )
     return lines.getvalue()
-
-
-def _traced(job: PastJobView) -> tuple[Any, ...]:
-    submitted = instant(job.submitted_at).timestamp()
-    granted = instant(job.granted_at or "").timestamp()
-    return (
-        job.label,
-        submitted,
-        # The clock of the machine may have been set.
-        max(0, round(instant(job.ended_at).timestamp() - granted, 3)),
-        job.gpus,
-        # Rounded up: a job needs what it leased.
-        -(-(job.memory or 0) // MIB),
-        job.user,
-        "" if job.time_limit is None else f"{job.time_limit:g}",
-        "" if job.utilization is None else job.utilization / 100,
-        job.command or "",
-    )
 
 
 def table_text(

@@ -40,8 +40,13 @@ from gpulease.drawing.words import (
     until,
 )
 from gpulease.record import record
-from gpulease.wire.text import free_of, model, shown_command
-from gpulease.wire.unmanaged import unmanaged_processes, used_without_lease
+from gpulease.wire.text import (
+    free_of,
+    model,
+    shown_command,
+    unmanaged_processes,
+    used_without_lease,
+)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -80,17 +80,16 @@ class WaitingLine:
                 self._show(now)
 
     def _show(self, now: datetime) -> None:
+        before = self._shown_at
+        is_due = before is None or (now - before).total_seconds() >= LINE_EVERY_S
         if self._width is not None:
             from gpulease.drawing.words import display_width, shorten
 
             width, texts = self._width() - 1, (self._text, *self._shorter)
             fitting = (text for text in texts if display_width(text) <= width)
             self._write(_ERASE + shorten(next(fitting, texts[-1]), width))
-        elif self._text != self._shown and self._may_write(now):
+        elif self._text != self._shown and is_due:
             self._write(self._text + "\n")
         else:
             return
         self._shown, self._shown_at = self._text, now
-
-    def _may_write(self, now: datetime) -> bool:
-        return self._shown_at is None or (now - self._shown_at).total_seconds() >= LINE_EVERY_S

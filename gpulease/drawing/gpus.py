@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from gpulease.drawing.words import clean, size
 from gpulease.record import record
-from gpulease.wire.text import runs
-from gpulease.wire.unmanaged import unmanaged_processes, used_without_lease
+from gpulease.wire.text import runs, unmanaged_processes, used_without_lease
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from gpulease.gpu.devices import Device, complete
 from gpulease.gpu.nvml_binding import Handle
 from gpulease.gpu.nvml_errors import DriverGone, GpuLost, NvmlFailure
 from gpulease.units import GIB
-from gpulease.wire.unmanaged import most_of_driver
+from gpulease.wire.text import most_of_driver
 
 _ALL_SAMPLES = 0
 """The start of all samples that the driver keeps, which is seconds to a minute."""

@@ -9,8 +9,13 @@ import msgspec
 from gpulease import __version__
 from gpulease.server.messages import JSON, PLAIN_TEXT
 from gpulease.server.router import Endpoint, Route
-from gpulease.wire.errors import ErrorReply
-from gpulease.wire.requests import CancelRequest, DrainRequest, KeepRequest, PauseRequest
+from gpulease.wire.requests import (
+    CancelRequest,
+    DrainRequest,
+    ErrorReply,
+    KeepRequest,
+    PauseRequest,
+)
 
 _OPTIONAL_BODIES = (CancelRequest, KeepRequest, DrainRequest, PauseRequest)
 _REFERENCE = "#/components/schemas/{name}"
@@ -34,11 +39,17 @@ def api_document(endpoints: Sequence[Endpoint]) -> dict[str, Any]:
 
 def _operation(endpoint: Endpoint) -> dict[str, Any]:
     route = endpoint.route
+    error = _json(ErrorReply)
+    if route.plain_errors:
+        error = {PLAIN_TEXT: {"schema": {"type": "string"}}, **error}
     made: dict[str, Any] = {
         "summary": (route.handler.__doc__ or "").partition("\n")[0],
         "operationId": route.handler.__name__ + endpoint.path.replace("/", "_"),
         "parameters": _parameters(endpoint),
-        "responses": {str(route.status): _reply(route), "default": _error(route)},
+        "responses": {
+            str(route.status): _reply(route),
+            "default": {"description": "An error", "content": error},
+        },
     }
     if route.body is not None:
         made["requestBody"] = {
@@ -68,12 +79,6 @@ def _reply(route: Route) -> dict[str, Any]:
     if isinstance(route.reply, type):
         content |= _json(route.reply)
     return {**described, "content": content} if content else described
-
-
-def _error(route: Route) -> dict[str, Any]:
-    plain = {PLAIN_TEXT: {"schema": {"type": "string"}}}
-    content = {**plain, **_json(ErrorReply)} if route.plain_errors else _json(ErrorReply)
-    return {"description": "An error", "content": content}
 
 
 def _json(kind: type) -> dict[str, Any]:

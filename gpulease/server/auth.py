@@ -140,7 +140,13 @@ class Rights:
             case Access.ANYONE | Access.EACH:
                 return
             case Access.SUBMITTER:
-                self._check_submitter(caller)
+                # Only a daemon of root can run jobs as another user.
+                if self.daemon_uid not in (0, caller.uid):
+                    raise NotAllowed(
+                        "cannot submit: this daemon belongs to another user and runs only their "
+                        "jobs",
+                        "unset GPULEASE_SOCKET to use the system's daemon or your own",
+                    )
             case Access.MANAGER | Access.OWNER:
                 assert job is not None, "the router finds the job"
                 self._check_job(access, caller, verb, job)
@@ -149,14 +155,6 @@ class Rights:
             case Access.ROOT:
                 if not self.is_root(caller):
                     raise NotAllowed(f"cannot {verb}: only root may")
-
-    def _check_submitter(self, caller: Caller) -> None:
-        # Only a daemon of root can run jobs as another user.
-        if self.daemon_uid not in (0, caller.uid):
-            raise NotAllowed(
-                "cannot submit: this daemon belongs to another user and runs only their jobs",
-                "unset GPULEASE_SOCKET to use the system's daemon or your own",
-            )
 
     def _check_job(self, access: Access, caller: Caller, verb: str, job: Job) -> None:
         is_owner = access is Access.OWNER

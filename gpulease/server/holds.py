@@ -155,6 +155,7 @@ def hold_submission_of(
     claim = claim_of(request.claim, defaults)
     options = options_of(request.options, request.claim.memory)
     process, shown = _holder(request.pid, caller, find)
+    asker = find(caller.pid) if caller.pid > 0 else None
     if process is None and claim.time_limit is None:
         raise BadValue(
             "cannot hold a lease without an end: neither a process nor a time limit is given",
@@ -167,7 +168,7 @@ def hold_submission_of(
         claim=claim,
         invocation=Invocation((), "/", environment, options=options),
         wait_for=span("time to wait", request.wait, at_least=0),
-        holder=Holder(process, _asker(caller, find)),
+        holder=Holder(process, None if asker is None else asker.process),
         only_lease=request.adopt,
         key=checked_key(request.key),
         named=gpu_names(request.claim.named),
@@ -191,11 +192,6 @@ def _holder(pid: int | None, caller: Caller, find: FindProcess) -> tuple[Process
             "name one of your own processes",
         )
     return found.process, f"held by pid {pid} ({clean(found.name)})"
-
-
-def _asker(caller: Caller, find: FindProcess) -> Process | None:
-    found = find(caller.pid) if caller.pid > 0 else None
-    return None if found is None else found.process
 
 
 def refuse_within_job(holder: Holder | None, live: Sequence[Job], jobs_of: JobsOf) -> None:

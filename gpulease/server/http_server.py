@@ -130,7 +130,8 @@ class HttpProtocol(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         # No client of ours pipelines, and a connection could queue requests without limit.
-        if self._is_busy:
+        cycle: RequestResponseCycle | None = self.cycle
+        if cycle is not None and not cycle.response_complete:
             self._is_pipelined = True
             raise Pipelined
         self._unparsed = self._head_size = 0
@@ -156,17 +157,23 @@ class HttpProtocol(HttpToolsProtocol):
         self._deadline.cancel()
         super().on_headers_complete()
 
-    @property
-    def _is_busy(self) -> bool:
-        cycle: RequestResponseCycle | None = self.cycle
-        return cycle is not None and not cycle.response_complete
-
 
 class HttpServer(uvicorn.Server):
     """Serves an application until `leave` is set, without uvicorn's signal handlers and ticks."""
 
     def __init__(self, app: AsgiApp, leave: asyncio.Event) -> None:
-        super().__init__(_config(app))
+        config = uvicorn.Config(
+            app,
+            http=HttpProtocol,
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            date_header=False,
+            timeout_graceful_shutdown=_CLOSE_WITHIN_S,
+        )
+        super().__init__(config)
         self._leave = leave
         self._acceptor: Acceptor | None = None
 
@@ -201,17 +208,3 @@ class HttpServer(uvicorn.Server):
 
     def _protocol(self) -> HttpProtocol:
         return HttpProtocol(self.config, self.server_state, self.lifespan.state)
-
-
-def _config(app: AsgiApp) -> uvicorn.Config:
-    return uvicorn.Config(
-        app,
-        http=HttpProtocol,
-        ws="none",
-        lifespan="off",
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        date_header=False,
-        timeout_graceful_shutdown=_CLOSE_WITHIN_S,
-    )

@@ -89,7 +89,10 @@ class JobJson:
         job, position = row[0]
         waits = self._views.wait(job)._replace(position=position)
         queue = self._views.queue(job.queue, waits.block)
-        queue.array_waiting = _stands_for(row)
+        if len(row) > 1:
+            arrays = (each.queue.array for each, _ in row)
+            indices = sorted(array.index for array in arrays if array is not None)
+            queue.array_waiting = ArrayWaitingView(ranges(indices), len(indices))
         if _has_never_run(job):
             return self._waiting(job, waits, viewer, queue)
         view = replace(self._views.job(job), position=position, queue=queue)
@@ -162,14 +165,6 @@ class JobJson:
 
 def _has_never_run(job: Job) -> bool:
     return job.state is State.QUEUED and _what_runs_change(job) == _NEVER_RUN
-
-
-def _stands_for(row: Row) -> ArrayWaitingView | None:
-    """Return the elements in a row of several; None in a row of one."""
-    if len(row) == 1:
-        return None
-    indices = sorted(job.queue.array.index for job, _ in row if job.queue.array is not None)
-    return ArrayWaitingView(ranges(indices), len(indices))
 
 
 def _number(value: int | None) -> bytes:

@@ -27,11 +27,10 @@ from gpulease.server.context import (
 from gpulease.server.holds import job_of_caller
 from gpulease.server.job_requests import cancel_grace_of, keep_span_of, submission_of
 from gpulease.server.job_views import suggestion_view
-from gpulease.server.job_watch import JobWatch
 from gpulease.server.messages import Request, Response, StreamingResponse
 from gpulease.server.output import OutputQuery, frames_of
 from gpulease.wire.frames import FrameKind
-from gpulease.wire.jobs import DeviceView, JobView
+from gpulease.wire.jobs import JobView
 from gpulease.wire.requests import (
     CancelRequest,
     ExtendRequest,
@@ -66,6 +65,47 @@ class OutputSettings:
     """Of one user at once; root has no such limit."""
 
 
+class JobWatch:
+    """Wakes the streams that follow a job when that job changes.
+
+    Each change is examined once for all streams. Otherwise hundreds of them would compute their job
+    again at each change of another job.
+    """
+
+    def __init__(self, context: RequestContext) -> None:
+        self._context = context
+        self._waiting: dict[asyncio.Future[None], Job] = {}
+        """What wakes each stream, and its job as the stream has seen it."""
+        self._looking: asyncio.Task[None] | None = None
+
+    async def change_of(self, job: Job, within_s: float) -> None:
+        """Wait until the store has another version of `job`, for at most `within_s` seconds."""
+        if self._has_changed(job):
+            return
+        changed = asyncio.get_running_loop().create_future()
+        self._waiting[changed] = job
+        if self._looking is None or self._looking.done():
+            self._looking = asyncio.create_task(self._look(), name="job watch")
+        try:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(within_s):
+                    await changed
+        finally:
+            del self._waiting[changed]
+
+    async def _look(self) -> None:
+        """Look at the watched jobs at each change of any job."""
+        while self._waiting:
+            change = self._context.scheduler.next_change
+            for changed, job in self._waiting.items():
+                if self._has_changed(job) and not changed.done():
+                    changed.set_result(None)
+            await change.wait()
+
+    def _has_changed(self, job: Job) -> bool:
+        return self._context.scheduler.store.live_job(job.id) is not job
+
+
 class JobHandlers:
     """One method for each route.
 
@@ -88,7 +128,9 @@ class JobHandlers:
         is_admin = context.rights.is_admin(caller)
         submission = submission_of(body, caller, context.defaults, is_admin=is_admin)
         if body.refuse_nested:
-            await self._refuse_nested(caller, submission.invocation.environment)
+            around = await job_of_caller(caller, submission.invocation.environment, context)
+            if around is not None:
+                raise WithinLease(f"cannot submit: this process runs within {around.title}")
         context.refuse_closed_queue(caller, "submit")
         job = await context.scheduler.submit(submission)
         view = context.job_views.job(job, to_owner=True)
@@ -99,11 +141,6 @@ class JobHandlers:
             lines = self._changes(job.id, request, _STARTED, view)
             return StreamingResponse(lines, 201, media_type=JSON_LINES)
         return Response(msgspec.json.encode(view) + b"\n", 201, media_type=JSON_LINES)
-
-    async def _refuse_nested(self, caller: Caller, environment: Mapping[str, str]) -> None:
-        around = await job_of_caller(caller, environment, self._context)
-        if around is not None:
-            raise WithinLease(f"cannot submit: this process runs within {around.title}")
 
     async def show(self, request: Request, job_id: int) -> Response:
         """Show a job with its events and the number of its processes."""
@@ -116,12 +153,13 @@ class JobHandlers:
         suggested = await context.scheduler.explainer.suggestions(job, smallest)
         caller = caller_of_request(request)
         view = context.view_for(caller, job, with_events=True)
+        options = self._options(job.id) if job.holds_memory else None
         return json_response(
             replace(
                 view,
                 processes=count,
                 cwd=self._cwd(job, caller),
-                devices=self._devices(job),
+                devices=[] if options is None else context.job_views.leases.devices(job, options),
                 suggestions=[suggestion_view(each) for each in suggested],
             )
         )
@@ -134,11 +172,6 @@ class JobHandlers:
         with contextlib.suppress(NoSuchJob):  # it has ended in the meantime
             return to_wire(self._context.scheduler.store.invocation(job.id).cwd)
         return None
-
-    def _devices(self, job: Job) -> list[DeviceView]:
-        """Return the GPUs of a job that holds memory."""
-        options = self._options(job.id) if job.holds_memory else None
-        return [] if options is None else self._context.job_views.leases.devices(job, options)
 
     def _options(self, job: JobId) -> Mapping[str, object] | None:
         """Return the options for frameworks of a live job."""
@@ -172,7 +205,7 @@ class JobHandlers:
         `first` is the view of a job that was just queued: most start at once, so what it waits for
         is computed, and sent, only if it still waits after a moment.
         """
-        caller, slot = caller_of_request(request), slot_of_request(request)
+        caller, slot, context = caller_of_request(request), slot_of_request(request), self._context
         sent: JobView | None = None
         clock = asyncio.get_running_loop().time
         sent_at = clock()
@@ -187,8 +220,8 @@ class JobHandlers:
                 await self._watch.change_of(job, left)
                 continue
             if job.state is State.QUEUED:
-                await self._context.scheduler.explainer.refresh(job.id)
-            view = self._with_devices(self._context.view_for(caller, job), job, options)
+                await context.scheduler.explainer.refresh(job.id)
+            view = self._with_devices(context.view_for(caller, job), job, options)
             if view != sent:
                 yield msgspec.json.encode(view) + b"\n"
                 sent, sent_at = view, clock()

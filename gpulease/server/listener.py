@@ -22,7 +22,7 @@ from gpulease.errors import BadConfiguration, GpuleaseError, TooMany
 from gpulease.path_ownership import make_directories, shaky
 from gpulease.peer_credentials import peer_credentials
 from gpulease.service.log_once import LogOnce
-from gpulease.wire.errors import ErrorBody, ErrorReply
+from gpulease.wire.requests import ErrorBody, ErrorReply
 
 _log = logging.getLogger(__name__)
 

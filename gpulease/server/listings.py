@@ -82,7 +82,12 @@ class Listings:
         # While the queue changes, the two may differ.
         view.waiting = max(sum(map(len, shown)), len(self._machine.live()) - len(holding))
         view.more = None if len(shown) == view.waiting else _ALL_IN_QUEUE
-        view.waiting_by_user = self._waiting_by_user()
+        live = self._machine.live()
+        if live is not self._counted[0]:
+            # While nothing changes, a long queue is gone through once.
+            waiting = (job.owner.user for job in live if job.state is State.QUEUED)
+            self._counted = live, list(starmap(UserWaitingView, Counter(waiting).items()))
+        view.waiting_by_user = self._counted[1]
         if viewer is not None:
             view = redact_machine(view, viewer)
         json = self._status_json
@@ -93,14 +98,6 @@ class Listings:
         drawn = msgspec.json.encode(view)
         self._explainer.start()
         return drawn
-
-    def _waiting_by_user(self) -> list[UserWaitingView]:
-        # While nothing changes, a long queue is gone through once.
-        live = self._machine.live()
-        if live is not self._counted[0]:
-            waiting = (job.owner.user for job in live if job.state is State.QUEUED)
-            self._counted = live, list(starmap(UserWaitingView, Counter(waiting).items()))
-        return self._counted[1]
 
     async def jobs(
         self,

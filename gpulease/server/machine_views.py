@@ -171,7 +171,8 @@ class MachineViews:
                 leased=gpu.leased,
                 committed=gpu.committed,
                 unmanaged=gpu.unmanaged,
-                headroom=_headroom(gpu),
+                # On a drained GPU nothing can be leased now.
+                headroom=0 if gpu.drained is not None and gpu.headroom else gpu.headroom,
             ),
             utilization=reading.utilization,
             temperature=reading.temperature,
@@ -213,11 +214,6 @@ class MachineViews:
 def pause_view(pause: QueuePause | None) -> PauseView | None:
     """Return a pause of the queue as a wire object."""
     return None if pause is None else PauseView(pause.by, pause.why, instant(pause.at) or "")
-
-
-def _headroom(gpu: GpuMemory) -> int | None:
-    """Return what can be leased now: nothing on a drained GPU."""
-    return gpu.headroom if gpu.drained is None or gpu.headroom is None else 0
 
 
 def _state(gpu: GpuMemory) -> GpuState:

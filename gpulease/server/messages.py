@@ -60,18 +60,15 @@ class StreamingResponse(Response):
         assert serving is not None
         leaving = asyncio.ensure_future(_when_disconnected(receive, serving.cancel))
         try:
-            await self._send_all(send)
+            await send(_start(self.status, self.headers))
+            async for piece in self._pieces:
+                await send({"type": "http.response.body", "body": piece, "more_body": True})
+            await send({"type": "http.response.body", "body": b""})
         except asyncio.CancelledError:
             if not leaving.done():
                 raise  # the daemon stops
         finally:
             leaving.cancel()
-
-    async def _send_all(self, send: Send) -> None:
-        await send(_start(self.status, self.headers))
-        async for piece in self._pieces:
-            await send({"type": "http.response.body", "body": piece, "more_body": True})
-        await send({"type": "http.response.body", "body": b""})
 
 
 def _start(status: int, headers: list[tuple[bytes, bytes]]) -> Message:

@@ -24,23 +24,20 @@ def reason(job: Job, wait_reason: str | None = None) -> tuple[str | None, str | 
         case State.QUEUED:
             return wait_reason, None
         case State.GRANTED | State.ACTIVE:
-            return None if job.main_exited_at is None else _left_behind(job), None
+            if job.main_exited_at is None:
+                return None, None
+            how = "" if job.exit is None else f" ({job.exit})"
+            left = "the processes that it left behind keep the lease"
+            return f"its main process has ended{how}; {left}", None
         case State.RELEASING:
             why, hint = split_hint(job.detail or "asked to end")
-            return (why if job.holder else f"{why}; {_while_it_ends(job)}"), hint
+            if job.holder is not None:
+                return why, hint
+            again = "it is queued again when its processes have ended"
+            rest = again if job.outcome in QUEUED_AGAIN else "its processes are still running"
+            return f"{why}; {rest}", hint
         case State.ENDED:
             return split_hint(job.detail) if job.detail else (_ending(job), None)
-
-
-def _while_it_ends(job: Job) -> str:
-    if job.outcome in QUEUED_AGAIN:
-        return "it is queued again when its processes have ended"
-    return "its processes are still running"
-
-
-def _left_behind(job: Job) -> str:
-    how = "" if job.exit is None else f" ({job.exit})"
-    return f"its main process has ended{how}; the processes that it left behind keep the lease"
 
 
 def _ending(job: Job) -> str | None:
@@ -101,13 +98,13 @@ class WaitReasonCache:
 
 def explanation(claim: Claim, waiting: WaitReason, gpus: int) -> WaitExplanation:
     """Return a reason as numbers and sentences, on a machine with so many GPUs."""
-    reserved = (each for each in _obstacles(waiting) if each.kind is ObstacleKind.RESERVED)
-    behind = next((job for each in reserved for job in each.waits_for), None)
     refusal = waiting.refusal
+    reserved = (each for each in refusal.obstacles if each.kind is ObstacleKind.RESERVED)
+    behind = next((job for each in reserved for job in each.waits_for), None)
     labels = refusal.labels_of(refusal.waits_for)
     return WaitExplanation(
         why_it_waits(claim, waiting, gpus),
-        [RefusalView(each.gpu, each.index, each.why, each.label) for each in _obstacles(waiting)],
+        [RefusalView(each.gpu, each.index, each.why, each.label) for each in refusal.obstacles],
         list(refusal.waits_for),
         behind,
         [] if labels == [*map(str, refusal.waits_for)] else labels,
@@ -127,14 +124,14 @@ def why_it_waits(claim: Claim, waiting: WaitReason, gpus: int) -> str | None:
         return f"it asks for {claim.gpus} GPUs, and the driver shows {gpus} now"
     if waiting.over_limit is not None:
         return str(waiting.over_limit)
-    return _why_no_gpu(claim, waiting)
+    return _why_no_gpu(claim, waiting.refusal)
 
 
-def _why_no_gpu(claim: Claim, waiting: WaitReason) -> str | None:
-    obstacles = _obstacles(waiting)
+def _why_no_gpu(claim: Claim, refusal: Refusal) -> str | None:
+    obstacles = refusal.obstacles
     stay = [each for each in obstacles if each.kind in _STAY]
     able = [each for each in obstacles if each.kind not in (*_STAY, ObstacleKind.NOT_ASKED_FOR)]
-    if stay and len(able) + len(waiting.refusal.fits) < claim.gpus:
+    if stay and len(able) + len(refusal.fits) < claim.gpus:
         return _by_gpu(stay)
     leased = [each for each in obstacles if each.kind is ObstacleKind.LEASED]
     if leased:
@@ -154,15 +151,11 @@ def _by_gpu(obstacles: Sequence[Obstacle]) -> str | None:
     labels_by_why: dict[str, list[str]] = {}
     for each in obstacles:
         labels_by_why.setdefault(each.why, []).append(each.label)
-    return "; ".join(f"{_gpus(labels)}: {why}" for why, labels in labels_by_why.items()) or None
-
-
-def _gpus(labels: Sequence[str]) -> str:
-    return f"GPU {labels[0]}" if len(labels) == 1 else f"GPUs {', '.join(labels)}"
-
-
-def _obstacles(waiting: WaitReason) -> Sequence[Obstacle]:
-    return waiting.refusal.obstacles
+    parts = (
+        f"{'GPU' if len(labels) == 1 else 'GPUs'} {', '.join(labels)}: {why}"
+        for why, labels in labels_by_why.items()
+    )
+    return "; ".join(parts) or None
 
 
 def _one_of(obstacles: Sequence[Obstacle]) -> str:
@@ -171,10 +164,9 @@ def _one_of(obstacles: Sequence[Obstacle]) -> str:
     labels = Refusal(tuple(obstacles)).labels_of(jobs)
     if len(jobs) == 1:
         return job_title(labels[0], slurm[jobs[0]])
-    first = list(zip(jobs, labels, strict=True))[:_MOST_JOBS_NAMED]
-    named = ", ".join(_short(label, slurm[job]) for job, label in first)
-    return f"one of the jobs {named}{', ...' if len(jobs) > _MOST_JOBS_NAMED else ''}"
-
-
-def _short(label: str, slurm: int | None) -> str:
-    return label if slurm is None else f"{slurm} of Slurm"
+    named = [
+        label if slurm[job] is None else f"{slurm[job]} of Slurm"
+        for job, label in zip(jobs[:_MOST_JOBS_NAMED], labels, strict=False)
+    ]
+    more = ["..."] if len(jobs) > _MOST_JOBS_NAMED else []
+    return f"one of the jobs {', '.join([*named, *more])}"

@@ -209,11 +209,14 @@ async def _whole(scope: Scope, receive: Receive, slot: RequestSlot) -> bytes:
         TooLarge: it exceeds the limit.
         TooSlow: it did not arrive in time.
     """
-    length = _content_length(scope)
-    if length == 0:
-        return b""
-    if length is not None and length > LARGEST_REQUEST:
-        raise _too_large()
+    headers = dict(scope["headers"])
+    length = headers.get(b"content-length", b"0")
+    # The length of a body in chunks, or behind a header without a number, is known at its end.
+    if b"transfer-encoding" not in headers and length.isdigit():
+        if int(length) == 0:
+            return b""
+        if int(length) > LARGEST_REQUEST:
+            raise _too_large()
     body = bytearray()
     if not await _read(body, receive, beyond=_LARGE_BODY):
         # What is not read yet stays in the memory of the client.
@@ -299,15 +302,6 @@ async def _discard(receive: Receive) -> None:
                     return
     except TimeoutError:
         return
-
-
-def _content_length(scope: Scope) -> int | None:
-    """Return the length of a body; None if it is known only at its end."""
-    headers = dict(scope["headers"])
-    if b"transfer-encoding" in headers:
-        return None
-    length = headers.get(b"content-length", b"0")
-    return int(length) if length.isdigit() else None
 
 
 def _too_large() -> TooLarge:

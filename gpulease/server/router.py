@@ -18,7 +18,7 @@ from gpulease.errors import BadValue, GpuleaseError, NoSuchRoute
 from gpulease.server.auth import Access, caller_in
 from gpulease.server.context import RequestContext, json_response
 from gpulease.server.messages import PLAIN_TEXT, Receive, Request, Response, Scope, Send
-from gpulease.wire.errors import ErrorBody, ErrorReply
+from gpulease.wire.requests import ErrorBody, ErrorReply
 
 T = TypeVar("T")
 
@@ -101,14 +101,21 @@ class Router:
             return error_response(error)
         except Exception:  # noqa: BLE001  the caller gets an answer, and the log the traceback
             _log.exception("cannot answer %s %s", scope["method"], scope["path"])
-            return _bug()
+            body = ErrorBody(
+                GpuleaseError.code,
+                "cannot answer: internal error in gpuleased",
+                "an admin finds the details in the log: journalctl -u gpuleased",
+            )
+            return json_response(ErrorReply(body), 500)
 
     async def _handle(self, scope: Scope) -> Response:
         parts = scope["path"].split("/")
         alike = [each for each in self._by_length.get(len(parts), ()) if each.matches(parts)]
         endpoint = next((each for each in alike if each.route.method == scope["method"]), None)
         if endpoint is None:
-            return _not_served(405 if alike else 404)
+            status, why = (405, "Method Not Allowed") if alike else (404, "Not Found")
+            body = ErrorBody(NoSuchRoute.code, f"cannot serve this request: {why}")
+            return json_response(ErrorReply(body), status)
         try:
             return await self._serve(endpoint, scope, parts)
         except GpuleaseError as error:
@@ -118,27 +125,19 @@ class Router:
             raise
 
     async def _serve(self, endpoint: Endpoint, scope: Scope, parts: Sequence[str]) -> Response:
-        values = endpoint.path_values(parts)
-        self._check(endpoint.route, scope, values)
+        route, values = endpoint.route, endpoint.path_values(parts)
+        # Before the query is read: without access, a caller is told no more than that.
+        job = None
+        if route.access.concerns_job:
+            job = self._context.existing_job(_parsed(values["job_id"], int))
+        self._context.rights.check(route.access, caller_in(scope), route.verb, job)
         if query := scope["query_string"]:
             values = dict(parse_qsl(query.decode("latin-1"), keep_blank_values=True)) | values
         given = msgspec.structs.asdict(_parsed(values, endpoint.parameters))
         if endpoint.takes_request:
             given["request"] = Request(scope)
-        answer: Response = await endpoint.route.handler(**given)
+        answer: Response = await route.handler(**given)
         return answer
-
-    def _check(self, route: Route, scope: Scope, values: dict[str, str]) -> None:
-        """Check that the caller has access.
-
-        Raises:
-            NotAllowed: it has not.
-            NoSuchJob: the path names a job that does not exist.
-        """
-        job = None
-        if route.access.concerns_job:
-            job = self._context.existing_job(_parsed(values["job_id"], int))
-        self._context.rights.check(route.access, caller_in(scope), route.verb, job)
 
 
 def _parsed(given: object, kind: type[T]) -> T:
@@ -157,18 +156,3 @@ def error_response(error: GpuleaseError) -> Response:
     """Return the answer for an error."""
     body = ErrorBody(error.code, error.message, error.hint, *(error.parts or ()))
     return json_response(ErrorReply(body), error.http_status)
-
-
-def _not_served(status: int) -> Response:
-    why = "Not Found" if status == 404 else "Method Not Allowed"
-    body = ErrorBody(NoSuchRoute.code, f"cannot serve this request: {why}")
-    return json_response(ErrorReply(body), status)
-
-
-def _bug() -> Response:
-    body = ErrorBody(
-        GpuleaseError.code,
-        "cannot answer: internal error in gpuleased",
-        "an admin finds the details in the log: journalctl -u gpuleased",
-    )
-    return json_response(ErrorReply(body), 500)

@@ -17,7 +17,7 @@ from gpulease.errors import GpuleaseError
 from gpulease.web.daemon_reader import DaemonReader
 from gpulease.web.templates import colors, render
 from gpulease.wire.machine import FIRST_IN_QUEUE, StatusView
-from gpulease.wire.unmanaged import unmanaged_processes
+from gpulease.wire.text import unmanaged_processes
 
 SECTIONS = ("machine", "gpus", "jobs", "strangers", "queue")
 """Each has a template, and an element in the page."""

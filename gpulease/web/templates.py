@@ -27,9 +27,9 @@ from gpulease.wire.text import (
     ordinal,
     shown_command,
     spoken,
+    used_without_lease,
     user_colour,
 )
-from gpulease.wire.unmanaged import used_without_lease
 from gpulease.wire.usage import PastJobView
 
 UNKNOWN = "unknown"

@@ -8,8 +8,6 @@ TYPE_CHECKING = False  # `typing` takes as long to import as the interpreter to 
 if TYPE_CHECKING:
     from typing import Any
 
-    from gpulease.wire.errors import ErrorBody as ErrorBody
-    from gpulease.wire.errors import ErrorReply as ErrorReply
     from gpulease.wire.frames import FrameKind as FrameKind
     from gpulease.wire.jobs import ClaimView as ClaimView
     from gpulease.wire.jobs import EnvironmentView as EnvironmentView
@@ -41,6 +39,8 @@ if TYPE_CHECKING:
     from gpulease.wire.requests import ClaimRequest as ClaimRequest
     from gpulease.wire.requests import DrainRequest as DrainRequest
     from gpulease.wire.requests import EarlySignalRequest as EarlySignalRequest
+    from gpulease.wire.requests import ErrorBody as ErrorBody
+    from gpulease.wire.requests import ErrorReply as ErrorReply
     from gpulease.wire.requests import ExtendRequest as ExtendRequest
     from gpulease.wire.requests import HoldRequest as HoldRequest
     from gpulease.wire.requests import KeepRequest as KeepRequest
@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     from gpulease.wire.usage import ReportView as ReportView
     from gpulease.wire.usage import UseView as UseView
 
-_MODULES = ("requests", "jobs", "machine", "usage", "errors", "frames")
+_MODULES = ("requests", "jobs", "machine", "usage", "frames")
 
 if not TYPE_CHECKING:  # for type checkers, every name would exist
 

@@ -99,18 +99,13 @@ class FrameReader:
         self._incomplete += piece
         start = 0
         while (payload_at := start + HEADER.size) <= len(self._incomplete):
-            kind, length = _header(self._incomplete, start)
+            kind, length = HEADER.unpack_from(self._incomplete, start)
+            if length > LARGEST_FRAME:
+                raise BadFrame(f"a frame of {length} bytes")
+            if kind not in KINDS:
+                raise BadFrame(f"a frame of unknown kind {kind}")
             if payload_at + length > len(self._incomplete):
                 break
             start = payload_at + length
             yield kind, bytes(memoryview(self._incomplete)[payload_at:start])
         del self._incomplete[:start]
-
-
-def _header(buffer: bytearray, start: int) -> tuple[FrameKind, int]:
-    number, length = HEADER.unpack_from(buffer, start)
-    if length > LARGEST_FRAME:
-        raise BadFrame(f"a frame of {length} bytes")
-    if number not in KINDS:
-        raise BadFrame(f"a frame of unknown kind {number}")
-    return number, length

@@ -1,4 +1,5 @@
-"""What the command, the web page and the daemon share: limits of requests, encodings, wording.
+"""What the command, the web page and the daemon share: limits of requests, encodings, wording,
+and what counts as memory that is used without a lease.
 
 The command imports this at every start.
 """
@@ -11,11 +12,11 @@ from gpulease.units import format_size
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from typing import Protocol
 
     from gpulease.wire.jobs import ClaimView, JobView
-    from gpulease.wire.machine import GpuView
+    from gpulease.wire.machine import GpuView, ProcessView, StatusView
     from gpulease.wire.usage import PastJobView
 
     class _MayHaveEnded(Protocol):
@@ -140,14 +141,11 @@ def shown_command(command: str) -> str:
     """
     program, _, rest = clean(command).partition(" ")
     name = program.rpartition("/")[2]
-    if name.startswith("python") and not name.strip("python.0123456789") and _is_script(rest):
+    is_script = rest[:1] not in ("", "-", "'")
+    if name.startswith("python") and not name.strip("python.0123456789") and is_script:
         program, _, rest = rest.partition(" ")
         name = program.rpartition("/")[2]
     return f"{name or program} {rest}".rstrip() if "'" not in program else clean(command)
-
-
-def _is_script(words: str) -> bool:
-    return bool(words) and words[0] not in "-'"
 
 
 def ordinal(number: int) -> str:
@@ -197,3 +195,50 @@ def free_of(gpu: GpuView) -> int | None:
         return None
     # Of a GPU that grants nothing, nothing can be leased.
     return gpu.memory.headroom if gpu.state == "available" else 0
+
+
+_MIB = 1 << 20
+_OF_DRIVER = 256 * _MIB
+"""Idle cards report 1 to 27 MiB, some about 100, with no process on them."""
+_OF_DRIVER_SHARE = 100
+"""Of a card above 25 GiB, a hundredth: the driver holds more on larger ones."""
+
+
+def used_without_lease(gpu: GpuView, view: StatusView) -> int:
+    """Return the bytes on a GPU without a lease that people should know of.
+
+    Without a process in the list, a little memory is what the driver holds for itself.
+    """
+    unmanaged = gpu.memory.unmanaged or 0
+    if any(unmanaged_processes(gpu, view, gone=True)):
+        return unmanaged
+    return beyond_driver(unmanaged, gpu.memory.total)
+
+
+def most_of_driver(total: int | None) -> int:
+    """Return the most bytes of a GPU that the driver alone holds: 256 MiB, or 1 % if more."""
+    return max(_OF_DRIVER, (total or 0) // _OF_DRIVER_SHARE)
+
+
+def beyond_driver(unmanaged: int | None, total: int | None) -> int:
+    """Return memory that no process explains; 0 if it is the driver's."""
+    return 0 if unmanaged is None or unmanaged <= most_of_driver(total) else unmanaged
+
+
+def unmanaged_processes(
+    gpu: GpuView, view: StatusView, *, gone: bool = False
+) -> Iterator[ProcessView]:
+    """Yield the processes on a GPU that have no lease on it.
+
+    For a moment after the end of a job, the driver lists its processes, which are `gone`.
+    """
+    if not gpu.processes:
+        return
+    # A GPU that MIG divides lists the processes of its MIG devices.
+    of_gpu = {gpu.uuid, *(each.uuid for each in view.gpus if each.parent == gpu.uuid)}
+    leased = {job.id for job in view.jobs for lease in job.leases if lease.gpu in of_gpu}
+    for process in gpu.processes:
+        if process.job in leased or (process.serves and gpu.memory.leased):
+            continue
+        if gone or process.job is None or process.user is not None:
+            yield process

@@ -14,10 +14,9 @@ import msgspec
 
 from daemon_stand_in import views
 from gpulease.errors import GpuleaseError, NoSuchJob
-from gpulease.wire.errors import ErrorBody, ErrorReply
 from gpulease.wire.jobs import JobList, JobView, NestedView
 from gpulease.wire.machine import DoctorView, StatusView
-from gpulease.wire.requests import SubmitRequest
+from gpulease.wire.requests import ErrorBody, ErrorReply, SubmitRequest
 from gpulease.wire.usage import HistoryView, PastJobView
 
 

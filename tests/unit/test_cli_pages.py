@@ -17,8 +17,8 @@ from goldens import compare
 from gpulease.cli import (
     doctor,
     dry_run,
+    job_gpus,
     job_page,
-    job_report,
     render,
     report,
     reserve,
@@ -179,12 +179,12 @@ def test_the_summary_is_one_line_of_what_is_known() -> None:
     }
     simulated = DeviceView(views.FIRST, ["/CPU:0"], "Simulated GPU", None, simulated=True)
     lines = [
-        *job_report.device_lines(trained),
-        *job_report.device_lines(views.running(12, devices=[simulated])),
-        job_report.summary_line(after_its_end(**known)),
-        job_report.summary_line(after_its_end(steps=3, started_at=None)),
-        job_report.summary_line(replace(views.over(17, 0), leases=[], advised=None)),
-        job_report.summary_line(replace(views.over(17, 0), leases=[], advised=3 << 30)),
+        *job_gpus.device_lines(trained),
+        *job_gpus.device_lines(views.running(12, devices=[simulated])),
+        job_gpus.summary_line(after_its_end(**known)),
+        job_gpus.summary_line(after_its_end(steps=3, started_at=None)),
+        job_gpus.summary_line(replace(views.over(17, 0), leases=[], advised=None)),
+        job_gpus.summary_line(replace(views.over(17, 0), leases=[], advised=3 << 30)),
     ]
 
     compare("job-report", "\n".join(lines) + "\n")

@@ -9,7 +9,7 @@ from typing import Any
 from gpulease.domain.gpu import JobId
 from gpulease.domain.job import Job, Owner
 from gpulease.domain.lease import Claim
-from gpulease.server.job_watch import JobWatch
+from gpulease.server.jobs import JobWatch
 from gpulease.service.job_supervisor import Changes
 
 LONG_S = 60.0

@@ -29,8 +29,14 @@ from gpulease.web.templates import (
 )
 from gpulease.wire.jobs import ArrayWaitingView, ClaimView, EventView, JobView, QueueView
 from gpulease.wire.machine import GpuView, MemoryView, ProcessView
-from gpulease.wire.text import USER_COLOURS, claimed, clean, has_failed, ordinal
-from gpulease.wire.unmanaged import used_without_lease
+from gpulease.wire.text import (
+    USER_COLOURS,
+    claimed,
+    clean,
+    has_failed,
+    ordinal,
+    used_without_lease,
+)
 
 M, G = 1 << 20, 1 << 30
 NOON = datetime(2026, 11, 23, 12, tzinfo=UTC)

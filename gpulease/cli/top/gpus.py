@@ -26,8 +26,7 @@ from gpulease.drawing.words import (
 )
 from gpulease.wire.jobs import JobView
 from gpulease.wire.machine import GpuView, StatusView
-from gpulease.wire.text import free_of, model
-from gpulease.wire.unmanaged import used_without_lease
+from gpulease.wire.text import free_of, model, used_without_lease
 
 PANEL = 3
 """Lines of a panel."""

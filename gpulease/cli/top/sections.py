@@ -21,8 +21,7 @@ from gpulease.drawing.words import (
 from gpulease.errors import BadUsage
 from gpulease.wire.jobs import ArrayWaitingView, JobView
 from gpulease.wire.machine import GpuView, ProcessView, StatusView
-from gpulease.wire.text import ranges, shown_command
-from gpulease.wire.unmanaged import unmanaged_processes
+from gpulease.wire.text import ranges, shown_command, unmanaged_processes
 
 Kind = Literal["jobs", "strangers", "queue"]
 SortColumn = Literal["usual", "job", "user", "name", "gpu", "memory", "time"]

@@ -29,8 +29,7 @@ from gpulease.slurm.command.list_page import (
 )
 from gpulease.slurm.command.nodes import read_nodes, shard_size
 from gpulease.slurm.command.views import GpuView, JobView, MemoryView, NodeView, StatusView
-from gpulease.wire.text import model
-from gpulease.wire.unmanaged import beyond_driver
+from gpulease.wire.text import beyond_driver, model
 
 _USABLE = frozenset({"idle", "mixed", "allocated", "completing", "planned", "reserved"})
 """The states of nodes that need no explanation."""
