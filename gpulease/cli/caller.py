@@ -23,6 +23,15 @@ def is_ours(handle: int) -> bool:
         return False
 
 
+def adds_carriage_returns(handle: int) -> bool:
+    """Tell whether a descriptor is a terminal that writes a line feed as CR LF."""
+    try:
+        output: int = termios.tcgetattr(handle)[1]
+    except termios.error:
+        return False
+    return output & (termios.OPOST | termios.ONLCR) == termios.OPOST | termios.ONLCR
+
+
 def attributes_of(handle: int) -> tuple[int, ...]:
     """Return the attributes of a terminal as the wire has them.
 

@@ -9,6 +9,7 @@ import signal
 import time
 
 from gpulease.cli.attachment import AttachMode, AttachRefused, Detached, Hooks, Left, attach
+from gpulease.cli.caller import adds_carriage_returns
 from gpulease.cli.exit_codes import (
     QUEUED_AGAIN,
     SIGNALED,
@@ -303,7 +304,7 @@ def _end_by_daemon(
         return status_of_job(job), job
     if not seen and job.started_at is not None:
         try:
-            _print_kept(client, job.id, signals)
+            _print_kept(client, job, signals)
         except (OSError, OutputClosed):
             if status_of_job(job) == 0:
                 raise
@@ -313,13 +314,17 @@ def _end_by_daemon(
     return status_of_job(job), job
 
 
-def _print_kept(client: LightClient, number: int, signals: Signals) -> None:
+def _print_kept(client: LightClient, job: JobView, signals: Signals) -> None:
     """Print all output of a job, also across a restart of the daemon; no byte twice."""
     shown = dict.fromkeys((FrameKind.STDOUT, FrameKind.STDERR), 0)
+    # The job's terminal has ended its lines with CR LF, and ours would add a second CR, since it is
+    # not held as it is during an attachment.
+    ends_lines = job.terminal and adds_carriage_returns(1)
     while True:
         try:
-            for kind, piece in client.logs(number, begin=shown):
-                write_output(kind, piece)
+            for kind, piece in client.logs(job.id, begin=shown):
+                is_for_terminal = ends_lines and kind == FrameKind.STDOUT
+                write_output(kind, piece.replace(b"\r\n", b"\n") if is_for_terminal else piece)
                 shown[kind] += len(piece)
         except NoDaemon:
             signals.interruptible(time.sleep, RECONNECT_EVERY)

@@ -284,5 +284,14 @@ def test_a_stopped_job_is_shown_as_suspended_until_it_goes_on(daemon: Daemon, ki
             holder.kill()
 
 
+def test_redirected_errors_stay_apart(sit: Open, daemon: Daemon, tmp_path: Path) -> None:
+    errors = tmp_path / "err"
+    line = " ".join(daemon.gpulease("run", "--mem", "1G", "--", "sh", "-c"))
+    terminal = sit(command=["/bin/sh", "-c", f"{line} 'echo out; echo err >&2' 2> {errors}"])
+    assert terminal.finish() == 0
+    assert terminal.shown == "out\r\n"
+    assert errors.read_text() == "err\n"
+
+
 def stat(pid: int) -> str:
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
