@@ -8,12 +8,15 @@ node can size the next run. Their keys are digests: everybody can read a summary
 """
 
 import json
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Final, get_args
 
 from gpulease.fingerprint import CommandFingerprint
 from gpulease.record import record
+from gpulease.slurm.commands import run_slurm
+from gpulease.slurm.records import parse_record
 
 VERSION = 1
 MOST = 100
@@ -23,6 +26,8 @@ _LARGEST: Final = 1 << 53
 """Beyond all sizes."""
 _LATEST: Final = 1 << 36
 """Seconds since the epoch that a date can express."""
+_REASON = re.compile(r" Reason=(.*?) \[[^@\[\]]+@[0-9T:-]+\]")
+"""It may contain what looks like another field."""
 
 
 @record(frozen=True)
@@ -63,6 +68,34 @@ class NodeSummary:
     used: Mapping[str, int] = MappingProxyType({})
     """Bytes that jobs of Slurm used at most on a GPU so far, by number: Slurm does not let anybody
     write to a job that has ended."""
+
+
+@record(frozen=True)
+class ClusterNode:
+    """A node as Slurm shows it."""
+
+    fields: Mapping[str, str]
+    summary: NodeSummary | None
+    """What gpulease published there."""
+
+
+def read_nodes() -> Sequence[ClusterNode]:
+    """Return all nodes.
+
+    Raises:
+        SlurmFailed: Slurm does not answer.
+    """
+    return nodes_in(run_slurm(["scontrol", "show", "node", "--oneliner"]))
+
+
+def nodes_in(shown: str) -> Sequence[ClusterNode]:
+    """Return the nodes in the output of `scontrol --oneliner show node`."""
+    nodes = []
+    for line in filter(str.strip, shown.split("\n")):
+        reason = _REASON.search(line)
+        fields = {**parse_record(line), **({"Reason": reason[1]} if reason else {})}
+        nodes.append(ClusterNode(fields, decode(fields.get("Extra"))))
+    return nodes
 
 
 def encode(summary: NodeSummary) -> str:

@@ -7,8 +7,8 @@ import pytest
 
 from gpulease.slurm.command.jobs import elements, label_of, span_seconds, uses_gpus, view
 from gpulease.slurm.command.list_page import nodes_of as nodes_of_job
-from gpulease.slurm.command.nodes import nodes_of
-from gpulease.slurm.node_summary import GpuSummary, NodeSummary, encode
+from gpulease.slurm.command.nodes import views_of
+from gpulease.slurm.node_summary import GpuSummary, NodeSummary, encode, nodes_in
 from gpulease.slurm.notes import Note, with_note
 from gpulease.units import GIB, MIB
 
@@ -157,7 +157,7 @@ def shown(extra: str, state: str = "IDLE", rest: str = "") -> str:
 
 
 def test_a_gpu_has_what_is_left_after_leases_their_overuse_and_strangers() -> None:
-    (node,) = nodes_of(shown(summary()), NOW)
+    (node,) = views_of(nodes_in(shown(summary())), NOW)
     (gpu,) = node.gpus
     assert (gpu.name, gpu.memory.committed, gpu.memory.headroom) == (
         "NVIDIA A100",
@@ -168,12 +168,12 @@ def test_a_gpu_has_what_is_left_after_leases_their_overuse_and_strangers() -> No
 
 @pytest.mark.parametrize("unknown", [{"used": None}, {"unmanaged": None}, {"leased": None}])
 def test_what_is_unknown_leaves_nothing_free(unknown: dict[str, Any]) -> None:
-    (node,) = nodes_of(shown(summary(state="unreadable", **unknown)), NOW)
+    (node,) = views_of(nodes_in(shown(summary(state="unreadable", **unknown))), NOW)
     assert node.gpus[0].memory.headroom is None
 
 
 def test_an_old_summary_says_nothing_of_use() -> None:
-    (node,) = nodes_of(shown(summary(NOW.timestamp() - 100)), NOW)
+    (node,) = views_of(nodes_in(shown(summary(NOW.timestamp() - 100))), NOW)
     gpu = node.gpus[0]
     assert (node.is_old, gpu.state, gpu.memory.total) == (True, "unknown", 24 * GIB)
     assert (gpu.memory.used, gpu.memory.leased, gpu.memory.headroom) == (None, None, None)
@@ -181,12 +181,12 @@ def test_an_old_summary_says_nothing_of_use() -> None:
 
 @pytest.mark.parametrize("extra", ["", "rack=7", '{"gpus":3}', '{"gpus":[{}],"at":"x"}'])
 def test_a_node_where_gpulease_publishes_nothing_is_shown(extra: str) -> None:
-    (node,) = nodes_of(shown(extra), NOW)
+    (node,) = views_of(nodes_in(shown(extra)), NOW)
     assert (node.at, node.gpus) == (None, [])
 
 
 def test_nodes_without_gpus_are_left_out() -> None:
-    assert nodes_of("NodeName=login State=IDLE Gres=(null)\n", NOW) == []
+    assert views_of(nodes_in("NodeName=login State=IDLE Gres=(null)\n"), NOW) == []
 
 
 @pytest.mark.parametrize(
@@ -198,10 +198,10 @@ def test_nodes_without_gpus_are_left_out() -> None:
     ],
 )  # fmt: skip
 def test_a_state_of_slurm_is_one_word(text: str, state: str) -> None:
-    assert nodes_of(shown(summary(), text), NOW)[0].state == state
+    assert views_of(nodes_in(shown(summary(), text)), NOW)[0].state == state
 
 
 def test_the_reason_of_a_node_may_look_like_fields() -> None:
     rest = " Reason=fans State=BAD GPU=2 [root@2026-03-02T13:00:00] Comment=a"
-    (node,) = nodes_of(shown(summary(), "DOWN", rest), NOW)
+    (node,) = views_of(nodes_in(shown(summary(), "DOWN", rest)), NOW)
     assert (node.state, node.reason) == ("down", "fans State=BAD GPU=2")

@@ -17,9 +17,9 @@ from gpulease.errors import SlurmFailed
 from gpulease.slurm.command import job_page, list_page, status_page
 from gpulease.slurm.command.changes import refusal
 from gpulease.slurm.command.jobs import view, why
-from gpulease.slurm.command.nodes import nodes_of
+from gpulease.slurm.command.nodes import views_of
 from gpulease.slurm.command.views import JobList, JobView, StatusView
-from gpulease.slurm.node_summary import GpuSummary, NodeSummary, encode
+from gpulease.slurm.node_summary import GpuSummary, NodeSummary, encode, nodes_in
 from gpulease.slurm.notes import Note, with_note
 from gpulease.units import GIB, MIB
 from unit.test_cluster_jobs import job
@@ -120,7 +120,10 @@ def ended() -> list[JobView]:
 
 def pages(width: int | None) -> dict[str, Page]:
     status = StatusView(
-        NOW.isoformat(), nodes_of(nodes(), NOW), [whole(), running(), *waiting()], waiting=202
+        NOW.isoformat(),
+        views_of(nodes_in(nodes()), NOW),
+        [whole(), running(), *waiting()],
+        waiting=202,
     )
     empty = StatusView(NOW.isoformat(), [], [], waiting=0)
     every = JobList([*ended(), running(), whole(), *waiting()], 9)
@@ -155,7 +158,9 @@ def test_strangers_cannot_steer_the_terminal() -> None:
     evil = {"name": "\x1b[2Jx", "username": "a\nb", "nodelist": "n\x07", "partition": "p\x1b"}
     waits = shown(2, **evil, **WAITS, admin_comment="gpulease: \u202e\x1b[2J")
     jobs = [shown(1, **evil), waits]
-    shown_nodes = nodes_of("NodeName=n\x1b Gres=gpu:1 State=DOWN Reason=a\x07 [b@1]\n", NOW)
+    shown_nodes = views_of(
+        nodes_in("NodeName=n\x1b Gres=gpu:1 State=DOWN Reason=a\x07 [b@1]\n"), NOW
+    )
     status = StatusView(NOW.isoformat(), shown_nodes, jobs, 1)
     text = tables.draw(status_page.page(status, NOW, "alice"), None)
     text += tables.draw(list_page.page(JobList(jobs, 2), NOW), None)

@@ -24,7 +24,7 @@ from gpulease.slurm.command.slurm_options import (
     slurm_options,
     split_condition,
 )
-from gpulease.slurm.node_summary import GpuSummary, NodeSummary, encode, learnt_keys
+from gpulease.slurm.node_summary import GpuSummary, NodeSummary, encode, learnt_keys, nodes_in
 from gpulease.units import GIB, MIB, Share
 
 ARGV = ("python3", "train.py", "--batch", "32")
@@ -238,13 +238,13 @@ def summary(*sizes: int, **fields: Any) -> str:
 def test_the_sizes_of_gpus_are_those_that_slurm_counts(
     gres: str, extra: str, sizes: set[int], gpus: int, whole: int | None
 ) -> None:
-    found = capacity_of([{"Gres": gres, "Extra": extra}], None)
+    found = capacity_of(nodes_in(f"Gres={gres} Extra={extra}"), None)
     assert (found.sizes, found.gpus, found.whole) == (sizes, gpus, whole)
 
 
 def test_a_gpu_without_shards_is_no_gpu_with_as_many_as_others() -> None:
-    assert capacity_of([{"Gres": "gpu:2,shard:192"}, {}], None).whole == 96
-    assert capacity_of([{"Gres": "gpu:2,shard:192"}, {"Gres": "gpu:1"}], None).whole is None
+    assert capacity_of(nodes_in("Gres=gpu:2,shard:192\nNodeName=n2"), None).whole == 96
+    assert capacity_of(nodes_in("Gres=gpu:2,shard:192\nGres=gpu:1"), None).whole is None
 
 
 @pytest.mark.parametrize(
@@ -273,7 +273,7 @@ def test_sizes_that_cannot_be_used_are_an_error(tmp_path: Path) -> None:
 
 
 def test_the_shard_is_that_of_the_settings_or_else_of_the_nodes() -> None:
-    nodes = [{"Gres": "gpu:1,shard:8", "Extra": summary(8 * GIB, learnt={"a": 1})}]
+    nodes = nodes_in(f"Gres=gpu:1,shard:8 Extra={summary(8 * GIB, learnt={'a': 1})}")
     assert capacity_of(nodes, None).shard == 256 * MIB
     assert capacity_of(nodes, GIB).shard == GIB
     assert capacity_of(nodes, None).learnt == [{"a": 1}]

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpulease.slurm.command.nodes import nodes_of
-from gpulease.slurm.node_summary import GpuSummary, NodeSummary, decode, encode
+from gpulease.slurm.command.nodes import views_of
+from gpulease.slurm.node_summary import GpuSummary, NodeSummary, decode, encode, nodes_in
 
 _NUMBERS = st.integers(0, 1 << 52)
 _TEXT = st.text(st.characters(exclude_categories=["Cs"]))
@@ -48,7 +48,9 @@ def test_any_other_value_is_read_or_ignored(
     (written["gpus"][0] if of_gpu else written)[gpu_field if of_gpu else field] = value
     text = json.dumps(written).replace(" ", "\\u0020")
     read = decode(text)
-    [node] = nodes_of(f"NodeName=n1 Gres=shard:4 State=IDLE Extra={text}", datetime.now(UTC))
+    [node] = views_of(
+        nodes_in(f"NodeName=n1 Gres=shard:4 State=IDLE Extra={text}"), datetime.now(UTC)
+    )
     assert (node.shard is None) == (read is None)
     assert read is None or decode(encode(read)) == read
 

@@ -24,7 +24,7 @@ from gpulease.slurm.command.list_page import (
     table,
 )
 from gpulease.slurm.command.logs import described
-from gpulease.slurm.command.nodes import read_published
+from gpulease.slurm.command.nodes import shard_and_used
 from gpulease.slurm.command.selection import is_array, select
 from gpulease.slurm.command.views import JobList, JobView
 from gpulease.units import format_span
@@ -35,10 +35,9 @@ _MOST_ROWS = 30
 
 def print_jobs(wanted: Selection, *, json: bool) -> None:
     """Print each of some jobs; of an array, its elements."""
-    found, known = select(wanted), read_published()
+    found, (shard, used) = select(wanted), shard_and_used()
     jobs = {
-        word: sorted(with_gpus(rows, known.shard, known.used), key=order_of)
-        for word, rows in found.items()
+        word: sorted(with_gpus(rows, shard, used), key=order_of) for word, rows in found.items()
     }
     if json:
         one = (

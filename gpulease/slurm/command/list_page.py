@@ -24,7 +24,7 @@ from gpulease.errors import BadUsage
 from gpulease.light_json import encode, indent
 from gpulease.locations import environment
 from gpulease.slurm.command.jobs import order_of, read_queue, uses_gpus, view
-from gpulease.slurm.command.nodes import Published, read_published
+from gpulease.slurm.command.nodes import shard_and_used
 from gpulease.slurm.command.views import JobList, JobView
 from gpulease.wire.jobs import JobState
 from gpulease.wire.text import has_failed, spoken
@@ -107,8 +107,8 @@ def _found(
         and user in (None, row.get("username"))
         and (name is None or fnmatchcase(row.get("name", ""), name))
     ]
-    known = read_published() if rows else Published(0, {})
-    jobs = [view(row, known.shard, used=known.used) for row in rows]
+    shard, used = shard_and_used() if rows else (0, {})
+    jobs = [view(row, shard, used=used) for row in rows]
     return sorted(
         (
             job

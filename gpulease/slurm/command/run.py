@@ -20,7 +20,7 @@ from gpulease.errors import EXIT_GAVE_UP, EXIT_OWN_FAILURE, SlurmFailed
 from gpulease.light_json import encode, indent
 from gpulease.locations import SYSTEM_CONFIG
 from gpulease.options import RunOptions
-from gpulease.slurm.command.size import Size, read_capacity, refuse_out_of_range, size_of
+from gpulease.slurm.command.size import Size, capacity_of, refuse_out_of_range, size_of
 from gpulease.slurm.command.slurm_options import (
     dependency,
     is_number,
@@ -29,6 +29,7 @@ from gpulease.slurm.command.slurm_options import (
     split_condition,
 )
 from gpulease.slurm.commands import DEADLINE_S, become, no_answer, not_installed
+from gpulease.slurm.node_summary import read_nodes
 from gpulease.units import GIB, Share, parse_memory, parse_size
 from gpulease.wire.text import from_wire
 
@@ -74,8 +75,7 @@ def run_on_cluster(request: SubmitRequest, options: RunOptions) -> int:
     """
     refuse_out_of_range(request)
     shard, default = read_sizes(SYSTEM_CONFIG)
-    capacity = read_capacity(shard)
-    size = size_of(options, request, capacity, default)
+    size = size_of(options, request, capacity_of(read_nodes(), shard), default)
     words = slurm_options(options, request, size.gres)
     words += _dependencies(options)
     if request.wait is not None:

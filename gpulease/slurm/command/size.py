@@ -12,9 +12,7 @@ from gpulease.errors import BadValue, CannotLease
 from gpulease.fingerprint import fingerprint_of, script_name
 from gpulease.options import RunOptions, option_of
 from gpulease.record import record
-from gpulease.slurm.commands import run_slurm
-from gpulease.slurm.node_summary import NodeSummary, decode, learnt_size
-from gpulease.slurm.records import parse_records
+from gpulease.slurm.node_summary import ClusterNode, NodeSummary, learnt_size
 from gpulease.slurm.shards import DEFAULT_SHARD, gres_of_node, shards_for, shards_of_gpu
 from gpulease.units import MIB, Share, format_above, format_size, parse_memory
 from gpulease.wire.ranges import check_submission
@@ -156,18 +154,9 @@ class Capacity:
         return max(self.sizes, default=0) * self.shard
 
 
-def read_capacity(shard: int | None) -> Capacity:
-    """Ask Slurm; `shard` is that of the settings here, if they have one.
-
-    Raises:
-        SlurmFailed: it does not answer.
-    """
-    return capacity_of(parse_records(run_slurm(["scontrol", "show", "node", "-o"])), shard)
-
-
-def capacity_of(nodes: Iterable[Mapping[str, str]], shard: int | None) -> Capacity:
-    """Return what nodes, as scontrol shows them, offer."""
-    known = [(gres_of_node(node.get("Gres", "")), decode(node.get("Extra"))) for node in nodes]
+def capacity_of(nodes: Iterable[ClusterNode], shard: int | None) -> Capacity:
+    """Return what nodes offer; `shard` is that of the settings here, if they have one."""
+    known = [(gres_of_node(node.fields.get("Gres", "")), node.summary) for node in nodes]
     summaries = [summary for _, summary in known if summary is not None]
     size = shard or next((each.shard for each in summaries), DEFAULT_SHARD)
     sizes = frozenset(shards for node in known for shards in _sizes(*node, size) if shards)

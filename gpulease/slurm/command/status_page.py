@@ -27,8 +27,9 @@ from gpulease.slurm.command.list_page import (
     reason_of,
     requested,
 )
-from gpulease.slurm.command.nodes import read_nodes, shard_size
+from gpulease.slurm.command.nodes import shard_size, views_of
 from gpulease.slurm.command.views import GpuView, JobView, MemoryView, NodeView, StatusView
+from gpulease.slurm.node_summary import read_nodes
 from gpulease.wire.text import beyond_driver, model
 
 _USABLE = frozenset({"idle", "mixed", "allocated", "completing", "planned", "reserved"})
@@ -56,13 +57,13 @@ def print_status(*, queue: str | None, json: bool, watch: str | None = None) -> 
 
 def read_status(first: int | None, now: datetime) -> StatusView:
     """Return the state of the cluster, with the `first` jobs that wait; None: all."""
-    nodes = read_nodes(now)
+    nodes = read_nodes()
     found = [job for job in read_queue() if uses_gpus(job)]
     waiting = [job for job in found if state_of(job) == "queued"]
     running = [job for job in found if state_of(job) != "queued"]
     return StatusView(
         at=f"{now.astimezone(UTC):%Y-%m-%dT%H:%M:%SZ}",
-        nodes=nodes,
+        nodes=views_of(nodes, now),
         jobs=with_gpus([*running, *waiting[:first]], shard_size(nodes)),
         waiting=sum(map(elements, waiting)),
         own_waiting=sum(elements(job) for job in waiting if job.get("username") == own_name()),
