@@ -205,14 +205,14 @@ def page(listed: JobList, now: datetime, *, newest: bool = False, is_last: bool 
     # Most listings are of jobs that run: a column without any cell is left out.
     empty = {
         "STARTS": not any(job.expected_start_at for job in listed.jobs),
-        "EXIT": not any(map(_code, listed.jobs)),
+        "EXIT": not any(map(exit_code, listed.jobs)),
     }
-    cells = {title: cell for title, cell in _LISTED.items() if not empty.get(title)}
+    cells = {title: cell for title, cell in LISTED.items() if not empty.get(title)}
     more = (listed.total or 0) - len(listed.jobs)
     is_all = more <= 0 and (listed.total is not None or listed.next is None)
     last = None if is_all else listed.jobs[0 if newest else -1]
     groups = [(_ids(group, last), group[0]) for group in alike(listed.jobs)]
-    table = _table(groups, now, cells)
+    table = job_table(groups, now, cells)
     if is_all:
         return [table]
     count = f"{more} {'older' if newest else 'more'}" if more > 0 else "there may be older ones"
@@ -238,6 +238,7 @@ _COLUMNS = (
     Column("ASKS", right=True, leaves=3, below="asks "),
     Column("USED", right=True, leaves=4, below="used "),
     Column("UTIL", right=True, leaves=6),
+    Column("NODE", leaves=2, wraps=True, below="on "),
     Column("SUBMITTED", right=True, leaves=5),
     Column("STARTS", right=True, leaves=4, below="starts "),
     Column("WAITED", right=True, leaves=3, below="waited "),
@@ -248,7 +249,7 @@ _COLUMNS = (
 """Each list has some of them."""
 
 
-def _table(jobs: Sequence[tuple[str, Any]], now: datetime, cells: Cells) -> Table:
+def job_table(jobs: Sequence[tuple[str, Any]], now: datetime, cells: Cells) -> Table:
     """Lay out jobs, each with what stands for its id."""
     columns = tuple([each for each in _COLUMNS if each.title in cells or each.title == "JOB"])
     makers = [cells[each.title] for each in columns[1:]]
@@ -266,7 +267,7 @@ def _end(job: JobView | PastJobView, _: datetime) -> Line:
     return line(ending(job), "bad" if has_failed(job) else "dim")
 
 
-def _code(job: JobView | PastJobView) -> str:
+def exit_code(job: JobView | PastJobView) -> str:
     """Write the exit code, where the state does not tell how the job ended."""
     return str(job.exit_status) if job.outcome in _HAVE_CODE and job.exit_status is not None else ""
 
@@ -286,13 +287,13 @@ def _held(job: PastJobView, _: datetime) -> Line:
     )
 
 
-_OF_ALL: Cells = {
+OF_ALL: Cells = {
     "USER": lambda job, _: line(clean(job.user)),
     "NAME": lambda job, _: line(named(job)),
     "SUBMITTED": lambda job, now: line(clock(job.submitted_at, now)),
-    "EXIT": lambda job, _: line(_code(job), "bad" if has_failed(job) else ""),
+    "EXIT": lambda job, _: line(exit_code(job), "bad" if has_failed(job) else ""),
 }
-_LISTED: Cells = _OF_ALL | {
+LISTED: Cells = OF_ALL | {
     "STATE": _state,
     "ASKS": lambda job, _: line(requested(job)),
     "STARTS": lambda job, now: line(
@@ -303,7 +304,7 @@ _LISTED: Cells = _OF_ALL | {
     ),
     "COMMAND": lambda job, _: line(shown_command(job.command)),
 }
-_PAST: Cells = _OF_ALL | {
+_PAST: Cells = OF_ALL | {
     "STATE": _end,
     "ASKS": _leased,
     "USED": lambda job, _: line(amount(job.used) if job.granted_at else ""),
@@ -479,4 +480,4 @@ def older(shown: int) -> Line:
 
 def past_table(jobs: Sequence[PastJobView], now: datetime) -> Table:
     """Lay out past jobs."""
-    return _table([(clean(job.label), job) for job in jobs], now, _PAST)
+    return job_table([(clean(job.label), job) for job in jobs], now, _PAST)

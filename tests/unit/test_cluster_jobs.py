@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from gpulease.slurm.command.jobs import elements, label_of, span_seconds, uses_gpus, view
-from gpulease.slurm.command.list_page import nodes_of as nodes_of_job
 from gpulease.slurm.command.nodes import views_of
+from gpulease.slurm.command.views import nodes_of
 from gpulease.slurm.node_summary import GpuSummary, NodeSummary, encode, nodes_in
 from gpulease.slurm.notes import Note, with_note
 from gpulease.units import GIB, MIB
@@ -88,7 +88,7 @@ def test_a_job_that_was_cancelled_while_it_waited_never_started() -> None:
     waited = job(state="CANCELLED")
     del waited["nodelist"]
     shown = view(waited, SHARD)
-    assert (shown.started_at, shown.exit_status, nodes_of_job(shown)) == (None, None, "")
+    assert (shown.started_at, shown.exit_status, nodes_of(shown)) == (None, None, "")
 
 
 def test_a_job_that_did_not_start_at_once_was_not_ended_by_a_signal() -> None:

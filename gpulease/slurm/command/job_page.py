@@ -13,7 +13,13 @@ from gpulease.drawing.words import UNKNOWN, between, clean, clock, size, until
 from gpulease.light_json import encode, indent
 from gpulease.locations import environment
 from gpulease.slurm.command.jobs import order_of, with_gpus
-from gpulease.slurm.command.list_page import (
+from gpulease.slurm.command.list_page import table
+from gpulease.slurm.command.logs import described
+from gpulease.slurm.command.nodes import shard_and_used
+from gpulease.slurm.command.selection import is_array, select
+from gpulease.slurm.command.views import (
+    JobList,
+    JobView,
     expected,
     gpus_of,
     nodes_of,
@@ -21,12 +27,7 @@ from gpulease.slurm.command.list_page import (
     place_of,
     reason_of,
     requested,
-    table,
 )
-from gpulease.slurm.command.logs import described
-from gpulease.slurm.command.nodes import shard_and_used
-from gpulease.slurm.command.selection import is_array, select
-from gpulease.slurm.command.views import JobList, JobView
 from gpulease.units import format_span
 
 _MOST_ROWS = 30

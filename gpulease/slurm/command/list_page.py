@@ -1,5 +1,7 @@
 """`gpulease list` on a cluster: the jobs of Slurm that use GPUs, one on a line."""
 
+from __future__ import annotations
+
 import sys
 from collections.abc import Sequence
 from datetime import datetime, timedelta
@@ -7,17 +9,15 @@ from fnmatch import fnmatchcase
 from typing import get_args
 
 from gpulease.cli.caller import refuse_unknown_user
+from gpulease.cli.list_page import LISTED, OF_ALL, exit_code, job_table
 from gpulease.cli.pager import print_paged
 from gpulease.cli.render import drawn, local_time, print_stderr, print_stdout, screen_of
-from gpulease.cli.tables import Column, Line, Page, Style, Table, line
+from gpulease.cli.tables import Page, Style, Table, line
 from gpulease.drawing.words import (
     SUSPENDED,
     UNKNOWN,
-    between,
     clean,
-    clock,
     instant,
-    sentence,
     size,
 )
 from gpulease.errors import BadUsage
@@ -25,16 +25,18 @@ from gpulease.light_json import encode, indent
 from gpulease.locations import environment
 from gpulease.slurm.command.jobs import order_of, read_queue, uses_gpus, view
 from gpulease.slurm.command.nodes import shard_and_used
-from gpulease.slurm.command.views import JobList, JobView
+from gpulease.slurm.command.views import JobList, JobView, expected, nodes_of, outcome_of, requested
 from gpulease.wire.jobs import JobState
 from gpulease.wire.text import has_failed, spoken
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from gpulease.cli.list_page import Cells
 
 _ENDS = frozenset({"exited", "signaled", "cancelled", "time-limit", "over-lease", "idle", "lost",
                    "preempted", "launch-failed", "gave-up", "failed"})  # fmt: skip
 """What Slurm and the daemons of nodes record about ends."""
 _STYLES: dict[str, Style] = {"active": "good", "ended": "dim"}
-_FAR = timedelta(days=300)
-"""Jobs without a time limit count as a year long in the predictions of Slurm."""
 
 
 def print_list(
@@ -52,7 +54,12 @@ def print_list(
 
     At most so many; with `since`, without those that ended more seconds ago.
     """
-    _refuse_unknown(state)
+    known = [*get_args(JobState), SUSPENDED, *sorted(_ENDS)]
+    if state is not None and state not in known:
+        raise BadUsage(
+            f"cannot list jobs by --state {state}: Slurm does not record such ends",
+            f"on a cluster, STATE is {', '.join(known)}",
+        )
     ended = everything or state == "ended" or state in _ENDS
     now = local_time()
     begin = None if since is None else now - timedelta(seconds=since)
@@ -86,14 +93,6 @@ def print_ended(
         everything=True, user=user, state=state or "ended", most=most, since=since, name=name,
         json=json, newest_first=True,
     )  # fmt: skip
-
-
-def _refuse_unknown(state: str | None) -> None:
-    if state is not None and state not in {*get_args(JobState), SUSPENDED, *_ENDS}:
-        raise BadUsage(
-            f"cannot list jobs by --state {state}: Slurm does not record such ends",
-            f"on a cluster, STATE is {', '.join([*get_args(JobState), SUSPENDED, *sorted(_ENDS)])}",
-        )
 
 
 def _found(
@@ -137,95 +136,30 @@ def page(listed: JobList, now: datetime, *, newest: bool = False) -> Page:
     return [table(listed.jobs, now), *([line(text, "dim")] if more else [])]
 
 
+_CELLS: Cells = {
+    "USER": OF_ALL["USER"],
+    "NAME": lambda job, _: line(clean(job.name)),
+    "STATE": lambda job, _: line(outcome_of(job), "bad" if has_failed(job) else _style(job)),
+    "ASKS": lambda job, _: line(requested(job)),
+    "USED": lambda job, _: line("" if job.used is None else size(job.used)),
+    "NODE": lambda job, _: line(nodes_of(job)),
+    "SUBMITTED": OF_ALL["SUBMITTED"],
+    "STARTS": lambda job, now: line(expected(job, now) if job.state == "queued" else ""),
+    "RAN": LISTED["RAN"],
+    "EXIT": OF_ALL["EXIT"],
+}
+
+
+def _style(job: JobView) -> Style:
+    return "warn" if job.suspended else _STYLES.get(job.state, "warn")
+
+
 def table(jobs: Sequence[JobView], now: datetime) -> Table:
-    """Lay out jobs, one on a line."""
-    waiting = any(expected(job, now) != UNKNOWN for job in jobs)
-    codes = any(code_of(job) for job in jobs)
-    used = any(job.used is not None for job in jobs)
-    columns = (
-        Column("JOB", right=True),
-        Column("USER", wraps=True),
-        Column("NAME", leaves=1, shrinks=True, cuts="middle", least=40, below=""),
-        Column("STATE"),
-        Column("ASKS", right=True, leaves=3, below="asks "),
-        *((Column("USED", right=True, leaves=3, below="used "),) if used else ()),
-        Column("NODE", leaves=2, wraps=True, below="on "),
-        Column("SUBMITTED", right=True, leaves=5),
-        *((Column("STARTS", right=True, leaves=4, below="starts "),) if waiting else ()),
-        Column("RAN", right=True, leaves=4, below="ran "),
-        *((Column("EXIT", right=True),) if codes else ()),
-    )
-    rows = (_row(job, now, waiting=waiting, codes=codes, used=used) for job in jobs)
-    return Table(columns, tuple(rows))
-
-
-def _row(
-    job: JobView, now: datetime, *, waiting: bool, codes: bool, used: bool
-) -> tuple[Line, ...]:
-    failed = has_failed(job)
-    style: Style = "warn" if job.suspended else _STYLES.get(job.state, "warn")
-    return (
-        line(job.label),
-        line(clean(job.user)),
-        line(clean(job.name)),
-        line(outcome_of(job), "bad" if failed else style),
-        line(requested(job)),
-        *((line("" if job.used is None else size(job.used)),) if used else ()),
-        line(nodes_of(job)),
-        line(clock(job.submitted_at, now)),
-        *((line(expected(job, now) if job.state == "queued" else ""),) if waiting else ()),
-        line(between(job.started_at, job.ended_at, now) if job.started_at else ""),
-        *((line(code_of(job), "bad" if failed else ""),) if codes else ()),
-    )
-
-
-def requested(job: JobView) -> str:
-    """Write what a job asked for: 4G, or 2 GPUs."""
-    claim = job.claim
-    if claim.exclusive:
-        return "1 GPU" if claim.gpus == 1 else f"{claim.gpus} GPUs"
-    return size(claim.memory)
-
-
-def outcome_of(job: JobView) -> str:
-    """Write the state of a job, or how it ended."""
-    if job.suspended:
-        return SUSPENDED
-    return spoken(job.outcome or job.state)
-
-
-def nodes_of(job: JobView) -> str:
-    """Write the nodes of a job."""
-    return clean(job.nodes or ("" if job.state in ("queued", "ended") else UNKNOWN))
-
-
-def gpus_of(job: JobView) -> str:
-    """Write the indexes of the GPUs of a job, with the node where there are several."""
-    if len(job.leases) == 1:
-        return job.leases[0].gpu or UNKNOWN
-    known = [f"{clean(lease.node)}:{lease.gpu}" for lease in job.leases if lease.gpu]
-    return " ".join(known) or UNKNOWN
-
-
-def code_of(job: JobView) -> str:
-    """Write the exit code, where the state does not tell how the job ended."""
-    has_code = job.outcome in ("exited", "signaled") and job.exit_status is not None
-    return str(job.exit_status) if has_code else ""
-
-
-def place_of(job: JobView) -> int:
-    """Return how many places in the queue a job takes."""
-    return 1 if job.array_waiting is None else job.array_waiting.jobs
-
-
-def expected(job: JobView, now: datetime) -> str:
-    """Write when Slurm expects a job to start."""
-    at = job.expected_start_at
-    return UNKNOWN if at is None or instant(at) - now > _FAR else clock(at, now)
-
-
-def reason_of(job: JobView, now: datetime) -> str | None:
-    """Write why a job waits or ended."""
-    begins = f"not before {clock(job.begin_at, now)}" if job.begin_at else None
-    parts = [begins, sentence(job.reason) if job.reason else None]
-    return "; ".join(filter(None, parts)) or None
+    """Lay out jobs, one on a line; a column without any cell is left out."""
+    empty = {
+        "USED": all(job.used is None for job in jobs),
+        "STARTS": all(expected(job, now) == UNKNOWN for job in jobs),
+        "EXIT": not any(map(exit_code, jobs)),
+    }
+    cells = {title: cell for title, cell in _CELLS.items() if not empty.get(title)}
+    return job_table([(job.label, job) for job in jobs], now, cells)

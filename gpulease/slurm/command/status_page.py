@@ -18,7 +18,13 @@ from gpulease.drawing.gpus import Note, models
 from gpulease.drawing.words import UNKNOWN, clean, clock, instant, since, size, until
 from gpulease.light_json import encode
 from gpulease.slurm.command.jobs import elements, read_queue, state_of, uses_gpus, with_gpus
-from gpulease.slurm.command.list_page import (
+from gpulease.slurm.command.nodes import shard_size, views_of
+from gpulease.slurm.command.views import (
+    GpuView,
+    JobView,
+    MemoryView,
+    NodeView,
+    StatusView,
     expected,
     gpus_of,
     nodes_of,
@@ -27,8 +33,6 @@ from gpulease.slurm.command.list_page import (
     reason_of,
     requested,
 )
-from gpulease.slurm.command.nodes import shard_size, views_of
-from gpulease.slurm.command.views import GpuView, JobView, MemoryView, NodeView, StatusView
 from gpulease.slurm.node_summary import read_nodes
 from gpulease.wire.text import beyond_driver, model
 

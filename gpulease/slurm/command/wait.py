@@ -10,8 +10,8 @@ from gpulease.cli.job_selection import Selection
 from gpulease.cli.render import print_stderr
 from gpulease.errors import EXIT_GAVE_UP, EXIT_OWN_FAILURE, BadUsage, SlurmFailed, WrongState
 from gpulease.slurm.command.jobs import read_queue, state_of, view
-from gpulease.slurm.command.list_page import outcome_of
 from gpulease.slurm.command.selection import Row, is_array, is_of, labels, select
+from gpulease.slurm.command.views import outcome_of
 from gpulease.slurm.commands import become, run_slurm
 
 _FIRST_S, _LONGEST_S = 0.25, 5.0
