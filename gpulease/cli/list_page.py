@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 
     from gpulease.cli.render import Screen
     from gpulease.client.light_client import LightClient
+    from gpulease.slurm.command import views as slurm_views
     from gpulease.wire.jobs import JobList, JobView
     from gpulease.wire.usage import PastJobView
 
@@ -267,7 +268,7 @@ def _end(job: JobView | PastJobView, _: datetime) -> Line:
     return line(ending(job), "bad" if has_failed(job) else "dim")
 
 
-def exit_code(job: JobView | PastJobView) -> str:
+def exit_code(job: JobView | PastJobView | slurm_views.JobView) -> str:
     """Write the exit code, where the state does not tell how the job ended."""
     return str(job.exit_status) if job.outcome in _HAVE_CODE and job.exit_status is not None else ""
 

@@ -112,22 +112,18 @@ def _extend(job: str, row: Row, change: str) -> str:
     try:
         run_slurm(["scontrol", "update", f"jobid={job}", f"timelimit={change}"])
     except SlurmFailed as error:
-        raise _refused(error, job, row, change) from None
+        if "ermission denied" in error.message and change.startswith("+"):
+            raise NotAllowed(
+                f"cannot extend job {job}: Slurm lets only its admins raise the limit of a job",
+                f"ask one for: scontrol update jobid={job} timelimit={change}",
+            ) from None
+        raise refusal(error, "extend", job, row) from None
     changed = view(read_queue(jobs=[job])[0], 0)
     now = local_time()
     if (end := changed.expires_at) is not None:
         return f"job {job} now ends at {clock(end, now)}, in {until(end, now)}"
     limit = timedelta(seconds=changed.claim.time_limit or 0)
     return f"job {job} may run for {format_span(limit)} once it starts"
-
-
-def _refused(error: SlurmFailed, job: str, row: Row, change: str) -> GpuleaseError:
-    if "ermission denied" in error.message and change.startswith("+"):
-        return NotAllowed(
-            f"cannot extend job {job}: Slurm lets only its admins raise the limit of a job",
-            f"ask one for: scontrol update jobid={job} timelimit={change}",
-        )
-    return refusal(error, "extend", job, row)
 
 
 def refusal(error: SlurmFailed, doing: str, job: str, row: Mapping[str, str]) -> GpuleaseError:

@@ -46,7 +46,8 @@ def print_jobs(wanted: Selection, *, json: bool) -> None:
             and len(wanted.words) == 1
             and not any(is_array(*each) for each in found.items())
         )
-        print_stdout(indent(encode(_as_json(list(jobs.values()), one=one))))
+        views = [view for each in jobs.values() for view in each]
+        print_stdout(indent(encode(views[0] if one else JobList(views, len(views)))))
         return
     now, screen = local_time(), screen_of(sys.stdout, environment())
     for place, (word, views) in enumerate(jobs.items()):
@@ -56,12 +57,6 @@ def print_jobs(wanted: Selection, *, json: bool) -> None:
             show_page(array_page(word, views, now), screen)
         else:
             show_page(page(views[0], now, described(word, found[word][0])), screen)
-
-
-def _as_json(jobs: Sequence[Sequence[JobView]], *, one: bool) -> JobView | JobList:
-    """Return the only job, or the list of several; an array is the list of its elements."""
-    views = [view for each in jobs for view in each]
-    return views[0] if one else JobList(views, len(views))
 
 
 def array_page(word: str, elements: Sequence[JobView], now: datetime) -> Page:

@@ -130,11 +130,10 @@ def label_of(job: Mapping[str, str]) -> str:
 def elements(job: Mapping[str, str]) -> int:
     """Return how many jobs an entry of the queue stands for."""
     index = job.get("arraytaskid", "")
-    return max(1, sum(_count(*each) for each in _RANGE.findall(index.partition("%")[0])))
-
-
-def _count(first: str, last: str, step: str) -> int:
-    return 1 if not last else (int(last) - int(first)) // int(step or 1) + 1
+    count = 0
+    for first, last, step in _RANGE.findall(index.partition("%")[0]):
+        count += (int(last) - int(first)) // int(step or 1) + 1 if last else 1
+    return max(1, count)
 
 
 def order_of(job: JobView) -> tuple[int, int]:
@@ -183,7 +182,9 @@ def view(
         suspended=job.get("state") in ("SUSPENDED", "STOPPED"),
         array=int(job["arrayjobid"]) if index else None,
         array_index=int(index) if index.isdecimal() else None,
-        array_waiting=_array_waiting(job),
+        array_waiting=(
+            ArrayWaitingView(index, elements(job)) if index and not index.isdecimal() else None
+        ),
         dependency=job.get("dependency"),
         comment=None if note is None else str(note),
         requeued=int(job.get("restartcnt", 0)),
@@ -198,19 +199,14 @@ def with_gpus(
     jobs: Sequence[Mapping[str, str]], shard: int, used: Mapping[str, int] = MappingProxyType({})
 ) -> list[JobView]:
     """Return jobs for people, with the GPUs of those that hold some."""
-    places = _places() if any(state_of(job) in ("active", "releasing") for job in jobs) else {}
-    return [view(job, shard, places.get(job["jobid"]), used) for job in jobs]
-
-
-def _places() -> Mapping[str, Mapping[str, str]]:
-    """Return the GPUs of all jobs, by job and node."""
-    shown = f"\n{run_slurm(['scontrol', 'show', 'job', '--details', '--all'])}".split("\nJobId=")
     records: dict[str, str] = {}
-    for each in shown[1:]:
-        number = each.partition(" ")[0]
-        # What the name of another job forges makes a node occur twice.
-        records[number] = records.get(number, "") + "\n" + each
-    return {number: placements(record) for number, record in records.items()}
+    if any(state_of(job) in ("active", "releasing") for job in jobs):
+        shown = run_slurm(["scontrol", "show", "job", "--details", "--all"])
+        for each in f"\n{shown}".split("\nJobId=")[1:]:
+            number = each.partition(" ")[0]
+            # What the name of another job forges makes a node occur twice.
+            records[number] = records.get(number, "") + "\n" + each
+    return [view(job, shard, placements(records.get(job["jobid"], "")), used) for job in jobs]
 
 
 def _requested(job: Mapping[str, str]) -> Requested:
@@ -246,11 +242,6 @@ def _leases(
         # Slurm 23.11 and later: shard:16(16/96,0/96), what the job has of each GPU.
         indexes = indexes or dict.fromkeys(map(str, gres_in(text)[0]))
         yield LeaseView(node, ",".join(indexes) or None, claim.memory)
-
-
-def _array_waiting(job: Mapping[str, str]) -> ArrayWaitingView | None:
-    index = job.get("arraytaskid", "")
-    return None if not index or index.isdecimal() else ArrayWaitingView(index, elements(job))
 
 
 def _outcome(job: Mapping[str, str]) -> str:
@@ -316,7 +307,8 @@ def note_of(job: Mapping[str, str]) -> Note | None:
 def _waits(job: Mapping[str, str]) -> str | None:
     reason = job.get("reason", "None")
     if reason == "Dependency":
-        return f"it waits for {_dependency(job)}"
+        jobs = job.get("dependency", "other jobs").replace("(unfulfilled)", "")
+        return f"it waits for {jobs.replace(',', ', ')}"
     if reason == "BeginTime":
         return None  # pages write the time
     word = reason.strip("()").partition(",")[0]
@@ -333,10 +325,6 @@ def _without_nodes(job: Mapping[str, str], note: Note | None) -> Iterator[str]:
         yield f"not available: {found[1]}"
     if note is not None and note.nodes:
         yield f"excluded for a minute after they refused it: {', '.join(note.refused_by)}"
-
-
-def _dependency(job: Mapping[str, str]) -> str:
-    return job.get("dependency", "other jobs").replace("(unfulfilled)", "").replace(",", ", ")
 
 
 def _joined(*parts: object) -> str | None:

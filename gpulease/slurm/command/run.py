@@ -85,7 +85,10 @@ def run_on_cluster(request: SubmitRequest, options: RunOptions) -> int:
     if options.dry:
         _show(_line(request, options, words, argv), size, json=options.json)
         return 0
-    _say_size(size, argv)
+    if size.reason is not None:
+        print_stderr(f"gpulease: the job leases {size.text}, {size.reason}; see --mem")
+        if "--mem" in argv:
+            print_stderr("gpulease: --mem after the command was passed to the command")
     line, variables = _line(request, options, words, argv), _variables(request)
     if not options.detach:
         become_srun(line, variables)
@@ -179,14 +182,6 @@ def _show(line: Sequence[str], size: Size, *, json: bool) -> None:
         print_stderr(f"gpulease: {size.text}, {size.reason}")
 
 
-def _say_size(size: Size, argv: Sequence[str]) -> None:
-    if size.reason is None:
-        return
-    print_stderr(f"gpulease: the job leases {size.text}, {size.reason}; see --mem")
-    if "--mem" in argv:
-        print_stderr("gpulease: --mem after the command was passed to the command")
-
-
 def srun_line(words: Sequence[str], argv: Sequence[str], cwd: str, *, pty: bool) -> list[str]:
     """Return the command line of srun; `words` are its options."""
     # Without a status, srun passes the first SIGINT on.
@@ -243,14 +238,11 @@ def submit_batch(line: Sequence[str], script: str, variables: Mapping[str, str])
     except subprocess.TimeoutExpired:
         raise no_answer(line, 3 * DEADLINE_S) from None
     if done.returncode != 0:
-        raise SlurmFailed(f"cannot submit the job: {_why(done.stderr)}")
+        lines = done.stderr.splitlines()
+        said = [each.removeprefix("sbatch: ").removeprefix("error: ") for each in lines]
+        raise SlurmFailed(f"cannot submit the job: {clean('; '.join(said)) or 'sbatch failed'}")
     # With several clusters, the name of the cluster follows.
     return done.stdout.strip().split(";")[0]
-
-
-def _why(errors: str) -> str:
-    lines = [line.removeprefix("sbatch: ").removeprefix("error: ") for line in errors.splitlines()]
-    return clean("; ".join(lines)) or "sbatch failed"
 
 
 def _outputs(is_array: bool) -> list[str]:

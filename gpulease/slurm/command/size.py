@@ -6,7 +6,7 @@ Slurm accepts what no GPU can hold, and lets it wait: it is refused here.
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from gpulease.errors import BadValue, CannotLease
 from gpulease.fingerprint import fingerprint_of, script_name
@@ -160,10 +160,13 @@ def capacity_of(nodes: Iterable[ClusterNode], shard: int | None) -> Capacity:
     summaries = [summary for _, summary in known if summary is not None]
     size = shard or next((each.shard for each in summaries), DEFAULT_SHARD)
     sizes = frozenset(shards for node in known for shards in _sizes(*node, size) if shards)
+    whole = next(iter(sizes)) if len(sizes) == 1 else None
+    if any(_total(counts, "shard") != (whole or 0) * _total(counts, "gpu") for counts, _ in known):
+        whole = None
     return Capacity(
         shard=size,
         sizes=sizes,
-        whole=_shards_of_each(sizes, [counts for counts, _ in known]),
+        whole=whole,
         gpus=max((_total(counts, "gpu") for counts, _ in known), default=0),
         learnt=[each.learnt for each in summaries if each.learnt],
     )
@@ -174,14 +177,6 @@ _Counts = Mapping[tuple[str, str], int]
 
 def _total(counts: _Counts, name: str) -> int:
     return sum(count for (each, _), count in counts.items() if each == name)
-
-
-def _shards_of_each(sizes: Collection[int], nodes: Iterable[_Counts]) -> int | None:
-    if len(sizes) != 1:
-        return None
-    (whole,) = sizes
-    is_even = all(_total(node, "shard") == whole * _total(node, "gpu") for node in nodes)
-    return whole if is_even else None
 
 
 def _sizes(counts: _Counts, summary: NodeSummary | None, shard: int) -> list[int]:

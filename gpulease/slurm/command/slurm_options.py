@@ -75,7 +75,8 @@ def slurm_options(options: RunOptions, request: SubmitRequest, gres: str) -> lis
     if options.array is not None:
         words.append(f"--array={options.array}")
     if request.queue.begin_at is not None:
-        words.append(f"--begin={_local(request.queue.begin_at)}")
+        begin = datetime.fromisoformat(request.queue.begin_at).astimezone()
+        words.append(f"--begin={begin:%Y-%m-%dT%H:%M:%S}")
     if options.held:
         words.append("--hold")
     if options.nice:
@@ -177,10 +178,6 @@ def _signal(request: SubmitRequest, *, batch: bool) -> str:
             "use a later time, such as --signal USR1@2h",
         )
     return f"{shell}{request.early_signal.signal}@{before}"
-
-
-def _local(instant: str) -> str:
-    return datetime.fromisoformat(instant).astimezone().strftime("%Y-%m-%dT%H:%M:%S")
 
 
 def _refuse(options: RunOptions) -> None:

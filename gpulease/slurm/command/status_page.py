@@ -115,13 +115,6 @@ def _model(gpu: GpuView) -> str:
     return model(gpu.name, gpu.memory.total)
 
 
-def _age(node: NodeView, now: datetime) -> str:
-    """Write how long ago a node published its GPUs, if that is more than some seconds."""
-    if node.at is None or now - instant(node.at) <= _YOUNG:
-        return ""
-    return since(node.at, now)
-
-
 def _gpus(
     view: StatusView, now: datetime, width: int | None, *, folds: bool, legend: bool
 ) -> Iterator[Block]:
@@ -135,7 +128,9 @@ def _gpus(
 
 
 def _gpu_rows(node: NodeView, now: datetime, *, has_models: bool) -> Iterator[GpuRow]:
-    name, age = clean(node.name), _age(node, now)
+    name, age = clean(node.name), ""
+    if node.at is not None and now - instant(node.at) > _YOUNG:
+        age = since(node.at, now)
     if not node.gpus:
         state = node.state if node.state in _STARTS_NOTHING else "unknown"
         note = Note(clean(state), style="bad")

@@ -3,7 +3,6 @@
 import os
 import time
 from collections.abc import Mapping, Sequence
-from typing import NoReturn
 
 from gpulease.cli.exit_codes import SIGNALED
 from gpulease.cli.job_selection import Selection
@@ -69,27 +68,21 @@ class Watch:
             rows = read_queue(jobs=list(jobs), each_element=True)
         except SlurmFailed as error:
             if "nvalid job id" not in error.message:
-                self._say(error)
+                if not self._is_away:
+                    print_stderr(f"gpulease: {error.message}; waiting until it does")
+                self._is_away = True
                 return dict(jobs)
             rows = []
         self._is_away = False
+        forgotten = {"state": "UNKNOWN", "exit_code": ""}
         return {
-            job: [row for row in rows if is_of(job, row)] or [_forgotten(known[0])]
+            job: [row for row in rows if is_of(job, row)] or [{**known[0], **forgotten}]
             for job, known in jobs.items()
         }
 
     def look_at(self, job: str, row: Row) -> Row:
         """Return what is known of one job now."""
         return self.look_again({job: [row]})[job][0]
-
-    def _say(self, error: SlurmFailed) -> None:
-        if not self._is_away:
-            print_stderr(f"gpulease: {error.message}; waiting until it does")
-        self._is_away = True
-
-
-def _forgotten(row: Row) -> Row:
-    return {**row, "state": "UNKNOWN", "exit_code": ""}
 
 
 def attach_to(wanted: Selection, *, watches: bool, has_keys: bool) -> int:
@@ -113,7 +106,13 @@ def attach_to(wanted: Selection, *, watches: bool, has_keys: bool) -> int:
     if state_of(rows[0]) == "ended":
         print_stderr(f"gpulease: job {job} has ended: {outcome_of(view(rows[0], 0))}")
         return status_of(rows[0])
-    return _become_sattach(_step_of(job, rows[0]), watches=watches)
+    step = _step_of(job, rows[0])
+    if watches:
+        # An input that ends would end that of the job: sattach keeps the other end of this one.
+        reading, writing = os.pipe()
+        os.dup2(reading, 0)
+        os.set_inheritable(writing, True)
+    return become(["sattach", step], os.environ)
 
 
 def _step_of(job: str, row: Row) -> str:
@@ -133,12 +132,3 @@ def _step_of(job: str, row: Row) -> str:
             f"gpulease logs -f {job} follows its output",
         )
     return max(numbered, key=lambda step: int(step.rpartition(".")[2]))
-
-
-def _become_sattach(step: str, *, watches: bool) -> NoReturn:
-    if watches:
-        # An input that ends would end that of the job: sattach keeps the other end of this one.
-        reading, writing = os.pipe()
-        os.dup2(reading, 0)
-        os.set_inheritable(writing, True)
-    become(["sattach", step], os.environ)

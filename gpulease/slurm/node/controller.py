@@ -150,15 +150,15 @@ class SlurmController:
                 self._begin(self._allow_again(int(number), note))
 
     def _begin(self, work: Coroutine[None, None, None]) -> None:
-        task = asyncio.create_task(self._logged(work))
+        async def logged() -> None:
+            try:
+                await work
+            except SlurmFailed as error:
+                _log.info("a refused job of Slurm starts after Slurm's own delay: %s", error)
+
+        task = asyncio.create_task(logged())
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-
-    async def _logged(self, work: Coroutine[None, None, None]) -> None:
-        try:
-            await work
-        except SlurmFailed as error:
-            _log.info("a refused job of Slurm starts after Slurm's own delay: %s", error)
 
     async def close(self) -> None:
         """Stop waiting for jobs to be queued again; Slurm starts them after its own delay."""

@@ -38,7 +38,8 @@ class SlurmProcesses:
     def job_of(self, pid: int) -> int | None:
         """Return Slurm's number of the job that a process belongs to, or None."""
         job = self._by_cgroup(pid)
-        return job if job is not None else self._by_ancestry(pid)
+        steps = (self._step(each) for each in _upwards(pid)) if job is None else ()
+        return next((step for step in steps if step is not None), job)
 
     def _by_cgroup(self, pid: int) -> int | None:
         found = cgroups.slurm_directory(pid)
@@ -101,12 +102,6 @@ class SlurmProcesses:
         is_below = above is not None and known[above.pid]
         known.update(dict.fromkeys(path, is_below))
         return is_below
-
-    def _by_ancestry(self, pid: int) -> int | None:
-        for each in _upwards(pid):
-            if (job := self._step(each)) is not None:
-                return job
-        return None
 
     def _step(self, found: Entry) -> int | None:
         """Return the job of a slurmstepd; None for other processes."""

@@ -24,7 +24,7 @@ from gpulease.service.job_list import JobQuery
 from gpulease.service.log_once import LogOnce
 from gpulease.service.ports import Clock, InThread, Store
 from gpulease.slurm.node.commands import RunSlurm, run_slurm
-from gpulease.slurm.node_summary import MOST, GpuSummary, NodeSummary, encode, learnt_keys
+from gpulease.slurm.node_summary import MOST, NodeSummary, encode, learnt_keys
 from gpulease.slurm.notes import OURS
 from gpulease.slurm.records import parse_records
 
@@ -112,26 +112,20 @@ class SlurmPublication:
     async def _report(self, node: str, summary: NodeSummary) -> None:
         """Report GPUs that are out of service, and those that are back."""
         gpus = [gpu for gpu in summary.gpus if not gpu.local]
-        faults = "; ".join(_fault(gpu) for gpu in gpus if gpu.state in _OUT)[:_LONGEST]
-        all_out = bool(gpus) and all(gpu.state in _OUT for gpu in gpus)
+        out = [f"GPU {gpu.index}: {gpu.detail or gpu.state}" for gpu in gpus if gpu.state in _OUT]
+        faults = "; ".join(out)[:_LONGEST]
+        all_out = bool(gpus) and len(out) == len(gpus)
         if faults == self._faults:
             return
         shown = parse_records(await self._run("scontrol", "--oneliner", "show", "node", node))[0]
-        changes = [*_comment(shown, faults), *_drain(shown, faults, all_out=all_out)]
+        changes = _drain(shown, faults, all_out=all_out)
+        comment, wanted = shown.get("Comment", ""), f"{OURS}{faults}" if faults else ""
+        if comment != wanted and (not comment or comment.startswith(OURS)):
+            changes.insert(0, f"comment={wanted}")
         if changes:
             await self._run("scontrol", "update", f"nodename={node}", *changes)
             _log.info("reported to Slurm: %s", faults or "all GPUs are in service again")
         self._faults = faults
-
-
-def _fault(gpu: GpuSummary) -> str:
-    return f"GPU {gpu.index}: {gpu.detail or gpu.state}"
-
-
-def _comment(shown: Mapping[str, str], faults: str) -> list[str]:
-    now, wanted = shown.get("Comment", ""), f"{OURS}{faults}" if faults else ""
-    is_ours = not now or now.startswith(OURS)
-    return [f"comment={wanted}"] if is_ours and now != wanted else []
 
 
 def _drain(shown: Mapping[str, str], faults: str, *, all_out: bool) -> list[str]:

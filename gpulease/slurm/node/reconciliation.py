@@ -126,17 +126,14 @@ class SlurmReconciliation:
             candidates |= await self._running_on(node)
         self._dealt_with &= there
         for number in candidates - leases.keys() - self._dealt_with:
-            await self._adopt(number, node)
+            running = await self.running(number, node)
+            # Its prolog may have asked meanwhile.
+            if running is not None and number not in self._leases():
+                await self._lease(running)
             self._dealt_with.add(number)
         if not self._has_listed:
             await self._take_up(node)
         self._has_listed = True
-
-    async def _adopt(self, number: int, node: str) -> None:
-        running = await self.running(number, node)
-        if running is None or number in self._leases():
-            return  # its prolog has asked meanwhile
-        await self._lease(running)
 
     async def running(self, number: int, node: str) -> RunningJob | None:
         """Return a job that runs on this node, as Slurm describes it; None if it does not.

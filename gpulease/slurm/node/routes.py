@@ -91,7 +91,9 @@ class SlurmHandlers:
         self._refuse_others(caller, job)
         command = command_in(before, number)
         if command.argv:
-            job = await leases.describe(job, _described(command))
+            argv = tuple(bytes_string("argument", each) for each in command.argv)
+            described = Command(shown_command(argv), fingerprint_of(argv, command.cwd))
+            job = await leases.describe(job, described)
         job = await leases.limited(job)
         part = leases.part_of_task(job, numbers_in(before.get(_GPUS, "")), body.devices)
         invocation = invocation_of_task(command, before, len(part.leases), len(job.leases))
@@ -143,11 +145,6 @@ def request_of(asked: SlurmLeaseRequest) -> SlurmRequest:
     gid = within("gid", asked.job_gid, 0, _LARGEST_NUMBER, verb)
     restarts = within("restarts", asked.job_restart_count, 0, _LARGEST_NUMBER, verb)
     return SlurmRequest(SlurmJob(number, asked.node, restarts), Caller(0, uid, gid).owner)
-
-
-def _described(command: SlurmCommandRequest) -> Command:
-    argv = tuple(bytes_string("argument", each) for each in command.argv)
-    return Command(shown_command(argv), fingerprint_of(argv, command.cwd))
 
 
 def command_in(environment: Mapping[str, str], number: int) -> SlurmCommandRequest:

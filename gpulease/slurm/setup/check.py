@@ -105,7 +105,8 @@ def checks(found: Found) -> Iterator[CheckView]:
     yield _gres_types(found)
     yield from _node(found)
     yield from _device_files(found)
-    yield from _hooks(found)
+    current = hook_text(found.settings.socket)
+    yield from (_hook(found, key, current) for key in _HOOKS)
     yield from _daemon(found)
     yield from _devices(found)
     yield from _requeueing(found)
@@ -231,28 +232,19 @@ def _device_files(found: Found) -> Iterator[CheckView]:
         )  # fmt: skip
 
 
-def _hooks(found: Found) -> Iterator[CheckView]:
-    """Check that Slurm calls the hook, and that it is the one of this version."""
-    current = hook_text(found.settings.socket)
-    for key in _HOOKS:
-        yield _hook(found, key, current)
-
-
 def _patterns(found: Found, key: str) -> list[str]:
     folder = Path(_first(found, "SLURM_CONF") or "/etc/slurm/slurm.conf").parent
     return [str(folder / each) for each in found.slurm.get(key, ())]
 
 
 def _files(found: Found, key: str) -> list[Path]:
-    return [file for each in _patterns(found, key) for file in _expanded(each)]
-
-
-def _expanded(pattern: str) -> list[Path]:
-    """Return the files of an absolute pattern, as glob(7)."""
-    return sorted(Path("/").glob(pattern.lstrip("/")))
+    # The patterns are absolute, those of glob(7).
+    found_by = (sorted(Path("/").glob(each.lstrip("/"))) for each in _patterns(found, key))
+    return [file for files in found_by for file in files]
 
 
 def _hook(found: Found, key: str, current: str) -> CheckView:
+    """Check that Slurm calls the hook, and that it is the one of this version."""
     install, files = "gpulease-setup slurm --install", _files(found, key)
     for file in files:
         text = file.read_text(errors="replace")
