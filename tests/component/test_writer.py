@@ -20,6 +20,7 @@ from gpulease.domain.placement import Placement
 from gpulease.domain.queue_options import QueuePause
 from gpulease.errors import NoSuchJob, RecordUnwritable
 from gpulease.service import jobs
+from gpulease.service.job_list import JobQuery
 from gpulease.service.ports import Event
 from gpulease.service.scheduler import follow_clock
 from gpulease.store.store import SqlStore
@@ -72,7 +73,7 @@ def test_nothing_is_seen_before_the_commit_but_by_later_calls(store: SqlStore) -
     def look() -> tuple[Any, ...]:
         with store.write() as tx:
             seen = tx.live()
-        return seen, store.live(), elsewhere.jobs(None, None, 10)
+        return seen, store.live(), elsewhere.jobs(JobQuery(ended=True)).jobs
 
     cancelled, (seen, committed, on_disk) = answers(
         store, lambda: jobs.cancel(store, first.id, "alice", CLOCK), look
@@ -81,7 +82,7 @@ def test_nothing_is_seen_before_the_commit_but_by_later_calls(store: SqlStore) -
     assert committed == (first,)
     assert on_disk == [first]
     assert store.live() == ()
-    assert elsewhere.jobs(None, None, 10) == [cancelled] == [store.job(first.id)]
+    assert elsewhere.jobs(JobQuery(ended=True)).jobs == [cancelled] == [store.job(first.id)]
     elsewhere.close()
 
 

@@ -17,6 +17,7 @@ from gpulease.errors import GpuleaseError, NoSuchJob
 from gpulease.wire.jobs import JobList, JobView, NestedView
 from gpulease.wire.machine import DoctorView, StatusView
 from gpulease.wire.requests import ErrorBody, ErrorReply, SubmitRequest
+from gpulease.wire.text import has_failed
 from gpulease.wire.usage import HistoryView, PastJobView
 
 
@@ -108,6 +109,10 @@ class _Server(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
         """A client that left early is no news."""
 
 
+def _is_in(job: JobView, state: str) -> bool:
+    return has_failed(job) if state == "failed" else state in (job.state, job.outcome)
+
+
 def _page(found: list[JobView], query: dict[str, str], most: int) -> JobList:
     if query.get("newest") == "true":
         ids = [job.id for job in found]
@@ -193,7 +198,7 @@ class _Handler(BaseHTTPRequestHandler):
             for _, job in sorted(stand_in.jobs.items())
             if query.get("all") == "true" or job.state != "ended"
             if query.get("user", job.user) == job.user
-            if query.get("state", job.state) in (job.state, job.outcome)
+            if "state" not in query or _is_in(job, query["state"])
         ]
         return _page(found, query, stand_in.most_listed)
 
