@@ -180,7 +180,7 @@ FRAMEWORKS = (
         tested=("1.13", "1.15", "2.4", "2.12", "2.19", "2.20", "2.21"),
         has_prover=True,
     ),
-    Framework("torch", ("torch",), "the hook", tested=("2.9", "2.15"), has_prover=True),
+    Framework("torch", ("torch",), "the hook", tested=("2.9", "2.14"), has_prover=True),
     Framework(
         "jax",
         ("jax",),

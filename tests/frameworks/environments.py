@@ -58,7 +58,7 @@ ENVIRONMENTS = {
     "tensorflow-2.20": Environment(("tensorflow-cpu==2.20.0",), "3.11"),
     "torch-2.9": Environment(("torch==2.9.1", "numpy"), surplus=("triton",)),
     "torch": Environment(
-        ("torch==2.15.0", "numpy", "accelerate==1.15.0", "lightning==2.6.6", "keras==3.15.1"),
+        ("torch==2.14.1", "numpy", "accelerate==1.15.0", "lightning==2.6.6", "keras==3.15.1"),
         surplus=("triton",),
     ),
     # The plugin without CUDA's libraries: it is imported, and stops where it looks for them.
