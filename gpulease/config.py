@@ -164,6 +164,11 @@ class SlurmSettings:
     publish_every: timedelta = timedelta(seconds=15)
     """How often the daemon publishes its GPUs through Slurm, if they have changed."""
 
+    @property
+    def node_name(self) -> str:
+        """The name of this machine in Slurm, if it is a node."""
+        return self.node or os.uname().nodename.partition(".")[0]
+
 
 PER_USER = (
     "overuse",

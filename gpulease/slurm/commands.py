@@ -17,28 +17,45 @@ _PING = "scontrol ping shows whether slurmctld runs"
 _AWAY = ("Unable to contact slurm controller", "Socket timed out")
 
 
-def run_slurm(
-    argv: Sequence[str], environment: Mapping[str, str] = os.environ, deadline: float = DEADLINE_S
-) -> str:
+def run_slurm(argv: Sequence[str], deadline: float = DEADLINE_S) -> str:
     """Run a command such as ("scontrol", "show", "node"), and return its output.
 
     Raises:
         SlurmFailed: it is not installed, failed, or took longer than `deadline` seconds.
     """
+    done = call(argv, slurm_environment(os.environ), deadline)
+    if done.returncode == 0:
+        return done.stdout
+    why = " ".join((done.stderr or done.stdout).split()) or f"exit code {done.returncode}"
+    if any(each in why for each in _AWAY):
+        raise SlurmFailed("cannot ask Slurm: slurmctld does not answer", _PING)
+    raise SlurmFailed(f"Slurm refused `{' '.join(argv[:3])}`: {why}")
+
+
+def call(
+    argv: Sequence[str], environment: Mapping[str, str], deadline: float, text: str = ""
+) -> subprocess.CompletedProcess[str]:
+    """Run a command in this environment with a text as its input, and return what became of it.
+
+    Raises:
+        SlurmFailed: it is not installed, or took longer than `deadline` seconds.
+    """
     try:
         done = subprocess.run(
-            argv, env=slurm_environment(environment), stdin=subprocess.DEVNULL, capture_output=True,
-            timeout=deadline, check=False,
+            argv, env=dict(environment), input=text.encode("utf-8", "surrogateescape"),
+            capture_output=True, timeout=deadline, check=False,
         )  # fmt: skip
-    except FileNotFoundError:
-        raise not_installed(argv) from None
+    except OSError as error:
+        raise _not_started(argv, error) from None
     except subprocess.TimeoutExpired:
-        raise no_answer(argv, deadline) from None
+        raise SlurmFailed(
+            f"cannot ask Slurm: {argv[0]} did not answer within {deadline:.0f} s", _PING
+        ) from None
     # Not decoded by subprocess, which would translate line breaks within the names of jobs.
     output, errors = (
-        text.decode("utf-8", "surrogateescape") for text in (done.stdout, done.stderr)
+        each.decode("utf-8", "surrogateescape") for each in (done.stdout, done.stderr)
     )
-    return checked_output(argv, done.returncode, output, errors)
+    return subprocess.CompletedProcess(argv, done.returncode, output, errors)
 
 
 def become(line: Sequence[str], variables: Mapping[str, str]) -> NoReturn:
@@ -52,10 +69,8 @@ def become(line: Sequence[str], variables: Mapping[str, str]) -> NoReturn:
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # Python ignores it, and so would the command
     try:
         os.execvpe(line[0], list(line), dict(variables))  # noqa: S606  that of the user's PATH
-    except FileNotFoundError:
-        raise not_installed(line) from None
     except OSError as error:
-        raise SlurmFailed(f"cannot start {line[0]}: {error.strerror}") from None
+        raise _not_started(line, error) from None
 
 
 def slurm_environment(environment: Mapping[str, str]) -> dict[str, str]:
@@ -64,32 +79,11 @@ def slurm_environment(environment: Mapping[str, str]) -> dict[str, str]:
     return {**kept, **_C}
 
 
-def checked_output(argv: Sequence[str], code: int | None, output: str, errors: str) -> str:
-    """Return the output of a command that has ended.
-
-    Raises:
-        SlurmFailed: it failed.
-    """
-    if code == 0:
-        return output
-    why = " ".join((errors or output).split()) or f"exit code {code}"
-    if any(each in why for each in _AWAY):
-        raise SlurmFailed("cannot ask Slurm: slurmctld does not answer", _PING)
-    raise SlurmFailed(f"Slurm refused `{' '.join(argv[:3])}`: {why}")
-
-
-def not_installed(argv: Sequence[str]) -> SlurmFailed:
-    """Return the error for a command that does not exist."""
+def _not_started(argv: Sequence[str], error: OSError) -> SlurmFailed:
+    if not isinstance(error, FileNotFoundError):
+        return SlurmFailed(f"cannot start {argv[0]}: {error.strerror}")
     return SlurmFailed(
         f"cannot ask Slurm: {argv[0]} is not installed here",
         'install the client of Slurm (slurm-client), or set cluster = "none" in '
         "/etc/gpulease/config.toml",
-    )
-
-
-def no_answer(argv: Sequence[str], deadline: float) -> SlurmFailed:
-    """Return the error for a command that ran longer than `deadline` seconds."""
-    return SlurmFailed(
-        f"cannot ask Slurm: {argv[0]} did not answer within {deadline:.0f} s",
-        _PING,
     )

@@ -1,22 +1,34 @@
-"""Reads what Slurm's commands print.
+"""Reads what Slurm's commands print, and its units.
 
 Users choose the names and comments of jobs, which may contain line breaks and look like fields of
 other jobs. `squeue --Format` cuts and pads each field to a width in bytes, so its records have one
 length, and no text can leave its field. `scontrol --oneliner show` prints `Key=Value`, separated by
 spaces: where it matters, callers ask for records that no user can write, such as nodes.
+
+Shards are the unit in which Slurm counts memory of GPUs (gres.conf(5), "sharding"). All shards of a
+job are on one GPU. Slurm counts them and limits nothing.
 """
 
 import os
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Final
 
 from gpulease.errors import SlurmFailed
+from gpulease.record import record
+from gpulease.units import MIB
 
 _FIELD = re.compile(r"(?:^| )([A-Z][A-Za-z:/_]*)=")
 _ABSENT: Final = frozenset({"(null)", "N/A", "n/a", "NONE", ""})
 _STREAM = re.compile(r"^   (StdErr|StdOut)=(.*)$", re.MULTILINE)
 _PARTS = re.compile(r"\((\d+/\d+(?:,\d+/\d+)*)\)")
+DEFAULT_SHARD = 256 * MIB
+"""Bytes of one shard."""
+_UNITS = {"K": 1024, "M": 1024**2}
+_OF_NODE = re.compile(r"(?:^|,)(gpu|shard)(?::([^:,()]*[^:,()\d][^:,()]*))?(?::(\d+))?(?=[,(]|$)")
+"""Such as gpu:2, gpu:a100:2(S:0-1) or shard:192."""
+
 _PLACEMENT = re.compile(r"^     Nodes=(\S+) CPU_IDs=\S* Mem=\d* GRES=(\S*)$", re.MULTILINE)
 
 
@@ -56,13 +68,13 @@ def parse_fixed(text: str, widths: Mapping[str, int]) -> Iterator[Mapping[str, s
             "gpulease doctor shows the versions; please report it with that of Slurm",
         )
     for begin in range(0, len(data), length + 1):
-        record, at = {}, begin
+        fields, at = {}, begin
         for name, width in widths.items():
             value = data[at : at + width].decode("utf-8", "replace").strip(" ")
             at += width
             if value not in _ABSENT:
-                record[name] = value
-        yield record
+                fields[name] = value
+        yield fields
 
 
 def parse_records(text: str) -> list[Mapping[str, str]]:
@@ -74,12 +86,12 @@ def parse_record(line: str) -> Mapping[str, str]:
     """Return the fields of one line. Of a field that occurs twice, the first counts."""
     found = list(_FIELD.finditer(line))
     ends = [*(each.start() for each in found[1:]), len(line)]
-    record: dict[str, str] = {}
+    fields: dict[str, str] = {}
     for field, end in zip(found, ends, strict=True):
         value = line[field.end() : end].strip()
         if value not in _ABSENT:
-            record.setdefault(field[1], value)
-    return record
+            fields.setdefault(field[1], value)
+    return fields
 
 
 def placements(shown: str) -> Mapping[str, str]:
@@ -125,3 +137,51 @@ def is_batch(flag: str) -> bool:
     It is 1, and 2 after Slurm has queued the job again because its node failed.
     """
     return flag.strip() not in ("", "0")
+
+
+def gres_of_node(gres: str) -> Counter[tuple[str, str]]:
+    """Return the counts in the Gres of a node by gpu or shard and type, in its order."""
+    counts = Counter[tuple[str, str]]()
+    for name, kind, count in _OF_NODE.findall(gres):
+        counts[name, kind] += int(count or 1)
+    return counts
+
+
+def shards_for(memory: int, shard: int) -> int:
+    """Return how many shards of `shard` bytes hold `memory` bytes."""
+    return max(1, -(-memory // shard))
+
+
+def shards_of_gpu(allocatable: int, shard: int) -> int:
+    """Return how many shards of `shard` bytes a GPU with `allocatable` bytes has."""
+    return allocatable // shard
+
+
+@record(frozen=True)
+class Requested:
+    """The GPUs that a job asks for on each node: whole ones, or shards of one."""
+
+    gpus: int = 0
+    shards: int = 0
+
+    def __bool__(self) -> bool:
+        return bool(self.gpus or self.shards)
+
+
+def requested(*resources: str | None) -> Requested:
+    """Read generic resources, such as "gres:shard:16", "gres/gpu:a100:2", "gres/gpu=1" or "gpu"."""
+    counts = {"gpu": 0, "shard": 0}
+    for each in ",".join(filter(None, resources)).split(","):
+        plain = each.partition("(")[0].replace("/", ":").replace("=", ":")
+        name, *rest = plain.removeprefix("gres:").split(":")
+        if name in counts:
+            counts[name] += _count(rest[-1] if rest else "")
+    return Requested(counts["gpu"], counts["shard"])
+
+
+def _count(text: str) -> int:
+    """Return a count, such as 16 or 1K; 1 for the type of a GPU without a count."""
+    number, unit = (text[:-1], text[-1:].upper()) if text[-1:].isalpha() else (text, "")
+    if not (number.isascii() and number.isdecimal()):
+        return 1
+    return int(number) * _UNITS.get(unit, 1)

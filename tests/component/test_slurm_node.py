@@ -24,15 +24,13 @@ from gpulease.record import replace as with_
 from gpulease.service.ports import WorkerExited, WorkerStarted
 from gpulease.shim.process_tree import Entry
 from gpulease.slurm.allocations import NodeAllocation, SlurmRefusal
-from gpulease.slurm.node.commands import run_slurm
-from gpulease.slurm.node.controller import SlurmController
-from gpulease.slurm.node.enforcement import SlurmEnforcement
-from gpulease.slurm.node.jobs import SlurmJobs
+from gpulease.slurm.annotations import GpuSummary, NodeSummary, Note, decode, note_in, with_note
+from gpulease.slurm.node.controller import SlurmController, run_slurm
+from gpulease.slurm.node.jobs import SlurmEnforcement, SlurmJobs
+from gpulease.slurm.node.leases import SlurmRequest
 from gpulease.slurm.node.processes import SlurmProcesses
 from gpulease.slurm.node.publication import PublicationPace, SlurmPublication
-from gpulease.slurm.node.reconciliation import RunningJob, SlurmReconciliation
-from gpulease.slurm.node_summary import GpuSummary, NodeSummary, decode
-from gpulease.slurm.notes import Note, note_in, with_note
+from gpulease.slurm.node.reconciliation import SlurmReconciliation
 from process_rig import run, wait_until
 
 JOB = SlurmJob(17, "n1")
@@ -242,7 +240,7 @@ class Node:
         self.steps: set[int] = set()
         self.processes: set[int] = set()
         self.lost: list[JobId] = []
-        self.granted: list[RunningJob] = []
+        self.granted: list[SlurmRequest] = []
         self.taken_up: list[str] = []
         self.name: str | None = "n1"
         self.reconciliation = SlurmReconciliation(
@@ -256,7 +254,7 @@ class Node:
     def of_job(self, job: int) -> set[Entry]:
         return {Entry(1, 1, 1, 1, False, 1)} if job in self.processes else set()
 
-    async def grant(self, job: RunningJob) -> None:
+    async def grant(self, job: SlurmRequest) -> None:
         self.granted.append(job)
 
     async def take_up(self, node: str) -> None:
@@ -319,11 +317,12 @@ def test_a_job_without_a_lease_gets_one_once() -> None:
     node.slurm.jobs = {5: FakeJob("5"), 6: FakeJob("6", state="PENDING", nodes="")}
     node.steps = {5}
     node.look()
-    assert node.granted == [RunningJob(SlurmJob(5, "n1"), 47201, 47201)]
+    assert [each.job for each in node.granted] == [SlurmJob(5, "n1")]
+    assert node.granted[0].owner.uid == 47201
     node.leases, node.steps = [leased(5)], {5, 7}
     node.slurm.jobs[7] = FakeJob("7", restarts=2)
     node.look()
-    assert node.granted[1:] == [RunningJob(SlurmJob(7, "n1", 2), 47201, 47201)]
+    assert [each.job for each in node.granted[1:]] == [SlurmJob(7, "n1", 2)]
 
 
 def test_jobs_refused_before_are_taken_up_once_slurm_answers() -> None:

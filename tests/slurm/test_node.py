@@ -10,7 +10,7 @@ import pytest
 import gpulease.slurm.setup
 from daemon_rig import wait_for
 from gpulease.fingerprint import fingerprint_of
-from gpulease.slurm.node_summary import NodeSummary, decode, learnt_keys
+from gpulease.slurm.annotations import NodeSummary, decode, learnt_keys
 from gpulease.slurm.records import parse_records
 from gpulease.units import GIB
 from gpulease.wire.jobs import JobView

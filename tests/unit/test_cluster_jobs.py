@@ -5,11 +5,9 @@ from typing import Any
 
 import pytest
 
+from gpulease.slurm.annotations import GpuSummary, NodeSummary, Note, encode, nodes_in, with_note
 from gpulease.slurm.command.jobs import elements, label_of, span_seconds, uses_gpus, view
-from gpulease.slurm.command.nodes import views_of
-from gpulease.slurm.command.views import nodes_of
-from gpulease.slurm.node_summary import GpuSummary, NodeSummary, encode, nodes_in
-from gpulease.slurm.notes import Note, with_note
+from gpulease.slurm.command.views import nodes_of, views_of
 from gpulease.units import GIB, MIB
 
 NOW = datetime(2026, 3, 2, 14, 0, tzinfo=UTC)

@@ -14,13 +14,11 @@ from gpulease.cli import tables
 from gpulease.cli.tables import Page
 from gpulease.drawing.words import display_width
 from gpulease.errors import SlurmFailed
+from gpulease.slurm.annotations import GpuSummary, NodeSummary, Note, encode, nodes_in, with_note
 from gpulease.slurm.command import job_page, list_page, status_page
 from gpulease.slurm.command.changes import refusal
 from gpulease.slurm.command.jobs import view, why
-from gpulease.slurm.command.nodes import views_of
-from gpulease.slurm.command.views import JobList, JobView, StatusView
-from gpulease.slurm.node_summary import GpuSummary, NodeSummary, encode, nodes_in
-from gpulease.slurm.notes import Note, with_note
+from gpulease.slurm.command.views import JobList, JobView, StatusView, views_of
 from gpulease.units import GIB, MIB
 from unit.test_cluster_jobs import job
 

@@ -15,16 +15,19 @@ from gpulease.config import Settings
 from gpulease.errors import BadConfiguration, BadUsage, BadValue, CannotLease
 from gpulease.fingerprint import fingerprint_of
 from gpulease.options import RunOptions
-from gpulease.slurm.command.run import batch_script, immediate, read_sizes, run_on_cluster
-from gpulease.slurm.command.size import Capacity, Size, capacity_of, size_of
-from gpulease.slurm.command.slurm_options import (
+from gpulease.slurm.annotations import GpuSummary, NodeSummary, encode, learnt_keys, nodes_in
+from gpulease.slurm.command.request import (
+    Capacity,
+    Size,
+    capacity_of,
     dependency,
     minutes,
     passed_options,
+    size_of,
     slurm_options,
     split_condition,
 )
-from gpulease.slurm.node_summary import GpuSummary, NodeSummary, encode, learnt_keys, nodes_in
+from gpulease.slurm.command.run import batch_script, immediate, read_sizes, run_on_cluster
 from gpulease.units import GIB, MIB, Share
 
 ARGV = ("python3", "train.py", "--batch", "32")

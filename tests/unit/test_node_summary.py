@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpulease.slurm.command.nodes import views_of
-from gpulease.slurm.node_summary import GpuSummary, NodeSummary, decode, encode, nodes_in
+from gpulease.slurm.annotations import GpuSummary, NodeSummary, decode, encode, nodes_in
+from gpulease.slurm.command.views import views_of
 
 _NUMBERS = st.integers(0, 1 << 52)
 _TEXT = st.text(st.characters(exclude_categories=["Cs"]))

@@ -7,8 +7,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpulease.errors import SlurmFailed
-from gpulease.slurm.records import fixed_format, parse_fixed, parse_record, placements, stream_files
-from gpulease.slurm.shards import Requested, requested
+from gpulease.slurm.records import (
+    Requested,
+    fixed_format,
+    parse_fixed,
+    parse_record,
+    placements,
+    requested,
+    stream_files,
+)
 
 WIDTHS = {"jobid": 6, "name": 12, "state": 10}
 

@@ -1,7 +1,6 @@
 """`gpulease cancel` and `gpulease extend` on a cluster: scancel, and scontrol update."""
 
 import math
-import os
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from fnmatch import fnmatchcase
@@ -36,7 +35,7 @@ def cancel_jobs(wanted: Selection, user: str | None, grace: str | None) -> int:
     if len(found) <= _MOST_ONE_BY_ONE:
         return for_each(found, lambda job: _cancel(job, found[job]))
     live = [row for rows in found.values() for row in rows if state_of(row) != "ended"]
-    run_slurm(["scancel", *found], os.environ, _DEADLINE_S)
+    run_slurm(["scancel", *found], _DEADLINE_S)
     print_stdout(_summary(live))
     return 0
 

@@ -15,7 +15,6 @@ from gpulease.locations import environment
 from gpulease.slurm.command.jobs import order_of, with_gpus
 from gpulease.slurm.command.list_page import table
 from gpulease.slurm.command.logs import described
-from gpulease.slurm.command.nodes import shard_and_used
 from gpulease.slurm.command.selection import is_array, select
 from gpulease.slurm.command.views import (
     JobList,
@@ -27,6 +26,7 @@ from gpulease.slurm.command.views import (
     place_of,
     reason_of,
     requested,
+    shard_and_used,
 )
 from gpulease.units import format_span
 

@@ -8,12 +8,19 @@ from types import MappingProxyType
 
 from gpulease.cli.exit_codes import SIGNALED
 from gpulease.errors import EXIT_TIME_LIMIT
-from gpulease.slurm.allocations import gres_in, includes
+from gpulease.slurm.allocations import includes
+from gpulease.slurm.annotations import Note, note_in
 from gpulease.slurm.command.views import ArrayWaitingView, ClaimView, JobView, LeaseView
 from gpulease.slurm.commands import DEADLINE_S, run_slurm
-from gpulease.slurm.notes import Note, note_in
-from gpulease.slurm.records import ending, fixed_format, is_batch, parse_fixed, placements
-from gpulease.slurm.shards import Requested, requested
+from gpulease.slurm.records import (
+    Requested,
+    ending,
+    fixed_format,
+    is_batch,
+    parse_fixed,
+    placements,
+    requested,
+)
 
 WIDTHS: Mapping[str, int] = {
     "jobid": 12, "arrayjobid": 12, "arraytaskid": 72, "name": 128, "username": 33, "state": 16,
@@ -239,8 +246,6 @@ def _leases(
     for node, text in known.items():
         # GPUs of several types are listed one by one: gpu:a30:1(IDX:0),gpu:a100:1(IDX:1).
         indexes = dict.fromkeys(re.findall(r"\(IDX:([\d,-]+)\)", text))
-        # Slurm 23.11 and later: shard:16(16/96,0/96), what the job has of each GPU.
-        indexes = indexes or dict.fromkeys(map(str, gres_in(text)[0]))
         yield LeaseView(node, ",".join(indexes) or None, claim.memory)
 
 

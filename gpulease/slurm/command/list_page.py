@@ -24,8 +24,15 @@ from gpulease.errors import BadUsage
 from gpulease.light_json import encode, indent
 from gpulease.locations import environment
 from gpulease.slurm.command.jobs import order_of, read_queue, uses_gpus, view
-from gpulease.slurm.command.nodes import shard_and_used
-from gpulease.slurm.command.views import JobList, JobView, expected, nodes_of, outcome_of, requested
+from gpulease.slurm.command.views import (
+    JobList,
+    JobView,
+    expected,
+    nodes_of,
+    outcome_of,
+    requested,
+    shard_and_used,
+)
 from gpulease.wire.jobs import JobState
 from gpulease.wire.text import has_failed, spoken
 

@@ -5,12 +5,10 @@ from __future__ import annotations
 import math
 import os
 import shlex
-import subprocess
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import NoReturn
 
 from gpulease.cli.caller import is_ours
 from gpulease.cli.job_selection import LAST
@@ -20,16 +18,19 @@ from gpulease.errors import EXIT_GAVE_UP, EXIT_OWN_FAILURE, SlurmFailed
 from gpulease.light_json import encode, indent
 from gpulease.locations import SYSTEM_CONFIG
 from gpulease.options import RunOptions
-from gpulease.slurm.command.size import Size, capacity_of, refuse_out_of_range, size_of
-from gpulease.slurm.command.slurm_options import (
+from gpulease.slurm.annotations import read_nodes
+from gpulease.slurm.command.request import (
+    Size,
+    capacity_of,
     dependency,
     is_number,
     passed_options,
+    refuse_out_of_range,
+    size_of,
     slurm_options,
     split_condition,
 )
-from gpulease.slurm.commands import DEADLINE_S, become, no_answer, not_installed
-from gpulease.slurm.node_summary import read_nodes
+from gpulease.slurm.commands import DEADLINE_S, become, call
 from gpulease.units import GIB, Share, parse_memory, parse_size
 from gpulease.wire.text import from_wire
 
@@ -91,7 +92,7 @@ def run_on_cluster(request: SubmitRequest, options: RunOptions) -> int:
             print_stderr("gpulease: --mem after the command was passed to the command")
     line, variables = _line(request, options, words, argv), _variables(request)
     if not options.detach:
-        become_srun(line, variables)
+        become(line, {**variables, **_EXIT_CODES})
     print_stdout(submit_batch(line, batch_script(argv, from_wire(request.cwd)), variables))
     return 0
 
@@ -189,15 +190,6 @@ def srun_line(words: Sequence[str], argv: Sequence[str], cwd: str, *, pty: bool)
     return [*line, "--", _BASH, "-c", _FOREGROUND, "gpulease", cwd, *argv]
 
 
-def become_srun(line: Sequence[str], variables: Mapping[str, str]) -> NoReturn:
-    """Replace this process by srun.
-
-    Raises:
-        SlurmFailed: it cannot be started.
-    """
-    become(line, {**variables, **_EXIT_CODES})
-
-
 def in_background() -> bool:
     """Return whether a shell has started this in the background of its terminal.
 
@@ -228,15 +220,7 @@ def submit_batch(line: Sequence[str], script: str, variables: Mapping[str, str])
     Raises:
         SlurmFailed: Slurm does not accept it.
     """
-    try:
-        done = subprocess.run(
-            line, input=script, env=dict(variables), capture_output=True, timeout=3 * DEADLINE_S,
-            check=False, encoding="utf-8", errors="surrogateescape",
-        )  # fmt: skip
-    except FileNotFoundError:
-        raise not_installed(line) from None
-    except subprocess.TimeoutExpired:
-        raise no_answer(line, 3 * DEADLINE_S) from None
+    done = call(line, variables, 3 * DEADLINE_S, script)
     if done.returncode != 0:
         lines = done.stderr.splitlines()
         said = [each.removeprefix("sbatch: ").removeprefix("error: ") for each in lines]

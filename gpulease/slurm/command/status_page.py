@@ -17,8 +17,8 @@ from gpulease.cli.tables import Block, Hanging, Page, line
 from gpulease.drawing.gpus import Note, models
 from gpulease.drawing.words import UNKNOWN, clean, clock, instant, since, size, until
 from gpulease.light_json import encode
+from gpulease.slurm.annotations import read_nodes, shard_size
 from gpulease.slurm.command.jobs import elements, read_queue, state_of, uses_gpus, with_gpus
-from gpulease.slurm.command.nodes import shard_size, views_of
 from gpulease.slurm.command.views import (
     GpuView,
     JobView,
@@ -32,8 +32,8 @@ from gpulease.slurm.command.views import (
     place_of,
     reason_of,
     requested,
+    views_of,
 )
-from gpulease.slurm.node_summary import read_nodes
 from gpulease.wire.text import beyond_driver, model
 
 _USABLE = frozenset({"idle", "mixed", "allocated", "completing", "planned", "reserved"})

@@ -11,7 +11,8 @@ from gpulease.errors import EXIT_GAVE_UP, EXIT_OWN_FAILURE, BadUsage, SlurmFaile
 from gpulease.slurm.command.jobs import read_queue, state_of, view
 from gpulease.slurm.command.selection import Row, is_array, is_of, labels, select
 from gpulease.slurm.command.views import outcome_of
-from gpulease.slurm.commands import become, run_slurm
+from gpulease.slurm.commands import become
+from gpulease.slurm.records import is_batch
 
 _FIRST_S, _LONGEST_S = 0.25, 5.0
 """Between two looks: each costs slurmctld a list of jobs."""
@@ -91,7 +92,7 @@ def attach_to(wanted: Selection, *, watches: bool, has_keys: bool) -> int:
     This process becomes sattach. A job that has ended is described, and its exit code returned.
 
     Raises:
-        WrongState: the job waits, or has no step to attach to.
+        WrongState: the job waits, or is a batch job.
     """
     if has_keys:
         raise BadUsage(
@@ -106,29 +107,19 @@ def attach_to(wanted: Selection, *, watches: bool, has_keys: bool) -> int:
     if state_of(rows[0]) == "ended":
         print_stderr(f"gpulease: job {job} has ended: {outcome_of(view(rows[0], 0))}")
         return status_of(rows[0])
-    step = _step_of(job, rows[0])
-    if watches:
-        # An input that ends would end that of the job: sattach keeps the other end of this one.
-        reading, writing = os.pipe()
-        os.dup2(reading, 0)
-        os.set_inheritable(writing, True)
-    return become(["sattach", step], os.environ)
-
-
-def _step_of(job: str, row: Row) -> str:
-    """Return the newest step that srun started in a job."""
-    if state_of(row) == "queued":
+    if state_of(rows[0]) == "queued":
         raise WrongState(
             f"cannot attach to job {job}: it waits", f"gpulease show {job} shows what for"
         )
-    # Ids of steps have no text of users.
-    line = ["squeue", "--noheader", "--steps", f"--jobs={job}", "--format=%i"]
-    steps = [step.strip() for step in run_slurm(line).split("\n")]
-    numbered = [step for step in steps if step.rpartition(".")[2].isdecimal()]
-    if not numbered:
+    if is_batch(rows[0].get("batchflag", "")):
         raise WrongState(
             f"cannot attach to job {job}: Slurm attaches only to what srun started, and this is a "
             "batch job",
             f"gpulease logs -f {job} follows its output",
         )
-    return max(numbered, key=lambda step: int(step.rpartition(".")[2]))
+    if watches:
+        # An input that ends would end that of the job: sattach keeps the other end of this one.
+        reading, writing = os.pipe()
+        os.dup2(reading, 0)
+        os.set_inheritable(writing, True)
+    return become(["sattach", f"{job}.0"], os.environ)

@@ -1,4 +1,4 @@
-"""Asks Slurm about a job; refuses jobs that do not fit here, for Slurm to queue them again.
+"""Asks Slurm about jobs; refuses those that do not fit here, for Slurm to queue them again.
 
 A node that refuses a job is excluded from its nodes. When no other one is left, that was a round:
 the job waits for a while, and all of its nodes are asked again. After three rounds it is held.
@@ -15,24 +15,73 @@ wait without end.
 
 import asyncio
 import logging
-from collections.abc import Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from gpulease.domain.job import Exit, SlurmJob, one_line
 from gpulease.errors import SlurmFailed
 from gpulease.record import replace
+from gpulease.slurm import commands
 from gpulease.slurm.allocations import NodeAllocation, SlurmRefusal, allocation_on, element_of
-from gpulease.slurm.node.commands import RunSlurm, is_unknown_job, list_job, run_slurm
-from gpulease.slurm.notes import MOST_ROUNDS, Note, note_in, with_note
+from gpulease.slurm.annotations import MOST_ROUNDS, Note, note_in, with_note
 from gpulease.slurm.records import ending, is_batch
 
 _log = logging.getLogger(__name__)
+
+RunSlurm = Callable[..., Awaitable[str]]
+"""Like `run_slurm` below."""
+_THREADS = ThreadPoolExecutor(8, "slurm")
+_UNKNOWN = "Slurm does not know job"
 
 _EXIT = "--Format=JobID:|,RestartCnt:|,exit_code:"
 _EXIT_WITHIN_S = 2.0
 """The lease ends afterwards, and the epilog waits for 5 s."""
 _FIELDS = "--Format=JobID:|,State:|,ReqNodes:|,Partition:|,BatchFlag:|,admin_comment:"
 """Without what the user chooses."""
+
+
+async def run_slurm(*argv: str, deadline: float = commands.DEADLINE_S) -> str:
+    """Run a command such as ("scontrol", "show", "node") in a thread, and return its output.
+
+    Raises:
+        SlurmFailed: it is not installed, failed, or took longer than `deadline` seconds.
+    """
+    loop = asyncio.get_running_loop()
+    return await loop.run_in_executor(_THREADS, commands.run_slurm, argv, deadline)
+
+
+async def list_job(run: RunSlurm, job: int, *format_: str) -> str:
+    """Return what squeue says of one job in a format, which begins with the number and a bar.
+
+    The number of an array stands for all of its jobs, so squeue may list others too.
+
+    Raises:
+        SlurmFailed: Slurm does not answer, or does not know the job.
+    """
+    listed = await run("squeue", "--noheader", "--array", "--states=all", f"--jobs={job}", *format_)
+    start = f"{job}|"
+    for line in listed.splitlines():
+        if line.startswith(start):
+            return line.removeprefix(start)
+    raise SlurmFailed(f"{_UNKNOWN} {job}")
+
+
+async def label_of(run: RunSlurm, job: int) -> str:
+    """Return what commands call a job: 17_3 for an element of an array.
+
+    The first element to be submitted has the number of the array, which as an argument means all of
+    them.
+
+    Raises:
+        SlurmFailed: Slurm does not answer, or does not know the job.
+    """
+    return await list_job(run, job, "--format=%A|%i")
+
+
+def is_unknown_job(error: SlurmFailed) -> bool:
+    """Return whether Slurm has answered that there is no such job."""
+    return any(each in error.message for each in ("Invalid job id", _UNKNOWN))
 
 
 @dataclass(frozen=True, slots=True)

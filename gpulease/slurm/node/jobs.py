@@ -1,27 +1,46 @@
 """The launcher port for leases of Slurm's jobs: Slurm starts their processes and ends them.
 
 A lease ends when the epilog says so, or when Slurm and the process table say that the job is gone
-(`slurm_reconciliation`). Processes that Slurm leaves behind are killed first: they may hold memory.
+(`reconciliation`). Processes that Slurm leaves behind are killed first: they may hold memory.
+
+The enforcement levels of a job are what Slurm enforces itself, and the driver's limits. These are
+set on Slurm's cgroup of the job (version 2), which exists once its first step has started. Slurm's
+device rules hold where cgroup.conf says so.
 """
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 
-from gpulease.domain.gpu import JobId
+from gpulease.domain.enforcement import EnforcementLevel, in_level_order
+from gpulease.domain.gpu import GpuUuid, JobId
 from gpulease.domain.job import Exit, Invocation, Job, Outcome, one_line
 from gpulease.errors import SlurmFailed, split_hint
 from gpulease.host.processes import ProcessTable
 from gpulease.service.log_once import LogOnce
-from gpulease.service.ports import Clock, WorkerExited, WorkerNews, WorkerStarted
+from gpulease.service.ports import (
+    Clock,
+    MemoryLimiter,
+    NotLimited,
+    WorkerExited,
+    WorkerNews,
+    WorkerStarted,
+)
 from gpulease.shim.process_tree import Entry, processes
-from gpulease.slurm.node.commands import RunSlurm, label_of, list_job, run_slurm
-from gpulease.slurm.node.processes import SlurmProcesses
-from gpulease.slurm.notes import Note, with_note
+from gpulease.slurm.annotations import Note, with_note
+from gpulease.slurm.node.controller import RunSlurm, label_of, list_job, run_slurm
+from gpulease.slurm.node.processes import SlurmProcesses, directory_of
 
 _log = logging.getLogger(__name__)
+
+_CONSTRAINED = re.compile(r"^ConstrainDevices\s*=\s*yes\s*$", re.MULTILINE | re.IGNORECASE)
+_TASK_CGROUP = re.compile(r"^TaskPlugin\s*=.*\btask/cgroup\b", re.MULTILINE)
+
+NoteLimits = Callable[[JobId, Mapping[GpuUuid, int | None], str], Awaitable[object]]
+"""Stores the driver's limits of a job, and a sentence about them."""
 
 LOST = "Slurm does not run it here any more, and its epilog did not report its end"
 
@@ -170,3 +189,67 @@ class SlurmJobs:
             self._complaints.say("notify", text, why=str(error))
         else:
             self._complaints.passed("notify")
+
+
+class SlurmEnforcement:
+    """Knows the levels of Slurm's jobs, and sets their limits."""
+
+    def __init__(
+        self,
+        everywhere: Callable[[], tuple[str, ...]],
+        limiter: Callable[[], MemoryLimiter | None],
+        note: NoteLimits,
+        run: RunSlurm = run_slurm,
+    ) -> None:
+        """`everywhere` are the levels of all jobs; without a `limiter` the driver limits none."""
+        self._everywhere = everywhere
+        self._limiter = limiter
+        self._note = note
+        self._run = run
+        self._has_device_rules: bool | None = None
+        """None: Slurm was not asked yet."""
+        self._complaints = LogOnce(_log)
+
+    def levels(self) -> tuple[str, ...]:
+        """Return the levels of a job of Slurm that starts now, before limits are set."""
+        devices = {EnforcementLevel.DEVICES} if self._has_device_rules else set()
+        return in_level_order({*self._everywhere(), *devices})
+
+    async def ask(self) -> None:
+        """Ask Slurm once whether it lets jobs open only their own GPUs."""
+        if self._has_device_rules is not None:
+            return
+        try:
+            shown = await self._run("scontrol", "show", "config")
+        except SlurmFailed as error:
+            _log.debug("device rules of Slurm are not known yet: %s", error)
+            return
+        found = _TASK_CGROUP.search(shown) and _CONSTRAINED.search(shown)
+        self._has_device_rules = found is not None
+
+    async def limit(self, job: Job) -> None:
+        """Let the driver limit a job that has a cgroup and no limit yet.
+
+        Raises:
+            RecordUnwritable: the limits cannot be stored now; they are in force.
+        """
+        limiter = self._limiter()
+        if limiter is None or job.slurm is None:
+            return
+        directory = await asyncio.to_thread(directory_of, job.slurm.id)
+        if directory is None:
+            return
+        limits: dict[GpuUuid, int | None] = {}
+        for lease in job.leases:
+            if lease.driver_limit is not None:
+                continue
+            try:
+                limits[lease.gpu] = await asyncio.to_thread(
+                    limiter.set_limit, lease.gpu, directory, lease.memory
+                )
+                self._complaints.passed(lease.gpu)
+            except NotLimited as error:
+                text = f"job {job.id}: no limit of the driver on {lease.gpu}: {error}"
+                self._complaints.say(lease.gpu, text, why=str(error))
+        if limits:
+            await self._note(job.id, limits, "the driver limits it, in Slurm's cgroup")

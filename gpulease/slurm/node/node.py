@@ -3,7 +3,6 @@
 import asyncio
 import logging
 import os
-import socket
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
@@ -16,7 +15,6 @@ from gpulease.domain.gpu import GpuUuid, JobId
 from gpulease.domain.job import Job
 from gpulease.host.process_finder import Finder
 from gpulease.host.processes import ProcessTable, marker
-from gpulease.server.auth import Caller
 from gpulease.server.machine_views import MachineViews
 from gpulease.service.job_supervisor import LauncherOf
 from gpulease.service.jobs import note_limits
@@ -25,13 +23,12 @@ from gpulease.service.ports import JobLauncher, SlurmPolicy
 from gpulease.service.scheduler import Scheduler
 from gpulease.service.slurm_gpus import gpus_of_slurm, missing_local_gpus
 from gpulease.slurm.allocations import SlurmRefusal
+from gpulease.slurm.annotations import GpuSummary, NodeSummary
 from gpulease.slurm.node.controller import SlurmController
-from gpulease.slurm.node.enforcement import SlurmEnforcement
-from gpulease.slurm.node.jobs import SlurmJobs
+from gpulease.slurm.node.jobs import SlurmEnforcement, SlurmJobs
 from gpulease.slurm.node.leases import SlurmLeases, SlurmRequest
 from gpulease.slurm.node.publication import LearntSizes, PublicationPace, SlurmPublication
-from gpulease.slurm.node.reconciliation import RunningJob, SlurmReconciliation
-from gpulease.slurm.node_summary import GpuSummary, NodeSummary
+from gpulease.slurm.node.reconciliation import SlurmReconciliation
 from gpulease.timers import Timer, Timers
 from gpulease.wire.machine import CheckView, GpuView
 
@@ -57,14 +54,6 @@ def slurm_policy(settings: Settings) -> SlurmPolicy | None:
     """Return what Slurm assigns of this machine; None where the daemon's queue has all GPUs."""
     slurm = slurm_settings(settings)
     return None if slurm is None else SlurmPolicy(slurm.shard, slurm.local_gpus)
-
-
-def node_name(settings: Settings) -> str | None:
-    """Return the name of this machine in Slurm; None without Slurm."""
-    slurm = slurm_settings(settings)
-    if slurm is None:
-        return None
-    return slurm.node or socket.gethostname().partition(".")[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +172,8 @@ class SlurmNode:
         return f"local_gpus: this machine has no GPU {' or '.join(missing)}" if missing else None
 
     def _name(self) -> str | None:
-        return node_name(self._base.settings())
+        slurm = slurm_settings(self._base.settings())
+        return None if slurm is None else slurm.node_name
 
     def _publish_every(self) -> timedelta:
         return SlurmSettings(**self._base.settings().slurm).publish_every
@@ -220,17 +210,16 @@ class SlurmNode:
         node = self._name()
         if node is None or await asyncio.to_thread(self._processes.job_of, pid) != number:
             return None
-        running = await self._reconciliation.running(number, node)
-        return None if running is None else _request(running)
+        return await self._reconciliation.running(number, node)
 
-    async def _lease_running(self, running: RunningJob) -> None:
+    async def _lease_running(self, running: SlurmRequest) -> None:
         """Grant a lease to a job that runs without one: no daemon ran when it began.
 
         Raises:
             SlurmFailed: Slurm does not answer.
         """
         try:
-            job = await self.leases.grant(_request(running))
+            job = await self.leases.grant(running)
         except SlurmRefusal as refusal:
             _log.warning("job %s of Slurm runs without a lease: %s", running.job.id, refusal)
         else:
@@ -262,11 +251,6 @@ class SlurmNode:
             if job.slurm is not None and (most := max(found, default=0)):
                 used[str(job.slurm.id)] = most
         return used
-
-
-def _request(running: RunningJob) -> SlurmRequest:
-    owner = Caller(0, running.uid, running.gid).owner
-    return SlurmRequest(running.job, owner, is_running=True)
 
 
 def _gpu(view: GpuView, of_slurm: Collection[str]) -> GpuSummary:

@@ -23,9 +23,8 @@ from gpulease.record import replace
 from gpulease.service.job_list import JobQuery
 from gpulease.service.log_once import LogOnce
 from gpulease.service.ports import Clock, InThread, Store
-from gpulease.slurm.node.commands import RunSlurm, run_slurm
-from gpulease.slurm.node_summary import MOST, NodeSummary, encode, learnt_keys
-from gpulease.slurm.notes import OURS
+from gpulease.slurm.annotations import MOST, OURS, NodeSummary, encode, learnt_keys
+from gpulease.slurm.node.controller import RunSlurm, run_slurm
 from gpulease.slurm.records import parse_records
 
 _log = logging.getLogger(__name__)

@@ -12,9 +12,11 @@ from dataclasses import dataclass
 
 from gpulease.domain.job import Job, SlurmJob
 from gpulease.errors import SlurmFailed
+from gpulease.server.auth import Caller
 from gpulease.service.log_once import LogOnce
 from gpulease.slurm.allocations import includes
-from gpulease.slurm.node.commands import RunSlurm, is_unknown_job, list_job, run_slurm
+from gpulease.slurm.node.controller import RunSlurm, is_unknown_job, list_job, run_slurm
+from gpulease.slurm.node.leases import SlurmRequest
 from gpulease.slurm.node.processes import SlurmProcesses
 
 _log = logging.getLogger(__name__)
@@ -29,15 +31,6 @@ _ASK_AFTER = 3
 
 
 @dataclass(frozen=True, slots=True)
-class RunningJob:
-    """A job of Slurm on this node, as Slurm describes it."""
-
-    job: SlurmJob
-    uid: int
-    gid: int
-
-
-@dataclass(frozen=True, slots=True)
 class _Listed:
     state: str
     uid: int
@@ -46,7 +39,7 @@ class _Listed:
     nodes: str
 
 
-Lease = Callable[[RunningJob], Awaitable[None]]
+Lease = Callable[[SlurmRequest], Awaitable[None]]
 """Grants a lease to a job that runs without one. Raises SlurmFailed if Slurm does not answer."""
 
 
@@ -135,7 +128,7 @@ class SlurmReconciliation:
             await self._take_up(node)
         self._has_listed = True
 
-    async def running(self, number: int, node: str) -> RunningJob | None:
+    async def running(self, number: int, node: str) -> SlurmRequest | None:
         """Return a job that runs on this node, as Slurm describes it; None if it does not.
 
         Raises:
@@ -144,7 +137,8 @@ class SlurmReconciliation:
         listed = await self._ask(number)
         if listed is None or listed.state not in _RUNS or not includes(listed.nodes, node):
             return None
-        return RunningJob(SlurmJob(number, node, listed.restarts), listed.uid, listed.gid)
+        owner = Caller(0, listed.uid, listed.gid).owner
+        return SlurmRequest(SlurmJob(number, node, listed.restarts), owner, is_running=True)
 
     async def _running_on(self, node: str) -> set[int]:
         states = ",".join(sorted(_RUNS))

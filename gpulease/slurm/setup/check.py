@@ -17,11 +17,12 @@ from gpulease.errors import (
     EXIT_OWN_FAILURE,
     GpuleaseError,
     SetupFailed,
+    SlurmFailed,
     split_hint,
 )
 from gpulease.path_ownership import closed_to_others, shaky
-from gpulease.slurm.commands import run_slurm, slurm_environment
-from gpulease.slurm.records import parse_record, parse_records
+from gpulease.slurm.commands import call, run_slurm, slurm_environment
+from gpulease.slurm.records import gres_of_node, parse_record, parse_records
 from gpulease.slurm.setup.node_files import (
     MARK,
     NAME,
@@ -29,10 +30,8 @@ from gpulease.slurm.setup.node_files import (
     daemon_status,
     device_files,
     hook_text,
-    name_of,
     read_node,
 )
-from gpulease.slurm.shards import gres_of_node
 from gpulease.units import format_size
 from gpulease.wire.machine import CheckView
 
@@ -71,7 +70,7 @@ def look(settings: Settings) -> Found:
         GpuleaseError: the GPUs cannot be read.
     """
     config = parse_config(run_slurm(("scontrol", "show", "config")))
-    name = name_of(SlurmSettings(**settings.slurm))
+    name = SlurmSettings(**settings.slurm).node_name
     try:
         record = parse_record(run_slurm(("scontrol", "--oneliner", "show", "node", name)))
     except GpuleaseError:
@@ -352,15 +351,10 @@ def try_job(found: Found) -> CheckView:
     variables = {key: text for key, text in os.environ.items() if not key.startswith("SLURM_")}
     codes = {"SLURM_EXIT_ERROR": str(EXIT_OWN_FAILURE), "SLURM_EXIT_IMMEDIATE": str(EXIT_GAVE_UP)}
     try:
-        done = subprocess.run(
-            line, env=slurm_environment(variables) | codes, stdin=subprocess.DEVNULL,
-            capture_output=True, timeout=_ENDS_WITHIN_S, check=False, text=True, errors="replace",
-        )  # fmt: skip
-    except OSError as error:
-        return CheckView("job", "failure", f"srun does not run: {error.strerror}", None)
-    except subprocess.TimeoutExpired:
+        done = call(line, slurm_environment(variables) | codes, _ENDS_WITHIN_S)
+    except SlurmFailed as error:
         return CheckView(
-            "job", "failure", f"a job with one shard did not end within {_ENDS_WITHIN_S} s",
+            "job", "failure", f"one with one shard did not end: {error.message}",
             f"squeue --nodelist={name} shows it; the log of slurmd may say more",
         )  # fmt: skip
     said = " ".join(f"{done.stdout} {done.stderr}".split())

@@ -8,7 +8,6 @@ one whose shards are in use. Slurm numbers GPUs by the order of the types in Gre
 the types are in the order of the device numbers.
 """
 
-import os
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -25,7 +24,7 @@ from gpulease.path_ownership import shaky
 from gpulease.service.ports import SlurmPolicy
 from gpulease.service.slurm_gpus import device_number, gpus_of_slurm, missing_local_gpus
 from gpulease.setup.install import Say, write_file
-from gpulease.slurm.shards import shards_of_gpu
+from gpulease.slurm.records import shards_of_gpu
 from gpulease.units import GIB, format_size
 from gpulease.wire.machine import StatusView
 
@@ -156,12 +155,7 @@ def node_of(settings: Settings, readings: Sequence[GpuReading], *, simulated: bo
     if not kept:
         raise SetupFailed("cannot describe this node: local_gpus leaves no GPU for Slurm")
     local = tuple(gpu for gpu in readings if gpu.parent is None and gpu not in kept)
-    return SlurmNode(name_of(slurm), slurm.shard, kept, local, settings.margin, simulated)
-
-
-def name_of(slurm: SlurmSettings) -> str:
-    """Return the name of this machine in Slurm, if it is a node."""
-    return slurm.node or os.uname().nodename.partition(".")[0]
+    return SlurmNode(slurm.node_name, slurm.shard, kept, local, settings.margin, simulated)
 
 
 def _unusable(gpu: GpuReading, *, simulated: bool) -> str | None:

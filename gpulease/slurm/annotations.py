@@ -1,10 +1,14 @@
-"""What the daemon of a node publishes, and any node reads through Slurm.
+"""What gpulease writes into Slurm's fields: JSON with nodes, and with jobs.
 
-It is JSON in the field Extra of the node (`scontrol update nodename=n1 extra=...`). It contains no
-space, since scontrol prints fields separated by spaces.
+The field Extra of a node has its summary, which its daemon publishes and any node reads
+(`scontrol update nodename=n1 extra=...`). It contains no space, since scontrol prints fields
+separated by spaces. It also has the sizes that the node would give to jobs without --mem, so that
+the command on any node can size the next run. Their keys are digests: everybody can read it.
 
-It also has the sizes that the node would give to jobs without --mem, so that the command on any
-node can size the next run. Their keys are digests: everybody can read a summary.
+The AdminComment of a job has a note for people, for the command, and for other daemons, such as
+`gpulease: {"why":"n1: it held 3G of GPU 0","stopped":"over_lease"}`. Only admins and nodes write
+this field; what admins wrote stays in front. What is no JSON, as the notes of earlier versions, is
+shown as it is.
 """
 
 import json
@@ -16,7 +20,12 @@ from typing import Any, Final, get_args
 from gpulease.fingerprint import CommandFingerprint
 from gpulease.record import record
 from gpulease.slurm.commands import run_slurm
-from gpulease.slurm.records import parse_record
+from gpulease.slurm.records import DEFAULT_SHARD, parse_record
+
+OURS: Final = "gpulease: "
+"""The begin of all that gpulease writes in Slurm's fields."""
+MOST_ROUNDS: Final = 3
+"""The rounds of refusals after which a job is held."""
 
 VERSION = 1
 MOST = 100
@@ -86,6 +95,12 @@ def read_nodes() -> Sequence[ClusterNode]:
         SlurmFailed: Slurm does not answer.
     """
     return nodes_in(run_slurm(["scontrol", "show", "node", "--oneliner"]))
+
+
+def shard_size(nodes: Iterable[ClusterNode]) -> int:
+    """Return the bytes of one shard, as nodes publish it."""
+    published = (node.summary.shard for node in nodes if node.summary is not None)
+    return next(published, DEFAULT_SHARD)
 
 
 def nodes_in(shown: str) -> Sequence[ClusterNode]:
@@ -182,3 +197,52 @@ def learnt_size(
         if found := [each[key] for each in known if key in each]:
             return max(found)
     return None
+
+
+@record(frozen=True)
+class Note:
+    """Why a job was refused, or stopped."""
+
+    why: str = ""
+    """For its owner: the node, and the reason."""
+    stopped: str = ""
+    """Why a daemon had Slurm stop it: a word such as over_lease, idle or cancelled."""
+    refused: int = 0
+    """How often nodes refused it."""
+    nodes: str = ""
+    """Those that refused it in this round, separated by spaces; the latest last."""
+    rounds: int = 0
+    """How often all of its nodes refused it."""
+    for_leases: bool = False
+    """In this round, leases were in the way on one of them."""
+
+    @property
+    def refused_by(self) -> Sequence[str]:
+        """The nodes that refused it in this round."""
+        return self.nodes.split()
+
+    def __str__(self) -> str:
+        if self.stopped:
+            return f"stopped ({self.stopped}): {self.why}"
+        if not self.refused:
+            return self.why
+        times = "time" if self.refused == 1 else "times"
+        leases = "; waits for leases" if self.for_leases else ""
+        rounds = f"; by all nodes {self.rounds} of {MOST_ROUNDS} times" if self.rounds else ""
+        return f"refused {self.refused} {times} ({self.nodes}{leases}{rounds}): {self.why}"
+
+
+def note_in(comment: str) -> Note | None:
+    """Return what gpulease wrote into a job's AdminComment; None if nothing."""
+    text = comment.partition(OURS)[2]
+    try:
+        return Note(**known_fields(Note, json.loads(text)))
+    except (ValueError, TypeError, RecursionError):
+        return Note(text) if text else None
+
+
+def with_note(comment: str, note: Note) -> str:
+    """Return a job's AdminComment with a note, and with what admins wrote before."""
+    kept = "" if comment.strip() == "(null)" else comment.partition(OURS)[0]
+    fields = {name: value for name, value in vars(note).items() if value}
+    return f"{kept}{OURS}{json.dumps(fields, separators=(',', ':'), ensure_ascii=False)}"
