@@ -14,7 +14,6 @@ from gpulease.domain.lease import State
 from gpulease.domain.placement import Placement
 from gpulease.domain.plan import Plan, plan
 from gpulease.domain.snapshot import Snapshot
-from gpulease.server.job_json import JobJson
 from gpulease.server.job_views import JobViews
 from gpulease.service.explaining import Explainer
 from gpulease.service.observation import Peaks
@@ -50,9 +49,6 @@ class World:
             unheld=lambda _: (),
             pools_of=lambda _: (),
         )
-        self.kept = self.views()
-        """Made before the jobs; its positions are as of the latest explanations."""
-        self.quick = JobJson(self.kept)
 
     def grace(self, job: Job) -> timedelta | None:
         return timedelta(seconds=30) if job.holder is None else None

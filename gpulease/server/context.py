@@ -15,9 +15,9 @@ from gpulease.server.job_views import JobViews
 from gpulease.server.listings import Listings
 from gpulease.server.machine_views import MachineViews
 from gpulease.server.messages import JSON, Request, Response
-from gpulease.server.redaction import redact_job
 from gpulease.server.request_limits import RequestSlot, slot_in
 from gpulease.server.validation import Defaults
+from gpulease.server.view_sources import redact_job
 from gpulease.service.health import named
 from gpulease.service.hook_reports import HookReports
 from gpulease.service.ports import Clock, Event, ProcessFinder
@@ -105,8 +105,7 @@ class RequestContext:
         view = self.job_views.job(
             job, to_owner=self.rights.owns(caller, job), events=events, pools=pools, hooks=hooks
         )
-        viewer = self.redacted_for(caller)
-        return view if viewer is None else redact_job(view, viewer)
+        return redact_job(view, self.redacted_for(caller))
 
 
 @dataclass(frozen=True, slots=True)

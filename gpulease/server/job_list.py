@@ -18,9 +18,8 @@ from gpulease.server.context import (
 )
 from gpulease.server.messages import Request, Response
 from gpulease.server.reasons import shell_status
-from gpulease.server.redaction import HIDDEN
 from gpulease.server.validation import span, within
-from gpulease.server.view_sources import instant
+from gpulease.server.view_sources import HIDDEN, instant
 from gpulease.service.job_list import FAILED, MOST_LISTED, EndedJob, JobQuery
 from gpulease.wire.jobs import JobKind
 from gpulease.wire.jobs import Outcome as WireOutcome

@@ -25,6 +25,7 @@ from gpulease.service.scheduler import Scheduler
 from gpulease.service.usage import PoolSeen
 from gpulease.units import Share
 from gpulease.wire.jobs import (
+    ArrayWaitingView,
     ClaimView,
     DeviceView,
     EventView,
@@ -38,6 +39,7 @@ from gpulease.wire.jobs import (
     UnheldView,
 )
 from gpulease.wire.machine import OveruseView
+from gpulease.wire.text import ranges
 
 FRAMEWORK = EnforcementLevel.FRAMEWORK
 
@@ -310,6 +312,17 @@ class JobViews:
     def claim(self, claim: Claim) -> ClaimView:
         """Return a claim as a wire object."""
         return claim_view(claim, self._scheduler.observer.readings() if claim.named else {})
+
+    def row(self, row: Row) -> JobView:
+        """Return the first job of a row with its position. It stands for the others."""
+        job, position = row[0]
+        view = self.job(job)
+        view.position = position
+        if len(row) > 1 and view.queue is not None:
+            arrays = (each.queue.array for each, _ in row)
+            indices = sorted(array.index for array in arrays if array is not None)
+            view.queue.array_waiting = ArrayWaitingView(ranges(indices), len(indices))
+        return view
 
     def rows(self, most: int | None) -> Sequence[Row]:
         """Return the first rows of the queue in its order; None: each job."""

@@ -6,26 +6,24 @@ one is drawn share the next one.
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from itertools import starmap
+from itertools import chain, starmap
 from typing import Any
 
 import msgspec
 
 from gpulease.domain.job import Job
 from gpulease.domain.lease import State
-from gpulease.server.job_json import JobJson
 from gpulease.server.job_views import JobViews
 from gpulease.server.machine_views import MachineViews
 from gpulease.server.queue_positions import without
-from gpulease.server.redaction import redact_machine
-from gpulease.server.view_sources import Recent
+from gpulease.server.view_sources import Recent, redact_job, redact_machine
 from gpulease.service.explaining import Explainer
 from gpulease.service.job_list import JobPage
 from gpulease.service.ports import Clock
 from gpulease.shared_calls import SharedCalls
-from gpulease.wire.jobs import JobList
+from gpulease.wire.jobs import JobList, JobView
 from gpulease.wire.machine import UserWaitingView
 
 _ALL_IN_QUEUE = "gpulease status --queue all --json"
@@ -48,8 +46,7 @@ class Listings:
         """
         self._stopped = Recent(is_stopped, clock)
         self._status_views = views(self._stopped.of)
-        self._status_json = JobJson(self._status_views)
-        self._list_json = JobJson(views(is_stopped))
+        self._list_views = views(is_stopped)
         self._machine = machine
         self._clock = clock
         self._explainer = explainer
@@ -88,13 +85,9 @@ class Listings:
             waiting = (job.owner.user for job in live if job.state is State.QUEUED)
             self._counted = live, list(starmap(UserWaitingView, Counter(waiting).items()))
         view.waiting_by_user = self._counted[1]
-        if viewer is not None:
-            view = redact_machine(view, viewer)
-        json = self._status_json
-        view.jobs = _raw(
-            *(json.of(job, viewer) for job in holding),
-            *(json.row(each, viewer) for each in shown),
-        )
+        view = redact_machine(view, viewer)
+        views = self._status_views
+        view.jobs = _drawn(chain(map(views.job, holding), map(views.row, shown)), viewer)
         drawn = msgspec.json.encode(view)
         self._explainer.start()
         return drawn
@@ -109,9 +102,10 @@ class Listings:
 
         def draw() -> bytes:
             self._explainer.refresh_here()
-            page, json = find(), self._list_json
-            jobs = (json.of(job, redacted_for, to_owner=to_owner(job)) for job in page.jobs)
-            drawn = msgspec.json.encode(JobList(_raw(*jobs), page.total, page.next))
+            page, views = find(), self._list_views
+            jobs = (views.job(job, to_owner=to_owner(job)) for job in page.jobs)
+            listed = JobList(_drawn(jobs, redacted_for), page.total, page.next)
+            drawn = msgspec.json.encode(listed)
             self._explainer.start()
             return drawn
 
@@ -123,6 +117,6 @@ class Listings:
             thread.shutdown(wait=True, cancel_futures=True)
 
 
-def _raw(*drawn: bytes) -> list[Any]:
-    """Return jobs in JSON as what stands for them in a view."""
-    return [msgspec.Raw(each) for each in drawn]
+def _drawn(jobs: Iterable[JobView], viewer: str | None) -> list[Any]:
+    """Return jobs as JSON, one by one: ten thousand views would take much memory."""
+    return [msgspec.Raw(msgspec.json.encode(redact_job(each, viewer))) for each in jobs]

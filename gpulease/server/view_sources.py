@@ -1,7 +1,9 @@
-"""What the views of jobs, leases and the machine have in common: sources, and instants."""
+"""What the views of jobs, leases and the machine have in common: sources, instants, and what users
+see of each other's jobs where the admin hides commands: that they run, not what.
+"""
 
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Generic, Protocol, TypeVar
@@ -14,7 +16,8 @@ from gpulease.service.idleness import IdleWatch
 from gpulease.service.overuse import OveruseWatch
 from gpulease.service.ports import Clock
 from gpulease.service.usage import PoolSeen
-from gpulease.wire.machine import EnforcementLevelView
+from gpulease.wire.jobs import JobView
+from gpulease.wire.machine import EnforcementLevelView, GpuView, StatusView
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
@@ -22,6 +25,8 @@ V = TypeVar("V")
 _OLD = timedelta(seconds=2)
 _AGAIN = 8
 """Values from /proc that one answer reads again although they are not old."""
+HIDDEN = "(hidden)"
+"""Stands for a command, and for a name, which by default is part of the command."""
 
 
 class EnforcementLevels(Protocol):
@@ -62,6 +67,39 @@ def instant(at: datetime | None) -> str | None:
 def whole_minute(at: datetime) -> datetime:
     """Round up: a prediction is not exact, and a stream of jobs shows each change."""
     return at + timedelta(seconds=-at.timestamp() % 60)
+
+
+def redact_job(view: JobView, viewer: str | None) -> JobView:
+    """Return a job as the user `viewer` may see it; None may see all."""
+    if viewer in (None, view.user):
+        return view
+    return replace(
+        view,
+        command=HIDDEN,
+        name=HIDDEN,
+        # A failed launch names the program; reports of frameworks and uncovered processes do too.
+        reason=None if view.outcome == "launch_failed" else view.reason,
+        sized=None,
+        leases=[replace(each, pools=[]) for each in view.leases],
+        unheld=[],
+        hooks=[],
+        events=[replace(each, detail=None) for each in view.events],
+    )
+
+
+def redact_machine(status: StatusView, viewer: str | None) -> StatusView:
+    """Return a status without jobs as the user `viewer` may see it; None may see all."""
+    if viewer is None:
+        return status
+    return replace(status, gpus=[_redact_gpu(each, viewer) for each in status.gpus])
+
+
+def _redact_gpu(gpu: GpuView, viewer: str) -> GpuView:
+    processes = [
+        each if each.user == viewer else replace(each, command=HIDDEN, name=HIDDEN, container=None)
+        for each in gpu.processes
+    ]
+    return replace(gpu, processes=processes)
 
 
 class Recent(Generic[K, V]):

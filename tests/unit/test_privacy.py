@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from daemon_stand_in import views
-from gpulease.server.redaction import redact_job
+from gpulease.server.view_sources import redact_job
 from gpulease.wire.jobs import PoolView, UnheldView
 
 SECRET = "secret"
