@@ -1,22 +1,27 @@
-"""The table of routes: what is served, who may use it, and the shapes of requests and answers."""
+"""The table of routes: what is served, who may use it, and the shapes of requests and answers.
+
+The OpenAPI document is made from it.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from http import HTTPStatus
+from typing import Any
 
-from gpulease.server.api_document import api_document
+import msgspec
+
+from gpulease import __version__
 from gpulease.server.auth import Access
 from gpulease.server.changes import ChangeHandlers
-from gpulease.server.context import HolderParts, RequestContext, json_response
-from gpulease.server.explain import ExplainHandlers
+from gpulease.server.context import HolderParts, RequestContext
 from gpulease.server.holds import HoldHandlers
 from gpulease.server.job_list import JobListHandlers
 from gpulease.server.jobs import FRAMES, JSON_LINES, JobHandlers, OutputSettings
 from gpulease.server.machine import MachineHandlers, MachineParts
-from gpulease.server.memory_series import MemorySeriesHandlers
-from gpulease.server.messages import PLAIN_TEXT, Response
+from gpulease.server.messages import JSON, PLAIN_TEXT, Response, json_response
 from gpulease.server.request_limits import RequestLimits
 from gpulease.server.router import Endpoint, Route, Router, error_response
-from gpulease.server.usage import ReportParts, UsageHandlers
+from gpulease.server.usage import MemorySeriesHandlers, ReportParts, UsageHandlers
 from gpulease.server.windows import WindowHandlers
 from gpulease.service.ports import MemoryReader
 from gpulease.service.windows import Windows
@@ -49,6 +54,7 @@ from gpulease.wire.requests import (
     CancelRequest,
     DrainRequest,
     EditRequest,
+    ErrorReply,
     ExtendRequest,
     HoldRequest,
     KeepRequest,
@@ -64,6 +70,9 @@ from gpulease.wire.requests import (
     WaitRequest,
 )
 from gpulease.wire.usage import HistoryView, ReportView, SharesView
+
+_OPTIONAL_BODIES = (CancelRequest, KeepRequest, DrainRequest, PauseRequest)
+_REFERENCE = "#/components/schemas/{name}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +101,6 @@ def routes(parts: ApiParts) -> tuple[Route, ...]:
     jobs, holds = JobHandlers(context, parts.output), HoldHandlers(context, parts.holders)
     changes = ChangeHandlers(context)
     machine, usage = MachineHandlers(context, parts.machine), UsageHandlers(context, parts.reports)
-    explain = ExplainHandlers(context)
     lists, series = JobListHandlers(context), MemorySeriesHandlers(context, parts.memory_series)
     windows = WindowHandlers(context, parts.windows)
     slurm = SlurmHandlers(context, parts.slurm, parts.holders)
@@ -116,7 +124,7 @@ def routes(parts: ApiParts) -> tuple[Route, ...]:
         Route(post, "/jobs/wait", everyone, "", jobs.wait, JSON_LINES, WaitRequest),
         Route(post, "/nested", everyone, "", holds.nested, NestedView, NestedRequest),
         Route(
-            post, "/explain", submitter, "submit", explain.explain, ExplainView, SubmitRequest
+            post, "/explain", submitter, "submit", jobs.explain, ExplainView, SubmitRequest
         ),
         Route(
             post, "/jobs", submitter, "submit", jobs.submit, JobView, SubmitRequest, 201,
@@ -200,3 +208,67 @@ def build_api(parts: ApiParts, served: Sequence[Route] | None = None) -> Request
     described = Route("GET", "/openapi.json", Access.ANYONE, "", document, None)
     router = Router([*table, Endpoint(described, API_PREFIX)], parts.context)
     return RequestLimits(router, error_response)
+
+
+def api_document(endpoints: Sequence[Endpoint]) -> dict[str, Any]:
+    """Return the document, to be encoded as JSON."""
+    kinds = {each.route.body for each in endpoints} | {each.route.reply for each in endpoints}
+    wire = [kind for kind in kinds if isinstance(kind, type)]
+    _, schemas = msgspec.json.schema_components([*wire, ErrorReply], ref_template=_REFERENCE)
+    paths: dict[str, dict[str, Any]] = {}
+    for each in endpoints:
+        paths.setdefault(each.path, {})[each.route.method.lower()] = _operation(each)
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "gpulease", "version": __version__},
+        "paths": paths,
+        "components": {"schemas": schemas},
+    }
+
+
+def _operation(endpoint: Endpoint) -> dict[str, Any]:
+    route = endpoint.route
+    error = _json(ErrorReply)
+    if route.plain_errors:
+        error = {PLAIN_TEXT: {"schema": {"type": "string"}}, **error}
+    made: dict[str, Any] = {
+        "summary": (route.handler.__doc__ or "").partition("\n")[0],
+        "operationId": route.handler.__name__ + endpoint.path.replace("/", "_"),
+        "parameters": _parameters(endpoint),
+        "responses": {
+            str(route.status): _reply(route),
+            "default": {"description": "An error", "content": error},
+        },
+    }
+    if route.body is not None:
+        made["requestBody"] = {
+            "required": route.body not in _OPTIONAL_BODIES,
+            "content": _json(route.body),
+        }
+    return made
+
+
+def _parameters(endpoint: Endpoint) -> list[dict[str, Any]]:
+    in_path = endpoint.path_values(endpoint.parts)
+    return [
+        {
+            "name": field.name,
+            "in": "path" if field.name in in_path else "query",
+            "required": field.required,
+            "schema": msgspec.json.schema(field.type),
+        }
+        for field in msgspec.structs.fields(endpoint.parameters)
+    ]
+
+
+def _reply(route: Route) -> dict[str, Any]:
+    described: dict[str, Any] = {"description": HTTPStatus(route.status).phrase}
+    streams = [each for each in (route.followed, route.reply) if isinstance(each, str)]
+    content: dict[str, Any] = {each: {"schema": {"type": "string"}} for each in streams}
+    if isinstance(route.reply, type):
+        content |= _json(route.reply)
+    return {**described, "content": content} if content else described
+
+
+def _json(kind: type) -> dict[str, Any]:
+    return {JSON: {"schema": {"$ref": _REFERENCE.format(name=kind.__name__)}}}

@@ -9,16 +9,9 @@ from gpulease.domain.job import Job
 from gpulease.domain.lease import State
 from gpulease.errors import BadValue
 from gpulease.server.auth import Access, Caller, Rights
-from gpulease.server.context import (
-    RequestContext,
-    acting_on,
-    caller_of_request,
-    json_response,
-    read_body,
-    slot_of_request,
-)
+from gpulease.server.context import Request, RequestContext, acting_on
 from gpulease.server.job_requests import cancel_grace_of, edit_of
-from gpulease.server.messages import Request, Response
+from gpulease.server.messages import Response, json_response
 from gpulease.service.editing import Move, refuse_unless_queued
 from gpulease.wire.jobs import CancelledView, EditedJobView, EditedView
 from gpulease.wire.requests import (
@@ -42,11 +35,11 @@ class ChangeHandlers:
 
     async def cancel(self, request: Request) -> Response:
         """Cancel all jobs that match."""
-        caller, context = caller_of_request(request), self._context
-        asked = read_body(CancelJobsRequest, await request.body())
+        caller, context = request.caller, self._context
+        asked = request.read(CancelJobsRequest)
         grace = cancel_grace_of(asked.grace, "these jobs")
         chosen = chosen_by(asked, caller, context.rights)
-        await slot_of_request(request).for_expensive()
+        await request.slot.for_expensive()
         cancelled = await context.scheduler.cancel_all(chosen, partial(acting_on, caller), grace)
         return json_response(
             CancelledView(
@@ -58,24 +51,24 @@ class ChangeHandlers:
 
     async def edit(self, request: Request) -> Response:
         """Change what waiting jobs ask for."""
-        caller, context = caller_of_request(request), self._context
-        asked = read_body(EditRequest, await request.body())
+        caller, context = request.caller, self._context
+        asked = request.read(EditRequest)
         jobs = self._own(caller, "edit", asked)
         wanted = edit_of(asked, is_admin=context.rights.is_admin(caller))
-        await slot_of_request(request).for_expensive()
+        await request.slot.for_expensive()
         edited = await context.scheduler.edit(jobs, wanted, caller.user)
         return _reply((each.job, each.changes) for each in edited)
 
     async def move(self, request: Request) -> Response:
         """Move waiting jobs before another one."""
-        caller, context = caller_of_request(request), self._context
-        asked = read_body(MoveRequest, await request.body())
+        caller, context = request.caller, self._context
+        asked = request.read(MoveRequest)
         jobs = self._own(caller, "move", asked)
         before = None if asked.before is None else context.existing_job(asked.before)
         is_admin = context.rights.is_admin(caller)
         target = None if before is None else before.id
         wanted = Move(target, caller.uid, caller.user, is_admin)
-        await slot_of_request(request).for_expensive()
+        await request.slot.for_expensive()
         place = "first" if before is None else f"before job {before.label}"
         return _reply((job, (place,)) for job in await context.scheduler.move(jobs, wanted))
 

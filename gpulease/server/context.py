@@ -14,8 +14,8 @@ from gpulease.server.auth import Caller, Rights, caller_in
 from gpulease.server.job_views import JobViews
 from gpulease.server.listings import Listings
 from gpulease.server.machine_views import MachineViews
-from gpulease.server.messages import JSON, Request, Response
-from gpulease.server.request_limits import RequestSlot, slot_in
+from gpulease.server.messages import Scope
+from gpulease.server.request_limits import slot_in
 from gpulease.server.validation import Defaults
 from gpulease.server.view_sources import redact_job
 from gpulease.service.health import named
@@ -32,6 +32,25 @@ LARGEST_ID = (1 << 63) - 1
 """Of an integer in SQLite."""
 _MOST_DETAIL = 200
 """Characters of a parser's message that are shown."""
+
+
+class Request:
+    """A request, as handlers see it: its body has arrived."""
+
+    def __init__(self, scope: Scope) -> None:
+        self.caller = caller_in(scope)
+        """The process that sent it."""
+        self.slot = slot_in(scope)
+        """What it takes of the limits of its user."""
+        self._body: bytes = scope["state"]["body"]
+
+    def read(self, kind: type[Body]) -> Body:
+        """Return the body; without one, all fields have their defaults.
+
+        Raises:
+            BadValue: it is not JSON of this shape.
+        """
+        return read_body(kind, self._body or b"{}")
 
 
 @dataclass(slots=True)
@@ -120,23 +139,13 @@ class HolderParts:
     """Removes a hold from the queue when the process that asked for it ends."""
 
 
-def caller_of_request(request: Request) -> Caller:
-    """Return the process that sent a request."""
-    return caller_in(request.scope)
-
-
 def acting_on(caller: Caller, job: Job) -> str:
     """Return who acts on a job: its owner by the name on record, which may have changed since."""
     return job.owner.user if caller.uid == job.owner.uid else caller.user
 
 
-def slot_of_request(request: Request) -> RequestSlot:
-    """Return the slot in which a request is served."""
-    return slot_in(request.scope)
-
-
 def read_body(kind: type[Body], content: bytes) -> Body:
-    """Return the body of a request.
+    """Return what JSON contains.
 
     Raises:
         BadValue: it is not JSON of this shape.
@@ -146,13 +155,3 @@ def read_body(kind: type[Body], content: bytes) -> Body:
         return msgspec.json.decode(content, type=kind)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise BadValue(f"cannot read the request: {str(error)[:_MOST_DETAIL]}") from error
-
-
-def json_response(content: object, status: int = 200) -> Response:
-    """Return a wire object as a response."""
-    return encoded_response(msgspec.json.encode(content), status)
-
-
-def encoded_response(content: bytes, status: int = 200) -> Response:
-    """Return JSON as a response."""
-    return Response(content, status, media_type=JSON)

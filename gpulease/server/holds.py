@@ -1,30 +1,19 @@
-"""The routes about leases without a job: holds, and a process's part of the lease of its job.
-
-Nothing is queued for a part: the job has been granted the memory, and its lease counts as before.
-"""
+"""The routes about leases without a job of the queue: holds, adopted processes, nested runs."""
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import pwd
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from gpulease.domain.choice import sets_of, suits
-from gpulease.domain.gpu import GpuReading, GpuUuid, JobId
 from gpulease.domain.job import Holder, Invocation, Job, Process
-from gpulease.domain.lease import Claim, Lease, State
+from gpulease.domain.lease import State
 from gpulease.errors import AlreadyLeased, BadValue, NotAllowed, WrongState
-from gpulease.server.adoptions import LARGEST_PID, adopt, adoption_of, lease_used
 from gpulease.server.auth import Caller
-from gpulease.server.context import (
-    HolderParts,
-    RequestContext,
-    caller_of_request,
-    json_response,
-    read_body,
-)
-from gpulease.server.messages import Request, Response
+from gpulease.server.context import HolderParts, Request, RequestContext
+from gpulease.server.messages import Response, json_response
+from gpulease.server.nested import JobsOf, invocation_of, job_of_caller, part_of, visible_leases
 from gpulease.server.validation import (
     Defaults,
-    bytes_string,
     checked_key,
     claim_of,
     environment_of,
@@ -35,29 +24,23 @@ from gpulease.server.validation import (
     span,
     within,
 )
-from gpulease.service.gpu_choice import uuids_of
+from gpulease.service.adoption import Adoption, find_uses, refuse_unlisted
 from gpulease.service.ports import LivingProcess, Submission
 from gpulease.slurm.node.routes import command_in, invocation_of_task
-from gpulease.units import format_size
 from gpulease.wire.jobs import EnvironmentView, NestedView
 from gpulease.wire.ranges import checked_name
 from gpulease.wire.requests import (
     AdoptRequest,
+    ClaimRequest,
     HoldRequest,
     NestedRequest,
-    WorkerOptionsRequest,
     to_wire,
 )
 from gpulease.wire.text import clean
 
+LARGEST_PID = 1 << 22
 FindProcess = Callable[[int], LivingProcess | None]
 """Returns the process that has a pid now."""
-JobsOf = Callable[[Iterable[int], Sequence[Job]], Mapping[int, JobId]]
-"""Returns the job of each pid that belongs to one of some jobs."""
-
-_DEFAULT_OPTIONS = options_of(WorkerOptionsRequest())
-_MOST_DIGITS = 19
-"""Of a number of bytes; int() refuses thousands of digits."""
 
 
 class HoldHandlers:
@@ -69,8 +52,8 @@ class HoldHandlers:
 
     async def hold(self, request: Request) -> Response:
         """Queue a lease without a job; the answer means that it is on disk."""
-        caller, context = caller_of_request(request), self._context
-        body = read_body(HoldRequest, await request.body())
+        caller, context = request.caller, self._context
+        body = request.read(HoldRequest)
         order = hold_submission_of(body, caller, context.defaults, context.processes.living)
         live, jobs_of = context.scheduler.store.live(), context.processes.jobs_of
         await asyncio.to_thread(refuse_within_job, order.holder, live, jobs_of)
@@ -83,8 +66,8 @@ class HoldHandlers:
 
     async def adopt(self, request: Request) -> Response:
         """Lease the memory that a process already uses."""
-        caller, context = caller_of_request(request), self._context
-        body = read_body(AdoptRequest, await request.body())
+        caller, context = request.caller, self._context
+        body = request.read(AdoptRequest)
         order = adoption_of(body, caller, context)
         live, jobs_of = context.scheduler.store.live(), context.processes.jobs_of
         await asyncio.to_thread(refuse_within_job, order.holder, live, jobs_of)
@@ -94,15 +77,15 @@ class HoldHandlers:
 
     async def nested(self, request: Request) -> Response:
         """Return the job under whose lease the caller runs, and a part of that lease."""
-        caller, context = caller_of_request(request), self._context
-        body = read_body(NestedRequest, await request.body())
+        caller, context = request.caller, self._context
+        body = request.read(NestedRequest)
         environment = environment_of(body.environment)
         job = await job_of_caller(caller, environment, context)
         if job is None:
             return json_response(NestedView(None))
         stored = context.scheduler.store.invocation(job.id)
         if job.slurm is not None:
-            bound, of = len(_visible(job, environment, False)), len(job.leases)
+            bound, of = len(visible_leases(job, environment, by_index=False)), len(job.leases)
             stored = invocation_of_task(
                 command_in(environment, job.slurm.id), environment, bound, of
             )
@@ -228,146 +211,79 @@ def environment_view(before: Mapping[str, str], after: Mapping[str, str]) -> Env
     )
 
 
-async def job_of_caller(
-    caller: Caller, environment: Mapping[str, str], context: RequestContext
-) -> Job | None:
-    """Return the job under whose lease `caller` runs."""
-    live, jobs_of = context.scheduler.store.live(), context.processes.jobs_of
-    # A process can block the read of its environment.
-    return await asyncio.to_thread(job_around, caller, environment, live, jobs_of)
-
-
-def job_around(
-    caller: Caller, environment: Mapping[str, str], live: Sequence[Job], jobs_of: JobsOf
-) -> Job | None:
-    """Return the job under whose lease `caller` runs. Reads /proc.
-
-    The environment alone proves nothing: processes that outlive the job inherit it. A hold counts
-    only if the environment names it too: a process below the holder may run without the lease.
-    """
-    named = environment.get("GPULEASE_JOB")
-    running = {
-        job.id: job
-        for job in live
-        if job.holds_memory and (job.holder is None or named == str(job.id))
-    }
-    if caller.pid <= 0 or not running:
-        return None
-    job: JobId | None = jobs_of([caller.pid], list(running.values())).get(caller.pid)
-    return None if job is None else running.get(job)
-
-
-def part_of(
-    job: Job, request: NestedRequest, environment: Mapping[str, str], defaults: Defaults,
-    allocatable: Mapping[GpuUuid, int], gpus: Mapping[GpuUuid, GpuReading], *, by_index: bool,
-) -> Job:  # fmt: skip
-    """Return `job` with the requested part of its leases; without a size, with all their memory.
-
-    `allocatable` is the base of shares. `by_index`: the GPUs are to be named by index.
+def adoption_of(request: AdoptRequest, caller: Caller, context: RequestContext) -> Submission:
+    """Return the submission of a lease for what a process uses; its job belongs to the user of it.
 
     Raises:
-        BadValue: a field is out of range.
-        NoSuchGpu: a name stands for no GPU of this machine.
-        AlreadyLeased: the request exceeds what the job has.
+        BadValue: a field is out of range, or there is no such process.
+        NotAllowed: the process belongs to another user, and the caller is no admin.
     """
-    claim = claim_of(request.claim, defaults)
-    names = gpu_names(request.claim.named)
-    claim = replace(claim, named=uuids_of(names, list(gpus.values())))
-    if claim.time_limit is not None:
-        raise _exceeds(job, "only a job has a time limit", "for a command: timeout 4h COMMAND")
-    if claim.exclusive and not job.claim.exclusive:
-        raise _exceeds(job, "its GPUs are not exclusive", "leave out --exclusive")
-    visible = _visible(job, environment, by_index)
-    visible = _asked_for(job, claim, visible, gpus, by_index=by_index)
-    if claim.gpus > len(visible):
-        has = "1 GPU" if len(visible) == 1 else f"{len(visible)} GPUs"
-        raise _exceeds(job, f"it has {has} here, and this asks for {claim.gpus}", f"ask for {has}")
-    most = [_limited(job, lease, environment) for lease in visible[: claim.gpus]]
-    if request.claim.memory is None and request.claim.share is None:
-        return replace(job, leases=tuple(most))
-    wanted = [claim.memory_on(allocatable.get(lease.gpu, lease.memory)) for lease in most]
-    if any(size > lease.memory for size, lease in zip(wanted, most, strict=True)):
-        has = format_size(min(lease.memory for lease in most))
-        want = format_size(max(wanted))
-        raise _exceeds(
-            job, f"it has {has} here, and this asks for {want}", f"ask for at most {has}"
+    pid, rights = request.pid, context.rights
+    found = context.processes.living(within("pid", pid, 1, LARGEST_PID, "adopt a process"))
+    if found is None:
+        raise BadValue(
+            f"cannot adopt process {pid}: no such process is running",
+            "a process that has ended (defunct in ps) holds no memory to lease; a process in a "
+            "container has another pid here",
         )
-    parts = zip(most, wanted, strict=True)
-    return replace(job, leases=tuple(replace(lease, memory=size) for lease, size in parts))
-
-
-def _asked_for(
-    job: Job,
-    claim: Claim,
-    visible: Sequence[Lease],
-    gpus: Mapping[GpuUuid, GpuReading],
-    *,
-    by_index: bool,
-) -> Sequence[Lease]:
-    """Return the leases on the GPUs that a claim asks for.
-
-    Raises:
-        AlreadyLeased: there are too few of them, or they have no index here.
-    """
-    if claim.choice is None:
-        return visible
-    known = [lease for lease in visible if lease.gpu in gpus and suits(claim, gpus[lease.gpu])]
-    sets = sets_of(claim, known, lambda lease: gpus[lease.gpu]).values()
-    chosen = max(sets, key=len, default=[])
-    if len(chosen) < claim.gpus:
-        has = f"{len(chosen) or 'none'} of the GPUs asked for"
-        raise _exceeds(job, f"it has {has} here", f"gpulease show {job.label} lists its GPUs")
-    if by_index and tuple(chosen[: claim.gpus]) != tuple(job.leases[: claim.gpus]):
-        raise _not_by_index(job)
-    return chosen
-
-
-def _not_by_index(job: Job) -> AlreadyLeased:
-    return _exceeds(
-        job,
-        "--visible index counts from its first GPU, and CUDA_VISIBLE_DEVICES or --gpu name others",
-        "run the job with --visible uuid",
+    if pid == 1 or context.processes.is_above_daemon(pid):
+        raise NotAllowed(
+            f"cannot adopt process {pid}: the daemon of gpulease runs below it",
+            "name a process further down: gpulease status lists those without a lease",
+        )
+    is_own = found.uid == caller.uid
+    if not is_own and not (rights.is_admin(caller) and rights.daemon_uid == 0):
+        raise NotAllowed(
+            f"cannot adopt process {pid}: it belongs to another user",
+            "only admins, on the daemon of the machine, adopt processes of others",
+        )
+    return Submission(
+        owner=caller.owner if is_own else _user_of(found).owner,
+        name=clean(found.name) if request.name is None else checked_name(request.name),
+        command=f"held by pid {pid} ({clean(found.name)})",
+        claim=claim_of(request.claim, context.defaults),
+        invocation=Invocation((), "/", {}),
+        holder=Holder(found.process, None, adopted=True),
+        key=checked_key(request.key),
     )
 
 
-def invocation_of(
-    job: Invocation, request: NestedRequest, environment: Mapping[str, str]
-) -> Invocation:
-    """Return how frameworks are set up: as in the job, except for what the request asks."""
-    asked = options_of(request.options)
-    changed = {name: value for name, value in asked.items() if value != _DEFAULT_OPTIONS[name]}
-    if "split" in changed:
-        # The job's equal parts are replaced as well.
-        changed["split_sizes"] = asked["split_sizes"]
-    argv = tuple(bytes_string("argument", each) for each in request.argv)
-    return Invocation(argv, "/", environment, options={**job.options, **changed})
+def _user_of(found: LivingProcess) -> Caller:
+    """Return the user of a process, as if it had asked itself."""
+    try:
+        gid = pwd.getpwuid(found.uid).pw_gid
+    except KeyError:
+        gid = found.uid
+    return Caller(found.process.pid, found.uid, gid)
 
 
-def _exceeds(job: Job, why: str, hint: str) -> AlreadyLeased:
-    return AlreadyLeased(f"cannot run within the lease of {job.title}: {why}", hint)
+async def adopt(
+    order: Submission, asked: ClaimRequest, caller: Caller, context: RequestContext
+) -> Job:
+    """Lease what a process uses. Raises what `refuse_unlisted` and `Scheduler.adopt` raise."""
+    seen = await context.scheduler.observer.observe()
+    uses = await asyncio.to_thread(find_uses, order, seen, context.processes)
+    refuse_unlisted(seen, uses)
+    by_admin = context.rights.is_admin(caller)
+    processes = context.processes
+    wanted = Adoption(order, uses, caller.user, _names_size(asked), processes, by_admin)
+    return await context.scheduler.adopt(wanted, seen)
 
 
-def _visible(job: Job, environment: Mapping[str, str], by_index: bool) -> Sequence[Lease]:
-    """Return the leases on the GPUs that the caller sees, which may be some of the job's.
-
-    Raises:
-        AlreadyLeased: the caller sees GPUs that have no index here.
-    """
-    chosen = [each for each in environment.get("CUDA_VISIBLE_DEVICES", "").split(",") if each]
-    seen = tuple(lease for lease in job.leases if lease.gpu in chosen)
-    if not by_index:
-        return seen or job.leases
-    # Indices count from the first GPU that the job can open.
-    is_first = chosen == [str(index) for index in range(len(chosen))]
-    if not (is_first or seen == job.leases[: len(chosen)] or len(chosen) >= len(job.leases)):
-        raise _not_by_index(job)
-    return job.leases[: len(chosen)] or job.leases
+async def lease_used(
+    order: Submission, asked: ClaimRequest, by: str, context: RequestContext
+) -> Job | None:
+    """Lease what the process of a hold uses; return None if it uses no GPU, as far as known."""
+    if order.holder is None or order.holder.process is None:
+        return None
+    seen = await context.scheduler.observer.observe()
+    if seen.foreign:
+        return None
+    order = replace(order, holder=Holder(order.holder.process, None, adopted=True))
+    uses = await asyncio.to_thread(find_uses, order, seen, context.processes)
+    wanted = Adoption(order, uses, by, _names_size(asked), context.processes)
+    return await context.scheduler.adopt(wanted, seen) if uses else None
 
 
-def _limited(job: Job, lease: Lease, environment: Mapping[str, str]) -> Lease:
-    """Return a lease with no more memory than the part in which the caller runs."""
-    size = environment.get("GPULEASE_MEMORY", "")
-    is_size = size.isascii() and size.isdigit() and len(size) <= _MOST_DIGITS
-    if environment.get("GPULEASE_JOB") != str(job.id) or not is_size:
-        return lease
-    return replace(lease, memory=max(1, min(lease.memory, int(size))))
+def _names_size(asked: ClaimRequest) -> bool:
+    return asked.memory is not None or asked.share is not None

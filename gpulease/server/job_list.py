@@ -8,15 +8,8 @@ from typing import cast
 from gpulease.domain.job import Outcome
 from gpulease.domain.lease import State
 from gpulease.errors import BadValue
-from gpulease.server.context import (
-    LARGEST_ID,
-    RequestContext,
-    caller_of_request,
-    encoded_response,
-    json_response,
-    slot_of_request,
-)
-from gpulease.server.messages import Request, Response
+from gpulease.server.context import LARGEST_ID, Request, RequestContext
+from gpulease.server.messages import JSON, Response, json_response
 from gpulease.server.reasons import shell_status
 from gpulease.server.validation import span, within
 from gpulease.server.view_sources import HIDDEN, instant
@@ -59,17 +52,17 @@ class JobListHandlers:
         those with such a name. With `since`, jobs that ended so many seconds ago or earlier are
         left out.
         """
-        caller, context = caller_of_request(request), self._context
+        caller, context = request.caller, self._context
         query = JobQuery(user, state, all, array, index, newest, after, limit, name)
         query = self._checked(request, query, since, {*State, *_ENDS}, MOST_LISTED)
         if index is None:
-            await slot_of_request(request).for_expensive()
+            await request.slot.for_expensive()
         content = await context.listings.jobs(
             lambda: context.scheduler.store.jobs(query),
             lambda job: context.rights.owns(caller, job),
             context.redacted_for(caller),
         )
-        return encoded_response(content)
+        return Response(content, media_type=JSON)
 
     async def history(
         self,
@@ -89,9 +82,9 @@ class JobListHandlers:
             user, outcome or State.ENDED, newest=True, after=before, limit=limit, name=name
         )
         query = self._checked(request, query, since, {State.ENDED, *_ENDS}, _MOST_IN_BRIEF)
-        await slot_of_request(request).for_expensive()
+        await request.slot.for_expensive()
         found = await asyncio.to_thread(self._context.scheduler.store.ended_jobs, query)
-        viewer = self._context.redacted_for(caller_of_request(request))
+        viewer = self._context.redacted_for(request.caller)
         views = [past_job_view(job, viewer) for job in found.jobs]
         return json_response(HistoryView(views, before=found.next))
 
@@ -120,7 +113,7 @@ class JobListHandlers:
             raise BadValue(f"cannot {_VERB}: a pattern has at most {LONGEST_NAME} characters")
         ago = span("time to look back", since, at_least=1, verb=_VERB)
         begin = None if ago is None else self._context.clock.now() - ago
-        viewer = self._context.redacted_for(caller_of_request(request))
+        viewer = self._context.redacted_for(request.caller)
         return replace(query, name_of=viewer, since=begin)
 
 

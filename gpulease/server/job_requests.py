@@ -16,16 +16,18 @@ from gpulease.domain.lease import Claim
 from gpulease.errors import BadValue
 from gpulease.fingerprint import fingerprint_of
 from gpulease.server.auth import Caller
-from gpulease.server.queue_requests import dependencies_of, indices_of, queue_options_of
 from gpulease.server.validation import (
     Defaults,
     bytes_string,
     checked_key,
     claim_of,
+    dependencies_of,
     environment_of,
     gpu_names,
+    indices_of,
     notified_of,
     options_of,
+    queue_options_of,
     refuse,
     refuse_oversized_exec,
     span,

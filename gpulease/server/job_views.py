@@ -1,13 +1,12 @@
 """A job as the wire object that users see: its state, why it waits or ended, its leases."""
 
 from collections.abc import Callable, Mapping, Sequence
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any, NamedTuple
 
 from gpulease.domain.eligibility import Block, BlockKind
 from gpulease.domain.enforcement import EnforcementLevel, with_watch_level
-from gpulease.domain.explain import Suggestion
-from gpulease.domain.gpu import GpuReading, GpuUuid, JobId
+from gpulease.domain.gpu import GpuUuid, JobId
 from gpulease.domain.hook_reports import HookReport, Reports, as_reported, summary
 from gpulease.domain.idle import Release
 from gpulease.domain.job import Job
@@ -16,14 +15,20 @@ from gpulease.domain.memory_estimate import size_next_time
 from gpulease.domain.overuse import Consequence, OverusePolicy
 from gpulease.domain.queue_options import QueueOptions
 from gpulease.server.queue_positions import QueuePositions, Row
-from gpulease.server.reasons import WaitExplanation, WaitReasonCache, exit_status, reason
-from gpulease.server.view_sources import ViewSources, instant, whole_minute
+from gpulease.server.reasons import (
+    WaitExplanation,
+    WaitReasonCache,
+    block_sentence,
+    exit_status,
+    label_of,
+    reason,
+)
+from gpulease.server.view_sources import ViewSources, claim_view, instant, seconds_of, whole_minute
 from gpulease.service.explaining import Explainer
 from gpulease.service.observation import Observation
-from gpulease.service.ports import Event, Store
+from gpulease.service.ports import Event
 from gpulease.service.scheduler import Scheduler
 from gpulease.service.usage import PoolSeen
-from gpulease.units import Share
 from gpulease.wire.jobs import (
     ArrayWaitingView,
     ClaimView,
@@ -35,7 +40,6 @@ from gpulease.wire.jobs import (
     LeaseView,
     PoolView,
     QueueView,
-    SuggestionView,
     UnheldView,
 )
 from gpulease.wire.machine import OveruseView
@@ -307,7 +311,7 @@ class JobViews:
 
     def grace(self, job: Job) -> float | None:
         """Return the seconds between SIGTERM and SIGKILL of a job; None for a hold."""
-        return _seconds(self._scheduler.grace(job))
+        return seconds_of(self._scheduler.grace(job))
 
     def claim(self, claim: Claim) -> ClaimView:
         """Return a claim as a wire object."""
@@ -350,7 +354,7 @@ class JobViews:
             held=options.held,
             begin_at=instant(options.begin_at),
             after=[
-                f"{each.job if each.whole_array else _label(store, each.job)}:{each.condition}"
+                f"{each.job if each.whole_array else label_of(store, each.job)}:{each.condition}"
                 for each in options.after
             ],
             requeue=options.requeue,
@@ -385,42 +389,6 @@ class JobViews:
         left = idle.left(policy)
         ends_at = None if left is None else seen.at + left
         return instant(seen.at - idle.idle_for), instant(ends_at)
-
-
-def block_sentence(block: Block, store: Store) -> str:
-    """Return what blocks a job as text; it names jobs as people do."""
-    return block.sentence({each.job: _label(store, each.job) for each in block.after})
-
-
-def _label(store: Store, job_id: JobId) -> str:
-    job = store.job(job_id)
-    return str(job_id) if job is None else job.label
-
-
-def suggestion_view(suggestion: Suggestion) -> SuggestionView:
-    """Return a suggestion as a wire object."""
-    return SuggestionView(suggestion.options, suggestion.before)
-
-
-def _seconds(span: timedelta | None) -> float | None:
-    return None if span is None else span.total_seconds()
-
-
-def claim_view(claim: Claim, gpus: Mapping[GpuUuid, GpuReading]) -> ClaimView:
-    """Return a claim as a wire object; `gpus` are the GPUs that are known."""
-    share = claim.memory if isinstance(claim.memory, Share) else None
-    return ClaimView(
-        memory=None if isinstance(claim.memory, Share) else claim.memory,
-        share=float(share.percent) if share else None,
-        gpus=claim.gpus,
-        exclusive=claim.exclusive,
-        time_limit=_seconds(claim.time_limit),
-        named=list(claim.named),
-        named_labels=[gpus[uuid].label if uuid in gpus else uuid for uuid in claim.named],
-        model=claim.model,
-        min_vram=claim.min_vram,
-        same_model=claim.same_model,
-    )
 
 
 def overuse_view(policy: OverusePolicy) -> OveruseView:

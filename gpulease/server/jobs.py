@@ -16,21 +16,14 @@ from gpulease.domain.lease import LONGEST_TIME, State
 from gpulease.domain.limits import NO_LIMITS
 from gpulease.errors import BadValue, NoSuchJob, TooMany, WithinLease, WrongState
 from gpulease.server.auth import Caller
-from gpulease.server.context import (
-    RequestContext,
-    acting_on,
-    caller_of_request,
-    json_response,
-    read_body,
-    slot_of_request,
-)
-from gpulease.server.holds import job_of_caller
+from gpulease.server.context import Request, RequestContext, acting_on
 from gpulease.server.job_requests import cancel_grace_of, keep_span_of, submission_of
-from gpulease.server.job_views import suggestion_view
-from gpulease.server.messages import Request, Response, StreamingResponse
+from gpulease.server.messages import Response, StreamingResponse, json_response
+from gpulease.server.nested import job_of_caller
 from gpulease.server.output import OutputQuery, frames_of
+from gpulease.server.reasons import explain_view
 from gpulease.wire.frames import FrameKind
-from gpulease.wire.jobs import JobView
+from gpulease.wire.jobs import JobView, SuggestionView
 from gpulease.wire.requests import (
     CancelRequest,
     ExtendRequest,
@@ -123,8 +116,8 @@ class JobHandlers:
         With `follow`, the answer is a stream: the job as a line of JSON, at once and at each
         change, until it has started or ended.
         """
-        caller, context = caller_of_request(request), self._context
-        body = read_body(SubmitRequest, await request.body())
+        caller, context = request.caller, self._context
+        body = request.read(SubmitRequest)
         is_admin = context.rights.is_admin(caller)
         submission = submission_of(body, caller, context.defaults, is_admin=is_admin)
         if body.refuse_nested:
@@ -142,6 +135,19 @@ class JobHandlers:
             return StreamingResponse(lines, 201, media_type=JSON_LINES)
         return Response(msgspec.json.encode(view) + b"\n", 201, media_type=JSON_LINES)
 
+    async def explain(self, request: Request) -> Response:
+        """Check a submission, and explain what would happen to its job."""
+        caller, context = request.caller, self._context
+        body = request.read(SubmitRequest)
+        is_admin = context.rights.is_admin(caller)
+        submission = submission_of(body, caller, context.defaults, is_admin=is_admin)
+        context.refuse_closed_queue(caller, "submit")
+        await request.slot.for_expensive()
+        await context.look()
+        rehearsal = await context.scheduler.rehearse(submission)
+        smallest, store = context.scheduler.policy.smallest_lease, context.scheduler.store
+        return json_response(await asyncio.to_thread(explain_view, rehearsal, smallest, store))
+
     async def show(self, request: Request, job_id: int) -> Response:
         """Show a job with its events and the number of its processes."""
         job, context = self._job(job_id), self._context
@@ -151,7 +157,7 @@ class JobHandlers:
         await context.scheduler.explainer.refresh(job.id)
         smallest = context.scheduler.policy.smallest_lease
         suggested = await context.scheduler.explainer.suggestions(job, smallest)
-        caller = caller_of_request(request)
+        caller = request.caller
         view = context.view_for(caller, job, with_events=True)
         options = self._options(job.id) if job.holds_memory else None
         return json_response(
@@ -160,7 +166,7 @@ class JobHandlers:
                 processes=count,
                 cwd=self._cwd(job, caller),
                 devices=[] if options is None else context.job_views.leases.devices(job, options),
-                suggestions=[suggestion_view(each) for each in suggested],
+                suggestions=[SuggestionView(each.options, each.before) for each in suggested],
             )
         )
 
@@ -205,7 +211,7 @@ class JobHandlers:
         `first` is the view of a job that was just queued: most start at once, so what it waits for
         is computed, and sent, only if it still waits after a moment.
         """
-        caller, slot, context = caller_of_request(request), slot_of_request(request), self._context
+        caller, slot, context = request.caller, request.slot, self._context
         sent: JobView | None = None
         clock = asyncio.get_running_loop().time
         sent_at = clock()
@@ -237,13 +243,13 @@ class JobHandlers:
 
         A job that was retried or queued again is followed by the one that continues it.
         """
-        asked = read_body(WaitRequest, await request.body())
+        asked = request.read(WaitRequest)
         if not 0 < len(asked.jobs) <= _MOST_WAITED:
             raise BadValue(f"cannot wait for {len(asked.jobs)} jobs: 1 to {_MOST_WAITED} at once")
-        await slot_of_request(request).for_expensive()
+        await request.slot.for_expensive()
         numbers = set(await asyncio.to_thread(lambda: [self._job(each).id for each in asked.jobs]))
         self._become_stream(request)
-        lines = self._ends(numbers, caller_of_request(request), asked.timeout)
+        lines = self._ends(numbers, request.caller, asked.timeout)
         return StreamingResponse(lines, media_type=JSON_LINES)
 
     async def _ends(
@@ -272,22 +278,22 @@ class JobHandlers:
 
     async def cancel(self, request: Request, job_id: int) -> Response:
         """Remove a job from the queue, or ask a running one to end."""
-        caller, job = caller_of_request(request), self._job(job_id)
-        asked = read_body(CancelRequest, await request.body() or b"{}")
+        caller, job = request.caller, self._job(job_id)
+        asked = request.read(CancelRequest)
         grace = cancel_grace_of(asked.grace, f"job {job.label}")
         cancelled = await self._context.scheduler.cancel(job.id, acting_on(caller, job), grace)
         return json_response(self._context.view_for(caller, cancelled))
 
     async def requeue(self, request: Request, job_id: int) -> Response:
         """Stop a running job, and queue it again when it has ended."""
-        caller, job = caller_of_request(request), self._job(job_id)
+        caller, job = request.caller, self._job(job_id)
         stopped = await self._context.scheduler.requeue(job.id, acting_on(caller, job))
         return json_response(self._context.view_for(caller, stopped))
 
     async def extend(self, request: Request, job_id: int) -> Response:
         """Add time to the time limit of a job, or subtract it."""
-        caller, job = caller_of_request(request), self._job(job_id)
-        by_s = read_body(ExtendRequest, await request.body()).by
+        caller, job = request.caller, self._job(job_id)
+        by_s = request.read(ExtendRequest).by
         if not 0 < abs(by_s) <= LONGEST_TIME.total_seconds():
             raise BadValue(
                 f"cannot extend job {job.label} by {by_s:g} seconds: that is out of range",
@@ -301,8 +307,8 @@ class JobHandlers:
 
     async def keep(self, request: Request, job_id: int) -> Response:
         """Allow a job to be idle for some time."""
-        caller, job = caller_of_request(request), self._job(job_id)
-        span = keep_span_of(read_body(KeepRequest, await request.body() or b"{}"), job)
+        caller, job = request.caller, self._job(job_id)
+        span = keep_span_of(request.read(KeepRequest), job)
         kept = await self._context.scheduler.keep(job.id, span, acting_on(caller, job))
         return json_response(self._context.view_for(caller, kept))
 
@@ -347,8 +353,8 @@ class JobHandlers:
         return StreamingResponse(frames, media_type=FRAMES)
 
     def _become_stream(self, request: Request) -> None:
-        is_root = caller_of_request(request).uid == 0
-        slot_of_request(request).become_stream(None if is_root else self._output.most_streams)
+        is_root = request.caller.uid == 0
+        request.slot.become_stream(None if is_root else self._output.most_streams)
 
     def _job(self, job_id: int) -> Job:
         return self._context.existing_job(job_id)

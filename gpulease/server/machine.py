@@ -6,15 +6,9 @@ from dataclasses import dataclass, replace
 
 from gpulease.domain.job import Owner
 from gpulease.errors import BadValue
-from gpulease.server.context import (
-    RequestContext,
-    caller_of_request,
-    encoded_response,
-    json_response,
-    read_body,
-)
+from gpulease.server.context import Request, RequestContext
 from gpulease.server.machine_views import pause_view
-from gpulease.server.messages import Request, Response
+from gpulease.server.messages import JSON, Response, json_response
 from gpulease.service.health import DrainResult, Drains
 from gpulease.service.pause import Pauses
 from gpulease.wire.machine import (
@@ -57,13 +51,14 @@ class MachineHandlers:
     async def status(self, request: Request, queue: str | None = None) -> Response:
         """Show GPUs, leases, unmanaged processes, and the first `queue` waiting jobs, or "all"."""
         first = _first_of(queue)
-        viewer = self._context.redacted_for(caller_of_request(request))
+        viewer = self._context.redacted_for(request.caller)
         await self._context.look()
-        return encoded_response(await self._context.listings.status(first, viewer))
+        content = await self._context.listings.status(first, viewer)
+        return Response(content, media_type=JSON)
 
     async def doctor(self, request: Request) -> Response:
         """Show the checks of this machine, and the policy for the caller's own jobs."""
-        caller, rights = caller_of_request(request), self._context.rights
+        caller, rights = request.caller, self._context.rights
         overuse = self._parts.overuse_of(caller.owner)
         sees_hidden = rights.hide_commands and rights.is_admin(caller)
         await self._context.look()
@@ -76,21 +71,21 @@ class MachineHandlers:
 
     async def drain(self, request: Request, gpu: str) -> Response:
         """Stop granting leases on a GPU; running jobs continue."""
-        caller = caller_of_request(request)
-        why = _reason("drain", read_body(DrainRequest, await request.body() or b"{}").why)
+        caller = request.caller
+        why = _reason("drain", request.read(DrainRequest).why)
         return _reply(
             await self._parts.drains.drain(await self._context.gpu(gpu), caller.user, why)
         )
 
     async def resume(self, request: Request, gpu: str) -> Response:
         """Grant leases on a GPU again."""
-        caller = caller_of_request(request)
+        caller = request.caller
         return _reply(await self._parts.drains.resume(await self._context.gpu(gpu), caller.user))
 
     async def pause(self, request: Request) -> Response:
         """Start no more jobs; running jobs continue."""
-        why = _reason("pause the queue", read_body(PauseRequest, await request.body() or b"{}").why)
-        pause, changed = await self._parts.pauses.pause(caller_of_request(request).user, why)
+        why = _reason("pause the queue", request.read(PauseRequest).why)
+        pause, changed = await self._parts.pauses.pause(request.caller.user, why)
         return json_response(PauseChangeView(pause_view(pause), changed))
 
     async def unpause(self) -> Response:
@@ -99,7 +94,7 @@ class MachineHandlers:
 
     async def test_notification(self, request: Request) -> Response:
         """Send a message as the caller, and show what happened at each of their receivers."""
-        uid = caller_of_request(request).uid
+        uid = request.caller.uid
         return json_response(await self._parts.test_notification(uid))
 
 

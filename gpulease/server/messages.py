@@ -1,8 +1,10 @@
-"""Requests and responses, as handlers see them: a thin layer over ASGI."""
+"""Responses, as handlers make them: a thin layer over ASGI."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
 from typing import Any
+
+import msgspec
 
 Message = MutableMapping[str, Any]
 Scope = MutableMapping[str, Any]
@@ -12,18 +14,6 @@ AsgiApp = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 JSON = "application/json"
 PLAIN_TEXT = "text/plain"
-
-
-class Request:
-    """A request with its whole body, which `RequestLimits` has read."""
-
-    def __init__(self, scope: Scope) -> None:
-        self.scope = scope
-
-    async def body(self) -> bytes:
-        """Return the whole body."""
-        content: bytes = self.scope["state"]["body"]
-        return content
 
 
 class Response:
@@ -45,6 +35,11 @@ class Response:
             self.headers.append((b"content-length", b"%d" % len(self.content)))
         await send(_start(self.status, self.headers))
         await send({"type": "http.response.body", "body": self.content})
+
+
+def json_response(content: object, status: int = 200) -> Response:
+    """Return a wire object as a response."""
+    return Response(msgspec.json.encode(content), status, JSON)
 
 
 class StreamingResponse(Response):

@@ -5,14 +5,20 @@ In a long queue most jobs wait for the same reason: `WaitReasonCache` draws it o
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 
-from gpulease.domain.gpu import job_title
+from gpulease.domain.eligibility import Block
+from gpulease.domain.explain import Explanations, run_time_of, suggestions
+from gpulease.domain.gpu import JobId, job_title
 from gpulease.domain.job import AT_A_LIMIT, QUEUED_AGAIN, Exit, Job, Outcome
 from gpulease.domain.lease import Claim, State
-from gpulease.domain.placement import Obstacle, ObstacleKind, Refusal
-from gpulease.domain.plan import Plan, WaitReason
+from gpulease.domain.placement import Obstacle, ObstacleKind, Placement, Refusal
+from gpulease.domain.plan import Plan, WaitReason, why_waiting
 from gpulease.errors import EXIT_TIME_LIMIT, split_hint
-from gpulease.wire.jobs import RefusalView
+from gpulease.server.view_sources import claim_view, instant, whole_minute
+from gpulease.service.ports import Store
+from gpulease.service.scheduler import Rehearsal
+from gpulease.wire.jobs import ExplainView, RefusalView, SuggestionView
 from gpulease.wire.requests import spoken
 
 _MOST_JOBS_NAMED = 5
@@ -112,6 +118,17 @@ def explanation(claim: Claim, waiting: WaitReason, gpus: int) -> WaitExplanation
     )
 
 
+def block_sentence(block: Block, store: Store) -> str:
+    """Return what blocks a job as text; it names jobs as people do."""
+    return block.sentence({each.job: label_of(store, each.job) for each in block.after})
+
+
+def label_of(store: Store, job_id: JobId) -> str:
+    """Return the id of a job as people see it."""
+    job = store.job(job_id)
+    return str(job_id) if job is None else job.label
+
+
 _STAY = (
     ObstacleKind.LOST, ObstacleKind.UNREADABLE, ObstacleKind.PROHIBITED, ObstacleKind.DRAINED,
 )  # fmt: skip
@@ -170,3 +187,54 @@ def _one_of(obstacles: Sequence[Obstacle]) -> str:
     ]
     more = ["..."] if len(jobs) > _MOST_JOBS_NAMED else []
     return f"one of the jobs {', '.join([*named, *more])}"
+
+
+def explain_view(rehearsal: Rehearsal, smallest: int, store: Store) -> ExplainView:
+    """Return what would happen to a job, as a wire object."""
+    plan, job = rehearsal.plan, rehearsal.job
+    placement = dict(plan.grants).get(job.id)
+    view = _view(plan, job, placement)
+    if placement is not None:
+        return view
+    explained = Explanations(plan)
+    start = None if rehearsal.closed else explained.starts.get(job.id)
+    view.expected_start_at = None if start is None else instant(whole_minute(start.at))
+    if (block := plan.blocked.get(job.id)) is not None:
+        view.reason = block_sentence(block, store)
+        view.begin_at = instant(block.begin_at)
+        return view
+    view.position = explained.positions.get(job.id)
+    view.suggestions = [
+        SuggestionView(each.options, each.before) for each in suggestions(plan, job, smallest)
+    ]
+    view.preempts = [preempted for preempted, wanted_by in plan.preempts if wanted_by == job.id]
+    if view.preempts:
+        view.waits_for = view.preempts
+        return view
+    waits = explanation(job.claim, why_waiting(plan, job), len(plan.gpus))
+    view.reason = rehearsal.closed or waits.why
+    view.refusals = waits.refusals
+    view.waits_for = waits.waits_for
+    view.behind = waits.behind
+    view.waits_for_labels = waits.waits_for_labels
+    view.behind_label = waits.behind_label
+    return view
+
+
+def _view(plan: Plan, job: Job, placement: Placement | None) -> ExplainView:
+    labels = {gpu.uuid: gpu.reading.label for gpu in plan.gpus}
+    allocations = () if placement is None else placement.allocations
+    return ExplainView(
+        starts_now=placement is not None,
+        gpus=[labels[uuid] for uuid, _ in allocations],
+        claim=claim_view(job.claim, {gpu.uuid: gpu.reading for gpu in plan.gpus}),
+        sized=job.usage.size_reason,
+        runs_for=run_time_of(plan, job) / timedelta(seconds=1),
+        reason=None,
+        position=None,
+        expected_start_at=None,
+        refusals=[],
+        waits_for=[],
+        behind=None,
+        suggestions=[],
+    )

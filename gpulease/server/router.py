@@ -16,8 +16,8 @@ import msgspec
 
 from gpulease.errors import BadValue, GpuleaseError, NoSuchRoute
 from gpulease.server.auth import Access, caller_in
-from gpulease.server.context import RequestContext, json_response
-from gpulease.server.messages import PLAIN_TEXT, Receive, Request, Response, Scope, Send
+from gpulease.server.context import Request, RequestContext
+from gpulease.server.messages import PLAIN_TEXT, Receive, Response, Scope, Send, json_response
 from gpulease.wire.requests import ErrorBody, ErrorReply
 
 T = TypeVar("T")

@@ -2,21 +2,23 @@
 see of each other's jobs where the admin hides commands: that they run, not what.
 """
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Generic, Protocol, TypeVar
 
 from gpulease.domain.enforcement import UncoveredProcess
-from gpulease.domain.gpu import JobId
+from gpulease.domain.gpu import GpuReading, GpuUuid, JobId
 from gpulease.domain.job import Job
+from gpulease.domain.lease import Claim
 from gpulease.service.hook_reports import HookReports
 from gpulease.service.idleness import IdleWatch
 from gpulease.service.overuse import OveruseWatch
 from gpulease.service.ports import Clock
 from gpulease.service.usage import PoolSeen
-from gpulease.wire.jobs import JobView
+from gpulease.units import Share
+from gpulease.wire.jobs import ClaimView, JobView
 from gpulease.wire.machine import EnforcementLevelView, GpuView, StatusView
 
 K = TypeVar("K", bound=Hashable)
@@ -67,6 +69,28 @@ def instant(at: datetime | None) -> str | None:
 def whole_minute(at: datetime) -> datetime:
     """Round up: a prediction is not exact, and a stream of jobs shows each change."""
     return at + timedelta(seconds=-at.timestamp() % 60)
+
+
+def seconds_of(span: timedelta | None) -> float | None:
+    """Return a span in seconds; None stays None."""
+    return None if span is None else span.total_seconds()
+
+
+def claim_view(claim: Claim, gpus: Mapping[GpuUuid, GpuReading]) -> ClaimView:
+    """Return a claim as a wire object; `gpus` are the GPUs that are known."""
+    share = claim.memory if isinstance(claim.memory, Share) else None
+    return ClaimView(
+        memory=None if isinstance(claim.memory, Share) else claim.memory,
+        share=float(share.percent) if share else None,
+        gpus=claim.gpus,
+        exclusive=claim.exclusive,
+        time_limit=seconds_of(claim.time_limit),
+        named=list(claim.named),
+        named_labels=[gpus[uuid].label if uuid in gpus else uuid for uuid in claim.named],
+        model=claim.model,
+        min_vram=claim.min_vram,
+        same_model=claim.same_model,
+    )
 
 
 def redact_job(view: JobView, viewer: str | None) -> JobView:

@@ -9,8 +9,8 @@ from gpulease.domain.calendar import Window, WindowId
 from gpulease.domain.gpu import GpuReading, GpuUuid
 from gpulease.domain.lease import LONGEST_TIME
 from gpulease.errors import BadValue
-from gpulease.server.context import RequestContext, caller_of_request, json_response, read_body
-from gpulease.server.messages import Request, Response
+from gpulease.server.context import Request, RequestContext
+from gpulease.server.messages import Response, json_response
 from gpulease.service.health import named
 from gpulease.service.windows import Windows
 from gpulease.wire.machine import WindowList
@@ -34,10 +34,10 @@ class WindowHandlers:
 
     async def reserve(self, request: Request) -> Response:
         """Set GPUs apart for a time."""
-        asked = read_body(ReserveRequest, await request.body())
+        asked = request.read(ReserveRequest)
         seen = await self._context.scheduler.observer.recent()
         usable = [reading for reading in seen.readings if not reading.mig_mode]
-        window = window_of(asked, usable, caller_of_request(request).user, self._now())
+        window = window_of(asked, usable, request.caller.user, self._now())
         reserved = await self._windows.reserve(window, len(usable))
         self._context.scheduler.wake()
         return self._reply(reserved, 201)

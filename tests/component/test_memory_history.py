@@ -21,7 +21,7 @@ from gpulease.domain.lease import Trigger
 from gpulease.domain.memory_series import JobSpan, Mean, grid_over, held
 from gpulease.domain.placement import Placement
 from gpulease.errors import RecordUnwritable
-from gpulease.server.memory_series import gpu_history_view
+from gpulease.server.usage import gpu_history_view
 from gpulease.service.observation import GpuObserver
 from gpulease.service.ports import Event, Policy
 from gpulease.service.scheduler import Scheduler

@@ -11,7 +11,7 @@ from gpulease.domain.job import Holder, Invocation, Job
 from gpulease.domain.lease import Claim, Lease, State
 from gpulease.errors import AlreadyLeased, BadValue
 from gpulease.server.auth import Caller
-from gpulease.server.holds import invocation_of, job_around, part_of
+from gpulease.server.nested import invocation_of, job_around, part_of
 from gpulease.server.validation import Defaults, options_of
 from gpulease.wire.requests import ClaimRequest, NestedRequest, WorkerOptionsRequest
 

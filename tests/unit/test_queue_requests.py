@@ -8,7 +8,7 @@ from goldens import mentions
 from gpulease.domain.gpu import JobId
 from gpulease.domain.queue_options import Condition, Indices, Priority, WantedDependency
 from gpulease.errors import BadValue, NotAllowed
-from gpulease.server.queue_requests import (
+from gpulease.server.validation import (
     begin_of,
     dependencies_of,
     indices_of,

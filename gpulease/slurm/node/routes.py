@@ -13,16 +13,9 @@ from gpulease.domain.lease import State
 from gpulease.errors import BadValue, CannotLease, NoRoomNow, NotAllowed, WrongState
 from gpulease.fingerprint import fingerprint_of
 from gpulease.server.auth import Caller
-from gpulease.server.context import (
-    HolderParts,
-    RequestContext,
-    caller_of_request,
-    json_response,
-    read_body,
-    slot_of_request,
-)
+from gpulease.server.context import HolderParts, Request, RequestContext, read_body
 from gpulease.server.job_requests import shown_command
-from gpulease.server.messages import PLAIN_TEXT, Request, Response
+from gpulease.server.messages import PLAIN_TEXT, Response, json_response
 from gpulease.server.validation import bytes_string, environment_of, options_of, within
 from gpulease.slurm.allocations import SlurmRefusal, numbers_in
 from gpulease.slurm.node.leases import Command, SlurmLeases, SlurmRequest
@@ -57,8 +50,8 @@ class SlurmHandlers:
         """Lease the GPUs of a job of Slurm, before its first process starts."""
         leases = self._leases()
         # It may wait for memory that the epilog of another job frees.
-        slot_of_request(request).become_stream(None)
-        asked = request_of(read_body(SlurmLeaseRequest, await request.body()))
+        request.slot.become_stream(None)
+        asked = request_of(request.read(SlurmLeaseRequest))
         try:
             job = await leases.grant(asked)
         except SlurmRefusal as refusal:
@@ -68,8 +61,8 @@ class SlurmHandlers:
 
     async def end(self, request: Request, number: int) -> Response:
         """End the lease of a job of Slurm, after its last process has ended."""
-        slot_of_request(request).become_stream(None)
-        body = read_body(SlurmEndRequest, await request.body() or b"{}")
+        request.slot.become_stream(None)
+        body = request.read(SlurmEndRequest)
         job = within("job", number, 0, _LARGEST_NUMBER, "end a lease")
         await self._leases().end(job, exit_of(body.job_exit_code))
         return Response(status=204)
@@ -79,8 +72,8 @@ class SlurmHandlers:
 
         The answer consists of lines for Slurm: `export NAME=VALUE` and `unset NAME`.
         """
-        caller, leases = caller_of_request(request), self._leases()
-        body = read_body(SlurmEnvironmentRequest, await request.body())
+        caller, leases = request.caller, self._leases()
+        body = request.read(SlurmEnvironmentRequest)
         before = environment_of(body.environment)
         job = leases.of(number)
         if job is None:
