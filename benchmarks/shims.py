@@ -13,13 +13,15 @@ import tempfile
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
-from datetime import timedelta
 from pathlib import Path
 from statistics import median
 
 from benchmarks.figures import Figure
 from benchmarks.processes import add, control_group
-from gpulease.host.launcher import Launch, Launcher
+from gpulease.domain.job import Invocation
+from gpulease.host.launch import Launch
+from gpulease.host.launcher import Launcher
+from gpulease.shim.launch_request import ShimSpec
 from gpulease.shim.record import is_alive, read_record
 
 JOBS = 200
@@ -56,11 +58,11 @@ class Signal:
 
 
 def launch_of(directory: Path, *argv: str) -> Launch:
-    return Launch(
-        job=1, directory=directory, argv=argv, cwd="/", environment={"PATH": "/usr/bin:/bin"},
-        identity=None, umask=0o022, soft_limits={}, stdin=False, awaits_attach=False,
-        time_limit=None, grace=timedelta(seconds=30), log_limit=1 << 20,
+    shim = ShimSpec(
+        job=1, directory=str(directory), identity=None, stdin=False, awaits_attach=False,
+        time_limit_s=None, grace_s=30, log_limit=1 << 20,
     )  # fmt: skip
+    return Launch(shim, Invocation(argv, "/", {"PATH": "/usr/bin:/bin"}))
 
 
 @contextmanager

@@ -10,14 +10,19 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Coroutine, Iterable, Iterator
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, TypeVar
 
-from gpulease.host.launcher import Launch, Launcher, Started
+from gpulease.domain.gpu import GpuUuid
+from gpulease.domain.job import Invocation
+from gpulease.host.launch import Launch, SandboxSpec
+from gpulease.host.launcher import Launcher, Started
+from gpulease.host.scopes import Scope
 from gpulease.host.shim_control import Exited, ShimEvent, follow, stop
+from gpulease.shim.launch_request import IdentitySpec, ShimSpec
 from gpulease.shim.process_tree import Entry
 from gpulease.shim.record import is_alive, read_record
 from gpulease.wire.frames import KINDS, FrameKind, FrameReader, frame
@@ -94,24 +99,44 @@ def end_session(leader: int) -> None:
                 os.kill(pid, signal.SIGKILL)
 
 
-def launch_of(directory: Path, *argv: str, **changes: Any) -> Launch:
-    """Return a plain launch, but for `changes`."""
+def launch_of(
+    directory: Path,
+    *argv: str,
+    job: int = 17,
+    cwd: str = "/",
+    environment: Mapping[str, str] = PATH,
+    umask: int = 0o022,
+    soft_limits: Mapping[str, int] | None = None,
+    nice: int = 0,
+    memory: Mapping[GpuUuid, int] | None = None,
+    time_limit: timedelta | None = None,
+    grace: timedelta = timedelta(seconds=30),
+    **shim: Any,
+) -> Launch:
+    """Return a plain launch, but for what is given."""
     usual: dict[str, Any] = {
-        "job": 17,
-        "directory": directory,
-        "argv": argv,
-        "cwd": "/",
-        "environment": PATH,
         "identity": None,
-        "umask": 0o022,
-        "soft_limits": {},
         "stdin": False,
         "awaits_attach": False,
-        "time_limit": None,
-        "grace": timedelta(seconds=30),
         "log_limit": 64 << 20,
+        **shim,
     }
-    return Launch(**{**usual, **changes})
+    return Launch(
+        ShimSpec(
+            job=job,
+            directory=str(directory),
+            time_limit_s=time_limit and time_limit.total_seconds(),
+            grace_s=grace.total_seconds(),
+            **usual,
+        ),
+        Invocation(argv, cwd, environment, umask, soft_limits or {}, nice),
+        SandboxSpec(Scope(job, "alice", grace), memory or {}, lambda limits, alone: environment),
+    )
+
+
+def user_identity(user: pwd.struct_passwd, groups: tuple[int, ...] | None = None) -> IdentitySpec:
+    """Return whom to become to be a user."""
+    return IdentitySpec(user.pw_uid, user.pw_gid, user.pw_name, groups)
 
 
 def shell(directory: Path, script: str, **changes: Any) -> Launch:
@@ -153,7 +178,7 @@ def end(directory: Path) -> Exited:
 def finish(launch: Launch) -> Exited:
     """Launch, and wait for the end."""
     start(launch)
-    return end(launch.directory)
+    return end(Path(launch.shim.directory))
 
 
 def output(directory: Path) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from functools import cache, lru_cache
 from pathlib import Path
 
-from gpulease.shim.process_tree import entry
+from gpulease.shim.process_tree import entry, read_proc
 
 SLICE = "gpulease.slice"
 
@@ -28,7 +28,6 @@ _NO_CONTAINER = "libpod-conmon-"
 """podman's monitor of a container runs outside of it, in a cgroup whose name has its id."""
 _SHORT = 12
 """The digits that `docker ps` and `podman ps` show."""
-_PIECE = 1 << 14
 _SYSTEMD = ("", "name=systemd")
 """The hierarchies of systemd: version 2, and the named one of version 1."""
 
@@ -189,21 +188,7 @@ def _parsed(content: bytes) -> Iterator[tuple[str, str]]:
 
 def _content(pid: int) -> bytes:
     """Return what /proc/PID/cgroup contains; nothing if there is no such process."""
-    try:
-        descriptor = os.open(f"/proc/{pid}/cgroup", os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
-        return b""
-    try:
-        content = piece = os.read(descriptor, _PIECE)
-        # The kernel writes all that fits: a piece that is not full is the last.
-        while len(piece) == _PIECE:
-            piece = os.read(descriptor, _PIECE)
-            content += piece
-        return content
-    except OSError:
-        return b""
-    finally:
-        os.close(descriptor)
+    return read_proc(f"/proc/{pid}/cgroup")
 
 
 _SETTLED_S = 10.0

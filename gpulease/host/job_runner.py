@@ -139,8 +139,9 @@ class JobRunner:
 
     def environment(self, job: Job, invocation: Invocation, whole: Job) -> dict[str, str]:
         """Return the environment of `invocation` under the leases of `job`, a part of `whole`."""
-        kept = {str(lease.gpu): lease.driver_limit for lease in job.leases}
-        limits = {gpu: limit for gpu, limit in kept.items() if limit is not None}
+        limits = {
+            lease.gpu: lease.driver_limit for lease in job.leases if lease.driver_limit is not None
+        }
         exclusive = all(
             EnforcementLevel.DEVICES in (lease.enforced_by or ()) for lease in job.leases
         )
@@ -148,8 +149,7 @@ class JobRunner:
 
     def command(self, job: Job, invocation: Invocation) -> tuple[Sequence[str], str]:
         """Return the command of `invocation` under the leases of `job`, and a line about it."""
-        found = command_of(job, invocation, self._context)
-        return found.argv, found.notice
+        return command_of(job, invocation, self._context)
 
     async def follow(self, job: Job) -> AsyncIterator[WorkerNews]:
         """Yield what happens to the worker of `job` from its start on, last WorkerExited."""

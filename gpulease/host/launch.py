@@ -12,15 +12,42 @@ from gpulease.domain.gpu import GpuReading, GpuUuid, JobId
 from gpulease.domain.job import Invocation, Job
 from gpulease.domain.lease import Lease
 from gpulease.domain.memory_estimate import OverheadKey
-from gpulease.host.launcher import Launch, UserIdentity
 from gpulease.host.processes import marker
-from gpulease.shim.launch_request import EarlySignalSpec, TerminalSpec
-from gpulease.worker.container_command import ContainerCommand, starts_container, with_lease
-from gpulease.worker.environment import LeasedGpu, OverheadOf, WorkerOptions, worker_environment
+from gpulease.host.scopes import Scope
+from gpulease.shim.launch_request import EarlySignalSpec, IdentitySpec, ShimSpec, TerminalSpec
+from gpulease.worker.container_command import starts_container, with_lease
+from gpulease.worker.environment import LeasedGpu, WorkerOptions, worker_environment
 from gpulease.worker.overhead import default_overhead
 
 _ARRAY_VARIABLES: Final = ("GPULEASE_ARRAY_JOB", "GPULEASE_ARRAY_INDEX")
-_NO_LIMITS: Final[Mapping[str, int]] = MappingProxyType({})
+_NO_LIMITS: Final[Mapping[GpuUuid, int]] = MappingProxyType({})
+_AFTER_THE_GRACE: Final = timedelta(seconds=10)
+"""Time for the shim to write its record and to pass on the last output."""
+
+
+@dataclass(frozen=True, slots=True)
+class SandboxSpec:
+    """The sandbox of a job."""
+
+    scope: Scope
+    memory: Mapping[GpuUuid, int]
+    """Leased bytes."""
+    environment: Callable[[Mapping[GpuUuid, int], bool], Mapping[str, str]]
+    """Returns the environment of the job, given the driver's limits in bytes, and whether the job
+    can open its own GPUs only."""
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """All that is needed to launch a worker."""
+
+    shim: ShimSpec
+    invocation: Invocation
+    """With the complete environment."""
+    sandbox: SandboxSpec | None = None
+    """None: a program of the daemon."""
+    notice: str = ""
+    """A line for the owner in the job's output."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,40 +87,53 @@ def launch_of(job: Job, invocation: Invocation, directory: Path, context: Launch
         ValueError: the lease cannot be expressed in the environment.
     """
     owner = job.owner
-    identity = UserIdentity(owner.uid, owner.gid, owner.user, invocation.groups)
-    command = command_of(job, invocation, context)
+    identity = IdentitySpec(owner.uid, owner.gid, owner.user, invocation.groups)
+    terminal, early, limit = invocation.terminal, invocation.early_signal, job.claim.time_limit
+    grace = grace_of(job, context)
+    argv, notice = command_of(job, invocation, context)
+    # A user may ask for an hour, but a shutdown must not take that long.
+    at_shutdown = min(grace, context.grace) + _AFTER_THE_GRACE
+    user = owner.user if context.as_other_users else "root"
     return Launch(
-        job=job.id,
-        directory=directory,
-        argv=command.argv,
-        cwd=invocation.cwd,
-        environment=environment_of(job, invocation, context),
-        identity=identity if context.as_other_users else None,
-        umask=invocation.umask,
-        soft_limits=invocation.soft_limits,
-        nice=invocation.nice,
-        stdin=invocation.attached,
-        awaits_attach=invocation.attached,
-        time_limit=job.claim.time_limit,
-        grace=grace_of(job, context),
-        log_limit=context.log_limit,
-        keep_free=context.keep_free,
-        terminal=_terminal(invocation),
-        early_signal=_early_signal(invocation),
-        ends_with_client=invocation.ends_with_client,
-        # A user may ask for an hour, but a shutdown must not take that long.
-        grace_at_shutdown=min(grace_of(job, context), context.grace),
-        gpus=_nodes(job, context),
-        memory={lease.gpu: lease.memory for lease in job.leases},
-        environment_within=partial(environment_of, job, invocation, context),
-        notice=command.notice,
+        ShimSpec(
+            job=job.id,
+            directory=str(directory),
+            identity=identity if context.as_other_users else None,
+            stdin=invocation.attached,
+            awaits_attach=invocation.attached,
+            time_limit_s=None if limit is None else limit.total_seconds(),
+            grace_s=grace.total_seconds(),
+            log_limit=context.log_limit,
+            keep_free=context.keep_free,
+            terminal=TerminalSpec(
+                terminal.rows, terminal.columns, terminal.attributes, terminal.stderr
+            )
+            if terminal is not None
+            else None,
+            early_signal=EarlySignalSpec(early.signal, early.before.total_seconds())
+            if early is not None
+            else None,
+            ends_with_client=invocation.ends_with_client,
+        ),
+        replace(invocation, argv=argv, environment=environment_of(job, invocation, context)),
+        SandboxSpec(
+            Scope(job.id, user, at_shutdown, _nodes(job, context)),
+            {lease.gpu: lease.memory for lease in job.leases},
+            partial(environment_of, job, invocation, context),
+        ),
+        notice,
     )
 
 
-def command_of(job: Job, invocation: Invocation, context: LaunchContext) -> ContainerCommand:
-    """Return the command of `invocation`; one that starts a container passes the lease to it."""
+def command_of(
+    job: Job, invocation: Invocation, context: LaunchContext
+) -> tuple[tuple[str, ...], str]:
+    """Return the command of `invocation`, and a line about it for the owner.
+
+    A command that starts a container passes the lease to it.
+    """
     if not starts_container(invocation.argv):
-        return ContainerCommand(invocation.argv, ())
+        return invocation.argv, ""
     alone = replace(invocation, environment={})
     return with_lease(
         invocation.argv,
@@ -126,17 +166,26 @@ def environment_of(
     job: Job,
     invocation: Invocation,
     context: LaunchContext,
-    limits: Mapping[str, int] = _NO_LIMITS,
+    limits: Mapping[GpuUuid, int] = _NO_LIMITS,
     exclusive: bool = False,
     whole: Job | None = None,
 ) -> dict[str, str]:
     """Return the environment of `invocation` under the leases of `job`.
 
-    `limits` are the driver's limits in bytes, by GPU. `exclusive` means that the job can open no
-    other GPU. `whole` is the job with all its leases, if `job` has a part of them.
+    `limits` are the driver's limits in bytes. `exclusive` means that the job can open no other GPU.
+    `whole` is the job with all its leases, if `job` has a part of them.
     """
-    readings = context.readings()
+    readings, driver = context.readings(), context.driver()
     shared = {lease.gpu: (place, lease) for place, lease in enumerate((whole or job).leases)}
+    # They were checked at submission.
+    given: dict[str, Any] = dict(invocation.options)
+
+    def overhead(framework: str, gpu: LeasedGpu) -> int:
+        count = len(job.leases)
+        default = default_overhead(framework, count, gpu.name, driver)
+        key = OverheadKey(framework, gpu.name, driver or "", count)
+        return context.overhead(job.owner.uid, key, default)
+
     return worker_environment(
         _with_array(invocation.environment, job),
         job=str(job.id),
@@ -146,10 +195,10 @@ def environment_of(
             for lease in job.leases
         ],
         simulated=context.simulated,
-        driver=context.driver(),
+        driver=driver,
         hooks=context.hooks,
-        options=_options(invocation.options),
-        overhead_of=_overhead(job, context),
+        options=WorkerOptions(**given),
+        overhead_of=overhead,
         daemon=context.socket,
         # A container has no other GPU either.
         alone=exclusive or starts_container(invocation.argv),
@@ -169,18 +218,6 @@ def _with_array(environment: Mapping[str, str], job: Job) -> Mapping[str, str]:
     return others
 
 
-def _overhead(job: Job, context: LaunchContext) -> OverheadOf:
-    """Return a function for the memory of a framework outside its pool, for the owner of `job`."""
-    gpus, driver = len(job.leases), context.driver()
-
-    def overhead(framework: str, gpu: LeasedGpu) -> int:
-        default = default_overhead(framework, gpus, gpu.name, driver)
-        key = OverheadKey(framework, gpu.name, driver or "", gpus)
-        return context.overhead(job.owner.uid, key, default)
-
-    return overhead
-
-
 def marker_of(job: JobId, context: LaunchContext) -> str:
     """Return the environment variable's value that marks the processes of a job."""
     return marker(context.installation, job, context.secret)
@@ -192,7 +229,11 @@ def grace_of(job: Job, context: LaunchContext) -> timedelta:
 
 
 def _leased(
-    lease: Lease, reading: GpuReading | None, limits: Mapping[str, int], place: int, whole: Lease
+    lease: Lease,
+    reading: GpuReading | None,
+    limits: Mapping[GpuUuid, int],
+    place: int,
+    whole: Lease,
 ) -> LeasedGpu:
     """Return the lease for the environment of the worker.
 
@@ -206,21 +247,3 @@ def _leased(
         index, name, total = reading.index, reading.name, reading.total
     total = memory if lease.gpu in limits else total or memory
     return LeasedGpu(lease.gpu, index, name, memory, total, place, shared)
-
-
-def _terminal(invocation: Invocation) -> TerminalSpec | None:
-    wanted = invocation.terminal
-    if wanted is None:
-        return None
-    return TerminalSpec(wanted.rows, wanted.columns, wanted.attributes, wanted.stderr)
-
-
-def _early_signal(invocation: Invocation) -> EarlySignalSpec | None:
-    wanted = invocation.early_signal
-    return None if wanted is None else EarlySignalSpec(wanted.signal, wanted.before.total_seconds())
-
-
-def _options(given: Mapping[str, Any]) -> WorkerOptions:
-    """Return the options with the worker's names. They were checked at submission."""
-    renamed = {"inter_op_threads": "inter_op", "intra_op_threads": "intra_op"}
-    return WorkerOptions(**{renamed.get(name, name): value for name, value in given.items()})

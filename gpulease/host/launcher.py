@@ -14,8 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from datetime import timedelta
+from dataclasses import replace
 from errno import EAGAIN, EDQUOT, EMFILE, ENFILE, ENOMEM, ENOSPC
 from pathlib import Path
 from typing import Any
@@ -27,60 +26,16 @@ from gpulease.errors import (
     LaunchFailed,
     RecordUnwritable,
 )
-from gpulease.shim.launch_request import (
-    LARGEST_REQUEST,
-    EarlySignalSpec,
-    IdentitySpec,
-    ShimSpec,
-    TerminalSpec,
-    WorkerSpec,
-    pack,
-)
-from gpulease.shim.process_tree import entry, is_stopped
+from gpulease.host.launch import Launch
+from gpulease.shim.launch_request import LARGEST_REQUEST, WorkerSpec, pack
+from gpulease.shim.process_tree import is_stopped, read_proc
 from gpulease.shim.record import Started, failure, read_record, started
 from gpulease.shim.spawner import IDLE_TITLE
 
 _log = logging.getLogger(__name__)
 
 _LONGEST_REPLY = 64 << 10
-
-
-class SpawnerReply:
-    """The daemon's end of the pipe on which a shim reports its launch, line by line."""
-
-    def __init__(self, reader: asyncio.StreamReader, transport: asyncio.ReadTransport) -> None:
-        self._reader = reader
-        self._transport = transport
-
-    async def line(self) -> bytes:
-        """Return the next line, or nothing if the writer has died."""
-        with contextlib.suppress(OSError, ValueError):
-            return _whole(await self._reader.readline())
-        return b""
-
-    async def rest(self) -> bytes:
-        """Return all until the end, or nothing if that is not a complete line."""
-        with contextlib.suppress(OSError):
-            return _whole(await self._reader.read())
-        return b""
-
-    def close(self) -> None:
-        self._transport.close()
-
-
-def _whole(line: bytes) -> bytes:
-    return line if line.endswith(b"\n") else b""
-
-
-async def read_reply(fd: int) -> SpawnerReply:
-    """Read the pipe that is open as `fd`, and close it at the end."""
-    loop = asyncio.get_running_loop()
-    reader = asyncio.StreamReader(limit=_LONGEST_REPLY)
-    pipe = os.fdopen(fd, "rb", buffering=0)
-    transport, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), pipe)
-    return SpawnerReply(reader, transport)
-
-
+_IDLE = IDLE_TITLE.encode()
 _CLOSES_WITHIN_S = 5.0
 
 
@@ -128,10 +83,11 @@ class SpawnerProcess:
         That is the spawner, or every shim that waits.
         """
         spawner = self._process.pid
-        if _is_stopped(spawner):
+        if is_stopped(spawner):
             return [spawner]
-        waiting = [pid for pid in _children(spawner) if _title(pid) == IDLE_TITLE]
-        return waiting if all(map(_is_stopped, waiting)) else []
+        children = map(int, read_proc(f"/proc/{spawner}/task/{spawner}/children").split())
+        waiting = [pid for pid in children if read_proc(f"/proc/{pid}/cmdline").startswith(_IDLE)]
+        return waiting if all(map(is_stopped, waiting)) else []
 
     async def close(self) -> None:
         """Close the channel, which ends the spawner, and reap it."""
@@ -143,38 +99,13 @@ class SpawnerProcess:
             await asyncio.to_thread(self._process.wait)
 
     async def _can_take_more(self) -> None:
-        loop = asyncio.get_running_loop()
-        ready: asyncio.Future[None] = loop.create_future()
-        loop.add_writer(self._channel, _resolve, ready)
+        loop, ready = asyncio.get_running_loop(), asyncio.Event()
+        loop.add_writer(self._channel, ready.set)
         try:
-            await ready
+            await ready.wait()
         finally:
             loop.remove_writer(self._channel)
 
-
-def _is_stopped(pid: int) -> bool:
-    found = entry(pid)
-    return found is not None and is_stopped(found)
-
-
-def _children(pid: int) -> Sequence[int]:
-    with contextlib.suppress(OSError):
-        return [int(each) for each in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-    return []
-
-
-def _title(pid: int) -> str:
-    with contextlib.suppress(OSError):
-        return Path(f"/proc/{pid}/cmdline").read_bytes().rstrip(b"\0").decode(errors="replace")
-    return ""
-
-
-def _resolve(ready: asyncio.Future[None]) -> None:
-    if not ready.done():
-        ready.set_result(None)
-
-
-__all__ = ["AlreadyLaunched", "Launch", "Launcher", "Started", "UserIdentity"]
 
 _TRIES = 3
 """A try may meet a spawner that another launch ends."""
@@ -190,65 +121,6 @@ _ERRORS: dict[int, type[GpuleaseError]] = {127: CommandNotFound, 126: CommandNot
 
 class AlreadyLaunched(Exception):
     """A job was launched in this directory before. The record says what happened to it."""
-
-
-@dataclass(frozen=True, slots=True)
-class UserIdentity:
-    """The user that a job runs as."""
-
-    uid: int
-    gid: int
-    user: str
-    groups: tuple[int, ...] | None
-    """None: the groups in the user database, and `gid`."""
-
-
-@dataclass(frozen=True, slots=True)
-class Launch:
-    """All that is needed to launch a job's worker. Strings may contain surrogate escapes."""
-
-    job: int
-    directory: Path
-    """It exists and belongs to the daemon's user, and nothing was launched in it before."""
-    argv: tuple[str, ...]
-    cwd: str
-    environment: Mapping[str, str]
-    """The complete environment of the worker."""
-    identity: UserIdentity | None
-    """None: the user of the daemon."""
-    umask: int
-    soft_limits: Mapping[str, int]
-    """By name, such as "RLIMIT_NOFILE" or "nofile". Below 0 is unlimited."""
-    stdin: bool
-    """Whether the worker reads from the attached client, and not from /dev/null."""
-    awaits_attach: bool
-    """Whether output is held for a few seconds for the first client that attaches."""
-    time_limit: timedelta | None
-    grace: timedelta
-    """Time between SIGTERM and SIGKILL at the time limit."""
-    log_limit: int
-    """Bytes of each log."""
-    keep_free: int = 0
-    """Bytes of the disk that the logs leave free."""
-    nice: int = 0
-    grace_at_shutdown: timedelta | None = None
-    """Time between SIGTERM and SIGKILL at a shutdown of the machine; None: `grace`."""
-    gpus: tuple[str, ...] | None = None
-    """The device nodes of the leased GPUs, the only GPUs that the job may open; None: all."""
-    memory: Mapping[str, int] = field(default_factory=dict)
-    """Leased bytes by the UUID of the GPU."""
-    terminal: TerminalSpec | None = None
-    """The pseudo-terminal to run on; None: pipes."""
-    early_signal: EarlySignalSpec | None = None
-    ends_with_client: bool = False
-    """It needs a time limit."""
-    environment_within: Callable[[Mapping[str, int], bool], Mapping[str, str]] | None = None
-    """Returns the environment, given the driver's limits in bytes by GPU UUID, and whether the job
-    can open its own GPUs only. None: `environment` in any case."""
-    notice: str = ""
-    """A line for the owner in the job's output."""
-    is_job: bool = True
-    """False for a program of the daemon, which has no sandbox."""
 
 
 PrepareSandbox = Callable[[int, Launch], Awaitable[Mapping[str, str] | None]]
@@ -312,7 +184,7 @@ class Launcher:
             if reply:
                 return _started(reply)
             # The spawner or the shim died. Another try is safe: a record allows one launch only.
-            record = await asyncio.to_thread(read_record, launch.directory)
+            record = await asyncio.to_thread(read_record, launch.shim.directory)
             if record is not None and record.started is not None:
                 return record.started
             if record is not None:
@@ -334,14 +206,14 @@ class Launcher:
 
     async def _request(self, request: bytes, launch: Launch) -> tuple[bytes, SpawnerProcess]:
         """Return the reply to a request, or nothing if spawner or shim died, and the spawner."""
-        sandbox = self._sandbox if launch.is_job else None
+        sandbox = self._sandbox if launch.sandbox is not None else None
         with contextlib.ExitStack() as ours:
             go: int | None = None
             with contextlib.ExitStack() as passed:
                 receiver, sender = os.pipe()
                 passed.callback(os.close, sender)
-                reply = await read_reply(receiver)
-                ours.callback(reply.close)
+                reply, transport = await _open_reply(receiver)
+                ours.callback(transport.close)
                 memory = os.memfd_create("gpulease-request", os.MFD_CLOEXEC)
                 ours.callback(os.close, memory)
                 _write_all(memory, request)
@@ -352,17 +224,19 @@ class Launcher:
                     passed.callback(os.close, waits)
                     descriptors.append(waits)
                 spawner = await self._pass_on(*descriptors)
-            first = await reply.line()
-            if go is None or sandbox is None or (pid := _waiting(first)) is None:
-                return first + await reply.rest(), spawner
+            first = await _line(reply)
+            pid = json.loads(first).get("waiting") if first else None
+            if go is None or sandbox is None or pid is None:
+                return first, spawner
             environment = await sandbox(pid, launch)
             if environment is not None:
                 # The shim has the same file, and does not read it before the go-ahead.
                 os.ftruncate(memory, 0)
-                _write_all(memory, _request(replace(launch, environment=environment)))
+                changed = replace(launch.invocation, environment=environment)
+                _write_all(memory, _request(replace(launch, invocation=changed)))
             with contextlib.suppress(BrokenPipeError):
                 os.write(go, b"g")
-            return await _until_started(reply.rest()), spawner
+            return await _until_started(_line(reply)), spawner
 
     async def _pass_on(self, *descriptors: int) -> SpawnerProcess:
         """Send a request, and return the spawner that has it."""
@@ -398,38 +272,41 @@ async def _until_started(reply: Coroutine[Any, Any, bytes]) -> bytes:
         raise
 
 
+async def _open_reply(fd: int) -> tuple[asyncio.StreamReader, asyncio.ReadTransport]:
+    """Read the pipe on which a shim reports its launch, line by line."""
+    reader = asyncio.StreamReader(limit=_LONGEST_REPLY)
+    transport, _ = await asyncio.get_running_loop().connect_read_pipe(
+        lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(fd, "rb", buffering=0)
+    )
+    return reader, transport
+
+
+async def _line(reply: asyncio.StreamReader) -> bytes:
+    """Return the next line, or nothing if the writer has died."""
+    with contextlib.suppress(OSError, ValueError):
+        line = await reply.readline()
+        return line if line.endswith(b"\n") else b""
+    return b""
+
+
 def _request(launch: Launch) -> bytes:
     """Write the request.
 
     Raises:
         LaunchFailed: the command is missing, or a string is invalid.
     """
-    if not launch.argv:
+    invocation = launch.invocation
+    if not invocation.argv:
         raise LaunchFailed("cannot start the job: no command was given")
-    who = launch.identity
-    shim = ShimSpec(
-        job=launch.job,
-        directory=str(launch.directory),
-        identity=IdentitySpec(who.uid, who.gid, who.user, who.groups) if who else None,
-        stdin=launch.stdin,
-        awaits_attach=launch.awaits_attach,
-        time_limit_s=launch.time_limit.total_seconds() if launch.time_limit is not None else None,
-        grace_s=launch.grace.total_seconds(),
-        log_limit=launch.log_limit,
-        terminal=launch.terminal,
-        early_signal=launch.early_signal,
-        keep_free=launch.keep_free,
-        ends_with_client=launch.ends_with_client,
-    )
     worker = WorkerSpec(
-        tuple(map(_string, launch.argv)),
-        _string(launch.cwd),
-        dict(_variable(*variable) for variable in launch.environment.items()),
-        launch.umask,
-        dict(launch.soft_limits),
-        launch.nice,
+        tuple(map(_string, invocation.argv)),
+        _string(invocation.cwd),
+        dict(_variable(*variable) for variable in invocation.environment.items()),
+        invocation.umask,
+        dict(invocation.soft_limits),
+        invocation.nice,
     )
-    request = pack(shim, worker)
+    request = pack(launch.shim, worker)
     if len(request) > LARGEST_REQUEST:
         raise LaunchFailed("cannot start the job: its arguments and environment are too long")
     return request
@@ -481,9 +358,3 @@ def _write_all(fd: int, data: bytes) -> None:
     written = 0
     while written < len(data):
         written += os.pwrite(fd, data[written:], written)
-
-
-def _waiting(reply: bytes) -> int | None:
-    """Return the pid of a shim that waits for the go-ahead; None if this is its whole reply."""
-    pid = json.loads(reply).get("waiting") if reply else None
-    return None if pid is None else int(pid)

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from gpulease.call_thread import Call, CallThread
-from gpulease.shim.process_tree import entry
+from gpulease.shim.process_tree import entry, read_proc
 
 _WITHIN_S = 1.0
 """The kernel answers in microseconds, but a loaded machine may take longer to wake a thread."""
@@ -28,7 +28,6 @@ _NEXT_WITHIN_S = 0.05
 _MOST_BLOCKED = 4
 """Blocked reads of one user."""
 _PIECE = 1 << 16
-_BEGIN = 1024
 
 
 class _BlockedRead(NamedTuple):
@@ -106,26 +105,19 @@ def _content(path: str, most: int) -> bytes:
 
 def real_uid(pid: int) -> int | None:
     """Return the real uid of a process. The effective one of a setuid program may differ."""
-    # Near the begin of the file. Scans of /proc call this for each process.
-    try:
-        descriptor = os.open(f"/proc/{pid}/status", os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
-        return None
-    try:
-        uids = os.read(descriptor, _BEGIN).partition(b"\nUid:")[2].split(None, 1)
-    except OSError:
-        return None
-    finally:
-        os.close(descriptor)
-    return int(uids[0]) if uids else None
+    uids = uids_of(pid)
+    return uids[0] if uids else None
 
 
-def name_of(pid: int) -> str | None:
-    """Return the name that the kernel has for a process, of at most 15 bytes."""
-    try:
-        return os.fsdecode(Path(f"/proc/{pid}/comm").read_bytes().removesuffix(b"\n"))
-    except OSError:
-        return None
+def uids_of(pid: int) -> list[int]:
+    """Return the real, effective, saved and file system uid of a process; none if it has ended."""
+    line = read_proc(f"/proc/{pid}/status").partition(b"\nUid:")[2].partition(b"\n")[0]
+    return [int(uid) for uid in line.split()]
+
+
+def name_of(pid: int) -> str:
+    """Return the name that the kernel has for a process, of at most 15 bytes; empty if it ended."""
+    return os.fsdecode(read_proc(f"/proc/{pid}/comm").removesuffix(b"\n"))
 
 
 _reader = ProcReader()

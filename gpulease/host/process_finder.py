@@ -22,12 +22,10 @@ from errno import EINVAL, ENOENT, ESRCH
 from functools import cache
 from pathlib import Path
 
-import psutil
-
 from gpulease.domain.gpu import GpuUuid, JobId
 from gpulease.domain.job import Job, Process
 from gpulease.host import cgroups
-from gpulease.host.proc_reader import name_of, real_uid
+from gpulease.host.proc_reader import name_of, real_uid, uids_of
 from gpulease.host.processes import PidReuse, ProcessTable
 from gpulease.service.ports import LivingProcess
 from gpulease.shim import process_tree
@@ -59,14 +57,10 @@ def living(pid: int) -> LivingProcess | None:
     if found is None:
         return None
     process = Process(pid, found.started, boot_id())
-    try:
-        seen = psutil.Process(pid)
-        uid, name = seen.uids().real, name_of(pid) or ""
-    except psutil.Error:
-        return None
+    uid, name = real_uid(pid), name_of(pid)
     # What was read belongs to this process only if the pid was not reused meanwhile.
     descriptor = _descriptor(process)
-    if descriptor is None:
+    if uid is None or descriptor is None:
         return None
     os.close(descriptor)
     return LivingProcess(process, uid, name)
@@ -162,7 +156,7 @@ def _is_server(pid: int) -> bool:
         if program.name.removesuffix(" (deleted)") != _NAME or not _is_in_our_user_namespace(pid):
             return False
         # The path first: a file of another user may be on a file system that does not answer.
-        return _is_root(pid) or (_is_closed(program) and program.samefile(link))
+        return set(uids_of(pid)) == {0} or (_is_closed(program) and program.samefile(link))
     except OSError:
         return False
 
@@ -170,14 +164,6 @@ def _is_server(pid: int) -> bool:
 def _is_in_our_user_namespace(pid: int) -> bool:
     """Return whether a process is in our user namespace; anybody can create another one."""
     return Path(f"/proc/{pid}/ns/user").stat().st_ino == Path("/proc/self/ns/user").stat().st_ino
-
-
-def _is_root(pid: int) -> bool:
-    for line in Path(f"/proc/{pid}/status").read_bytes().splitlines():
-        if line.startswith(b"Uid:"):
-            # Real, effective, saved and file system uid, which differ in a setuid program.
-            return set(line.split()[1:]) == {b"0"}
-    return False
 
 
 def _is_closed(program: Path) -> bool:
@@ -275,8 +261,7 @@ class Finder:
 
     def is_stopped(self, pid: int) -> bool:
         """Return whether a signal has stopped the process with this pid, as Ctrl-Z does."""
-        found = entry(pid)
-        return found is not None and is_stopped(found)
+        return is_stopped(pid)
 
     def count(self, job: Job) -> int | None:
         """Return the number of processes of a job, in its scope or below its shim.

@@ -90,7 +90,7 @@ class ProcessTable:
                     pid,
                     _user_name(uid),
                     uid,
-                    _full_name(name_of(pid) or "", command),
+                    _full_name(name_of(pid), command),
                     command,
                     datetime.fromtimestamp(process.create_time(), UTC),
                     cgroups.container_of(pid),

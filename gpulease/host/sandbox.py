@@ -9,22 +9,20 @@ import logging
 import subprocess
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
-from datetime import timedelta
+from dataclasses import replace
 from pathlib import Path
 
 from gpulease.domain.enforcement import AppliedEnforcement
 from gpulease.domain.gpu import GpuUuid, JobId
 from gpulease.errors import LaunchDeferred, RecordUnwritable
 from gpulease.host import cgroups, scopes
-from gpulease.host.launcher import Launch
+from gpulease.host.launch import Launch, SandboxSpec
 from gpulease.host.shim_control import note_scope
 from gpulease.service.log_once import LogOnce
 from gpulease.service.ports import MemoryLimiter, NotLimited
 
 _log = logging.getLogger(__name__)
 
-_AFTER_THE_GRACE = timedelta(seconds=10)
-"""Time for the shim to write its record and to pass on the last output."""
 _CONTROL = Path("/dev/nvidiactl")
 _UVM = Path("/dev/nvidia-uvm")
 _MAKE_UVM = ("/usr/bin/nvidia-modprobe", "-u", "-c=0")
@@ -67,17 +65,19 @@ class Sandbox:
             LaunchDeferred: systemd is stopping units, or a device node that CUDA needs is missing;
                 nothing was launched.
         """
-        applied = await self._set_up(pid, launch)
+        wanted = launch.sandbox
+        if wanted is None:
+            return None
+        applied = await self._set_up(pid, wanted, launch.shim.directory)
         try:
-            await self._note(JobId(launch.job), applied)
+            await self._note(JobId(wanted.scope.job), applied)
         except RecordUnwritable:
             # The shim is about to end, and its cgroup will be removed.
-            await self._remove_limits(launch.job, applied)
+            await self._remove_limits(wanted.scope.job, applied)
             raise
-        if launch.environment_within is None or not (applied.limits or applied.devices):
+        if not (applied.limits or applied.devices):
             return None
-        limits = {str(gpu): kept for gpu, kept in applied.limits.items()}
-        return launch.environment_within(limits, applied.devices)
+        return wanted.environment(applied.limits, applied.devices)
 
     async def _remove_limits(self, job: int, applied: AppliedEnforcement) -> None:
         limiter, directory = self._limiter(), cgroups.directory_of(job)
@@ -86,58 +86,64 @@ class Sandbox:
             with suppress(NotLimited):
                 await asyncio.to_thread(limiter.remove_limit, gpu, directory)
 
-    async def _set_up(self, pid: int, launch: Launch) -> AppliedEnforcement:
-        gpus = launch.gpus if self._uvm.is_applicable else None
+    async def _set_up(self, pid: int, wanted: SandboxSpec, directory: str) -> AppliedEnforcement:
+        job, gpus = wanted.scope.job, wanted.scope.gpus if self._uvm.is_applicable else None
         if gpus is not None and (why := await self._uvm.obstacle()) is not None:
             raise LaunchDeferred(why)
         try:
-            await self._make_scope(pid, _scope(launch, gpus))
+            await self._make_scope(pid, replace(wanted.scope, gpus=gpus))
         except scopes.NotNow as error:
             raise LaunchDeferred(f"cannot start jobs now: {error}") from error
         except scopes.NoScope as error:
             self._complaints.say(
-                "scope", f"cannot create a scope for job {launch.job}: {error}",
+                "scope", f"cannot create a scope for job {job}: {error}",
                 why=str(error),
             )  # fmt: skip
             why = "it runs without a scope, can open every GPU, and has no limit of the driver"
             return AppliedEnforcement(missing=(why,))
         self._complaints.passed("scope")
-        _note_scope(launch)
+        try:
+            note_scope(Path(directory))
+        except OSError as error:
+            raise RecordUnwritable(
+                f"cannot start job {job}: cannot write to its directory: {error.strerror}",
+                "ask an admin to make the state directory writable",
+            ) from error
         missing = []
-        devices = gpus is not None and await asyncio.to_thread(_has_device_rules, launch.job)
-        if gpus is not None and not devices:
-            missing.append("it can open every GPU: the kernel does not enforce its device rules")
-        for each in missing:
-            self._complaints.say("devices", f"job {launch.job}: {each}", why=each)
+        devices = gpus is not None and await asyncio.to_thread(_has_device_rules, job)
         if devices:
             self._complaints.passed("devices")
-        limits, refusals = await self._set_limits(launch)
+        elif gpus is not None:
+            missing = ["it can open every GPU: the kernel does not enforce its device rules"]
+            self._complaints.say("devices", f"job {job}: {missing[0]}", why=missing[0])
+        limits, refusals = await self._set_limits(job, wanted.memory)
         return AppliedEnforcement(devices, limits, (*missing, *refusals))
 
-    async def _set_limits(self, launch: Launch) -> tuple[dict[GpuUuid, int], list[str]]:
+    async def _set_limits(
+        self, job: int, memory: Mapping[GpuUuid, int]
+    ) -> tuple[dict[GpuUuid, int], list[str]]:
         """Let the driver limit the job; return the limits, and why others were not set."""
         limiter = self._limiter()
-        directory = cgroups.directory_of(launch.job) if limiter is not None else None
+        directory = cgroups.directory_of(job) if limiter is not None else None
         if limiter is None or directory is None:
             return {}, []
-        uuids = [GpuUuid(uuid) for uuid in launch.memory]
         # All GPUs at once: together they take no longer than one.
         answers = await asyncio.gather(
             *(
-                asyncio.to_thread(limiter.set_limit, uuid, directory, launch.memory[uuid])
-                for uuid in uuids
+                asyncio.to_thread(limiter.set_limit, uuid, directory, leased)
+                for uuid, leased in memory.items()
             ),
             return_exceptions=True,
         )
         limits, refusals = {}, []
-        for uuid, answer in zip(uuids, answers, strict=True):
+        for uuid, answer in zip(memory, answers, strict=True):
             if isinstance(answer, int):
                 limits[uuid] = answer
                 self._complaints.passed(uuid)
             elif isinstance(answer, Exception):
                 refusals.append(f"no limit of the driver on {uuid[:_SHORT_UUID]}: {answer}")
                 bug = None if isinstance(answer, NotLimited) else answer
-                text = f"job {launch.job}: {refusals[-1]}"
+                text = f"job {job}: {refusals[-1]}"
                 self._complaints.say(uuid, text, why=str(answer), bug=bug)
             else:
                 raise answer
@@ -199,23 +205,6 @@ class UvmNode:
             return f"{command} failed: {error}"
         said = " ".join((done.stderr or done.stdout).split())[:200]
         return "" if self._node.exists() else f"{command} did not create it{said and f': {said}'}"
-
-
-def _scope(launch: Launch, gpus: tuple[str, ...] | None) -> scopes.Scope:
-    user = launch.identity.user if launch.identity is not None else "root"
-    grace = launch.grace_at_shutdown
-    grace = (launch.grace if grace is None else grace) + _AFTER_THE_GRACE
-    return scopes.Scope(launch.job, user, grace, gpus)
-
-
-def _note_scope(launch: Launch) -> None:
-    try:
-        note_scope(launch.directory)
-    except OSError as error:
-        raise RecordUnwritable(
-            f"cannot start job {launch.job}: cannot write to its directory: {error.strerror}",
-            "ask an admin to make the state directory writable",
-        ) from error
 
 
 def _has_device_rules(job: int) -> bool:

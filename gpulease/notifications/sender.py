@@ -20,7 +20,7 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from gpulease.domain.job import one_line
+from gpulease.domain.job import Invocation, one_line
 from gpulease.domain.notifications import (
     LISTED,
     LONGEST_BODY,
@@ -30,10 +30,12 @@ from gpulease.domain.notifications import (
 )
 from gpulease.errors import GpuleaseError, LaunchDeferred, RecordUnwritable, TooMany
 from gpulease.host import shim_control
-from gpulease.host.launcher import AlreadyLaunched, Launch, Launcher, UserIdentity
+from gpulease.host.launch import Launch
+from gpulease.host.launcher import AlreadyLaunched, Launcher
 from gpulease.notifications.outbox import Outbox
 from gpulease.service.log_once import LogOnce
 from gpulease.service.ports import Clock, Event, InThread
+from gpulease.shim.launch_request import IdentitySpec, ShimSpec
 from gpulease.wire.notifications import (
     END,
     MODULE,
@@ -223,23 +225,26 @@ class Program:
             ) from None
         _make(self._directory)
         _make(directory)
-        identity = UserIdentity(uid, user.pw_gid, user.pw_name, None)
+        identity = IdentitySpec(uid, user.pw_gid, user.pw_name, None)
         return Launch(
-            job=0,
-            directory=directory,
-            # No modules of the user's: neither of the working directory (-P) nor of ~/.local (-s).
-            argv=(sys.executable, "-P", "-s", "-B", "-X", "utf8", "-m", MODULE),
-            cwd="/",
-            environment=self._variables(user, order),
-            identity=identity if self._as_other_users else None,
-            umask=0o077,
-            soft_limits={},
-            stdin=False,
-            awaits_attach=False,
-            time_limit=self._within + _ENDS_AFTER,
-            grace=_GRACE,
-            log_limit=_MOST_OUTPUT,
-            is_job=False,
+            ShimSpec(
+                job=0,
+                directory=str(directory),
+                identity=identity if self._as_other_users else None,
+                stdin=False,
+                awaits_attach=False,
+                time_limit_s=(self._within + _ENDS_AFTER).total_seconds(),
+                grace_s=_GRACE.total_seconds(),
+                log_limit=_MOST_OUTPUT,
+            ),
+            Invocation(
+                # No modules of the user's: neither of the working directory (-P) nor of ~/.local
+                # (-s).
+                argv=(sys.executable, "-P", "-s", "-B", "-X", "utf8", "-m", MODULE),
+                cwd="/",
+                environment=self._variables(user, order),
+                umask=0o077,
+            ),
         )
 
     def _variables(self, user: pwd.struct_passwd, order: NotificationOrder) -> dict[str, str]:

@@ -14,7 +14,7 @@ from gpulease.record import record
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Sequence
 
 LARGEST_REQUEST = 32 << 20
 _PIECE = 16 << 10
@@ -27,8 +27,8 @@ class IdentitySpec:
     uid: int
     gid: int
     user: str
-    groups: tuple[int, ...] | None
-    """None: the groups in the user database."""
+    groups: Sequence[int] | None
+    """None: the groups in the user database, and `gid`."""
 
 
 @record(frozen=True)
@@ -37,7 +37,7 @@ class TerminalSpec:
 
     rows: int
     columns: int
-    attributes: tuple[int, ...] | None
+    attributes: Sequence[int] | None
     """As in termios(3): iflag, oflag, cflag, lflag, ispeed, ospeed, then the control characters.
     None: the defaults of the system."""
     stderr: bool
@@ -58,18 +58,25 @@ class ShimSpec:
 
     job: int
     directory: str
+    """It exists and belongs to the daemon's user, and nothing was launched in it before."""
     identity: IdentitySpec | None
+    """None: the user of the daemon."""
     stdin: bool
+    """Whether the worker reads from the attached client, and not from /dev/null."""
     awaits_attach: bool
+    """Whether output is held for a few seconds for the first client that attaches."""
     time_limit_s: float | None
     grace_s: float
+    """Between SIGTERM and SIGKILL at the time limit."""
     log_limit: int
+    """Bytes of each log."""
     terminal: TerminalSpec | None = None
+    """None: pipes."""
     early_signal: EarlySignalSpec | None = None
     keep_free: int = 0
     """Bytes of the disk that the logs leave free."""
     ends_with_client: bool = False
-    """Stop the worker when the attached client exits or is killed."""
+    """Stop the worker when the attached client exits or is killed; it needs a time limit."""
 
 
 @record(frozen=True)
@@ -81,6 +88,7 @@ class WorkerSpec:
     environment: dict[bytes, bytes]
     umask: int
     soft_limits: dict[str, int]
+    """By name, such as "RLIMIT_NOFILE" or "nofile". Below 0 is unlimited."""
     nice: int
 
 
@@ -95,30 +103,16 @@ def pack(shim: ShimSpec, worker: WorkerSpec) -> bytes:
 
 def read_shim_spec(request: int) -> ShimSpec:
     """Read the shim's part of the request that is open as `request`."""
-    fields = decode_plain(_first_line(request))
-    identity, terminal, early = fields["identity"], fields["terminal"], fields["early_signal"]
-    fields["identity"] = None if identity is None else _identity(**identity)
-    fields["terminal"] = None if terminal is None else _terminal(**terminal)
-    fields["early_signal"] = None if early is None else EarlySignalSpec(**early)
-    return ShimSpec(**fields)
-
-
-def _first_line(request: int) -> bytes:
-    """Read in pieces. One is usually enough, but a user may be in thousands of groups."""
     text = b""
+    # One piece is usually enough, but a user may be in thousands of groups.
     while b"\n" not in text and (piece := os.pread(request, _PIECE, len(text))):
         text += piece
-    return text.partition(b"\n")[0]
-
-
-def _identity(uid: int, gid: int, user: str, groups: Iterable[int] | None) -> IdentitySpec:
-    return IdentitySpec(uid, gid, user, None if groups is None else tuple(groups))
-
-
-def _terminal(
-    rows: int, columns: int, attributes: Iterable[int] | None, stderr: bool
-) -> TerminalSpec:
-    return TerminalSpec(rows, columns, None if attributes is None else tuple(attributes), stderr)
+    fields = decode_plain(text.partition(b"\n")[0])
+    parts = {"identity": IdentitySpec, "terminal": TerminalSpec, "early_signal": EarlySignalSpec}
+    for name, kind in parts.items():
+        if fields[name] is not None:
+            fields[name] = kind(**fields[name])
+    return ShimSpec(**fields)
 
 
 def read_worker_spec(request: int) -> WorkerSpec:

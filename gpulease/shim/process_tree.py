@@ -19,6 +19,7 @@ else:
 
 _ENDED = (b"Z", b"X")
 _PASSES = 20
+_PIECE = 1 << 14
 
 
 @record(frozen=True)
@@ -49,10 +50,10 @@ def entry(pid: int) -> Entry | None:
     return Entry(pid, parent, group, int(fields[19]), zombie, int(fields[3]))
 
 
-def is_stopped(target: Entry) -> bool:
-    """Return whether exactly this process is stopped by a signal, and not by a debugger."""
-    fields = _fields(target.pid)
-    return fields is not None and fields[0] == b"T" and int(fields[19]) == target.started
+def is_stopped(pid: int) -> bool:
+    """Return whether a process is stopped by a signal, and not by a debugger."""
+    fields = _fields(pid)
+    return fields is not None and fields[0] == b"T"
 
 
 def processes() -> Iterator[Entry]:
@@ -116,6 +117,25 @@ def _fields(pid: int, name: str = "stat") -> list[bytes] | None:
         os.close(fd)
 
 
+def read_proc(path: str) -> bytes:
+    """Return a small file of the kernel; empty if it cannot be read, or its process has ended."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return b""
+    try:
+        content = piece = os.read(fd, _PIECE)
+        # The kernel writes all that fits: a piece that is not full is the last.
+        while len(piece) == _PIECE:
+            piece = os.read(fd, _PIECE)
+            content += piece
+        return content
+    except OSError:
+        return b""
+    finally:
+        os.close(fd)
+
+
 def descendants(root: int) -> list[Entry]:
     """Return the living processes below `root`, parents before their children."""
     children: dict[int, list[Entry]] = {}
@@ -144,7 +164,7 @@ def hang_up_the_stopped(root: int) -> None:
     see it, because their shim still lives.
     """
     for found in descendants(root):
-        if is_stopped(found):
+        if is_stopped(found.pid):
             deliver(found, signal.SIGHUP, signal.SIGCONT)
 
 
@@ -167,7 +187,7 @@ def kill(root: int, *, spare_podman: bool = False) -> None:
             found
             for found in descendants(root)
             if (found.pid, found.started) not in killed
-            and not (spare_podman and _file(found.pid, "comm") in _PODMAN)
+            and not (spare_podman and read_proc(f"/proc/{found.pid}/comm") in _PODMAN)
         ]
         if not new:
             return
@@ -190,23 +210,9 @@ def end_pause_processes(root: int) -> None:
 
 def _is_pause(pid: int) -> bool:
     # Without catatonit, podman waits itself, by another name: pkg/rootless/rootless_linux.c.
-    if _file(pid, "comm") == b"podman pause\n":
+    if read_proc(f"/proc/{pid}/comm") == b"podman pause\n":
         return True
-    return _file(pid, "cmdline") == b"catatonit\0-P\0"
-
-
-def _file(pid: int, name: str) -> bytes:
-    """Return the first bytes of a file in /proc/PID; empty if it cannot be read."""
-    try:
-        fd = os.open(f"/proc/{pid}/{name}", os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
-        return b""
-    try:
-        return os.read(fd, 32)
-    except ProcessLookupError:
-        return b""
-    finally:
-        os.close(fd)
+    return read_proc(f"/proc/{pid}/cmdline") == b"catatonit\0-P\0"
 
 
 def has_group(root: int, group: int) -> bool:
@@ -219,23 +225,9 @@ def oom_kills(own: str = "/proc/self/cgroup", root: str = "/sys/fs/cgroup") -> i
 
     0 if this is not known: without a scope, with cgroups of version 1, or without accounting.
     """
-    found = [line for line in _lines(own) if line.startswith(b"0::")]
+    found = [line for line in read_proc(own).splitlines() if line.startswith(b"0::")]
     path = os.fsdecode(found[0][3:]) if found else ""
     if "/gpulease-job-" not in path:
         return 0
-    events = (line.split() for line in _lines(f"{root}{path}/memory.events"))
+    events = map(bytes.split, read_proc(f"{root}{path}/memory.events").splitlines())
     return next((int(words[1]) for words in events if words[0] == b"oom_kill"), 0)
-
-
-def _lines(path: str) -> list[bytes]:
-    """Return the lines of a file of the kernel; none if it cannot be read."""
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
-        return []
-    try:
-        return os.read(fd, 1 << 14).splitlines()
-    except OSError:
-        return []
-    finally:
-        os.close(fd)

@@ -39,16 +39,6 @@ _VISIBLE: Final = frozenset({"CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES"})
 _PATH: Final = "PYTHONPATH"
 
 
-class ContainerCommand(NamedTuple):
-    """A rewritten command."""
-
-    argv: tuple[str, ...]
-    dropped: tuple[str, ...]
-    """The options of the user that it does not contain, as typed."""
-    notice: str = ""
-    """A line about these for the owner."""
-
-
 class _Option(NamedTuple):
     name: str
     value: str
@@ -68,10 +58,11 @@ def with_lease(
     variables: Collection[str],
     hooks: Path,
     ledger: str = "",
-) -> ContainerCommand:
+) -> tuple[tuple[str, ...], str]:
     """Return the command with the options that pass a lease to its container.
 
-    Any other command is returned unchanged.
+    The second result is a line for the owner about options that it no longer contains. Any other
+    command is returned unchanged.
 
     Args:
         gpus: the UUIDs of the leased GPUs; empty if they are simulated, and there are no devices.
@@ -81,7 +72,7 @@ def with_lease(
     """
     begin = _end_of_run(argv)
     if begin is None:
-        return ContainerCommand(tuple(argv), ())
+        return tuple(argv), ""
     options = tuple(_options(argv[begin:]))
     end = begin + sum(len(option.words) for option in options)
     dropped = [option for option in options if _chooses_gpus(option, simulated=not gpus)]
@@ -97,15 +88,11 @@ def with_lease(
         *(word for option in kept if option not in paths for word in option.words),
         *argv[end:],
     ]
-    typed = tuple(" ".join(option.words) for option in dropped)
-    return ContainerCommand(tuple(words), typed, _notice(typed, simulated=not gpus))
-
-
-def _notice(dropped: Sequence[str], *, simulated: bool) -> str:
     if not dropped:
-        return ""
-    instead = "no GPU, because they are simulated" if simulated else "the leased GPUs"
-    return f"the container gets {instead}, in place of: {', '.join(dropped)}"
+        return tuple(words), ""
+    typed = ", ".join(" ".join(option.words) for option in dropped)
+    instead = "the leased GPUs" if gpus else "no GPU, because they are simulated"
+    return tuple(words), f"the container gets {instead}, in place of: {typed}"
 
 
 def _end_of_run(argv: Sequence[str]) -> int | None:

@@ -88,8 +88,8 @@ class WorkerOptions:
     visible: Literal["uuid", "index"] = "uuid"
     growth: bool = False
     split: int = 1
-    inter_op: int | None = None
-    intra_op: int | None = None
+    inter_op_threads: int | None = None
+    intra_op_threads: int | None = None
     log_placement: bool = False
     soft_placement: bool = False
     strict: bool = False
@@ -173,7 +173,7 @@ def _check(gpus: Sequence[LeasedGpu], options: WorkerOptions) -> None:
         raise ValueError("a lease has at least one GPU")
     if any(not 0 < gpu.memory <= gpu.total for gpu in gpus):
         raise ValueError("a lease is more than 0 bytes and at most the size of its GPU")
-    counts = (options.split, options.inter_op, options.intra_op, options.processes)
+    counts = (options.split, options.inter_op_threads, options.intra_op_threads, options.processes)
     if any(count is not None and count < 1 for count in counts):
         raise ValueError("the numbers of logical GPUs, threads and processes are at least 1")
 
@@ -301,8 +301,8 @@ def _for_options(base: Mapping[str, str], options: WorkerOptions) -> dict[str, s
         if base.get(_CUBLAS) in _DETERMINISTIC_CUBLAS:
             variables[_CUBLAS] = base[_CUBLAS]
     for name, count in (
-        ("TF_NUM_INTEROP_THREADS", options.inter_op),
-        ("TF_NUM_INTRAOP_THREADS", options.intra_op),
+        ("TF_NUM_INTEROP_THREADS", options.inter_op_threads),
+        ("TF_NUM_INTRAOP_THREADS", options.intra_op_threads),
     ):
         if count is not None:
             variables[name] = str(count)
@@ -344,8 +344,8 @@ def _for_the_hooks(
         "options": {
             "growth": options.growth,
             "split": options.split,
-            "inter_op": options.inter_op,
-            "intra_op": options.intra_op,
+            "inter_op": options.inter_op_threads,
+            "intra_op": options.intra_op_threads,
             "log_placement": options.log_placement,
             "soft_placement": options.soft_placement,
             "split_sizes": list(options.split_sizes),

@@ -5,14 +5,14 @@ import contextlib
 import os
 import signal
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from pathlib import Path
 
 import psutil
 import pytest
 
 from gpulease.errors import LaunchFailed
-from gpulease.host.launcher import Launch, Launcher
+from gpulease.host.launch import Launch
+from gpulease.host.launcher import Launcher
 from gpulease.shim.record import read_record
 from process_rig import finish, job_directory, run, shell, wait_until
 
@@ -28,7 +28,7 @@ def test_the_shim_is_enclosed_before_its_record_exists(directory: Path) -> None:
 
     async def enclose(pid: int, launch: Launch) -> None:
         await asyncio.sleep(0.05)
-        seen.append((pid, read_record(launch.directory) is None))
+        seen.append((pid, read_record(Path(launch.shim.directory)) is None))
 
     async def scenario() -> None:
         launcher = Launcher(sandbox=enclose)
@@ -122,11 +122,11 @@ def test_gpus_are_counted_anew_only_where_no_others_can_be_opened(
     directory: Path, alone: bool, found: str
 ) -> None:
     async def enclose(pid: int, launch: Launch) -> Mapping[str, str] | None:
-        return {**launch.environment, "CUDA_VISIBLE_DEVICES": "0"} if alone else None
+        return {**launch.invocation.environment, "CUDA_VISIBLE_DEVICES": "0"} if alone else None
 
     script = "echo $CUDA_VISIBLE_DEVICES $OTHER; sleep 1000"
     environment = {"CUDA_VISIBLE_DEVICES": "3", "OTHER": "kept", "PATH": os.environ["PATH"]}
-    wanted = replace(shell(directory, script), environment=environment)
+    wanted = shell(directory, script, environment=environment)
 
     async def scenario() -> None:
         launcher = Launcher(sandbox=enclose)

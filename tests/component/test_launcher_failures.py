@@ -3,6 +3,7 @@
 import asyncio
 import os
 import resource
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,8 @@ from gpulease.errors import (
     GpuleaseError,
     LaunchFailed,
 )
-from gpulease.host.launcher import AlreadyLaunched, Launch, Launcher
+from gpulease.host.launch import Launch
+from gpulease.host.launcher import AlreadyLaunched, Launcher
 from gpulease.shim.record import Exited, is_alive, read_record
 from process_rig import (
     PATH,
@@ -176,9 +178,8 @@ def test_bytes_that_are_no_text_survive(directory: Path, tmp_path: Path) -> None
         cwd=os.fsdecode(place),
         environment={os.fsdecode(b"ODD\xfe"): os.fsdecode(odd)},
     )
-    argv = (*launch.argv, os.fsdecode(odd))
-
-    finish(launch_of(directory, *argv, cwd=launch.cwd, environment=launch.environment))
+    given = launch.invocation
+    finish(replace(launch, invocation=replace(given, argv=(*given.argv, os.fsdecode(odd)))))
 
     assert output(directory) == f"{(odd, odd, place)!r}\n"
 

@@ -12,8 +12,10 @@ from pathlib import Path
 import pytest
 
 from gpulease.errors import LaunchFailed
-from gpulease.host.launcher import Launch, UserIdentity
+from gpulease.host.launch import Launch
 from gpulease.host.shim_control import stop
+from gpulease.record import replace
+from gpulease.shim.launch_request import IdentitySpec
 from gpulease.wire.frames import FrameKind
 from process_rig import (
     PYTHON,
@@ -28,6 +30,7 @@ from process_rig import (
     run,
     shell,
     start,
+    user_identity,
     wait_until,
 )
 
@@ -47,8 +50,8 @@ def directory() -> Iterator[Path]:
 
 
 def as_user(launch: Launch, user: pwd.struct_passwd, groups: tuple[int, ...] | None = ()) -> Launch:
-    identity = UserIdentity(user.pw_uid, user.pw_gid, user.pw_name, groups)
-    return dataclasses.replace(launch, identity=identity)
+    shim = replace(launch.shim, identity=user_identity(user, groups))
+    return dataclasses.replace(launch, shim=shim)
 
 
 def status(pid: int) -> dict[str, list[str]]:
@@ -283,7 +286,7 @@ def test_the_protection_of_the_daemon_is_not_the_jobs(
 
 
 def test_a_name_that_does_not_resolve_is_no_obstacle(directory: Path) -> None:
-    nobody = UserIdentity(54321, 54321, "no-such-user-here", (54321,))
+    nobody = IdentitySpec(54321, 54321, "no-such-user-here", (54321,))
 
     ended = finish(launch_of(directory, "/bin/sh", "-c", "id -u", identity=nobody))
 

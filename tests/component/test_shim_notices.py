@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from gpulease.host.launcher import UserIdentity
 from gpulease.host.shim_control import notify
 from gpulease.record import replace
 from gpulease.shim.launch_request import TerminalSpec
@@ -22,6 +21,7 @@ from process_rig import (
     run,
     shell,
     start,
+    user_identity,
     wait_until,
 )
 
@@ -119,7 +119,7 @@ def test_the_jobs_own_user_can_send_none() -> None:
             stack.enter_context(ephemeral_user()),
             stack.enter_context(job_directory()),
         )
-        identity = UserIdentity(user.pw_uid, user.pw_gid, user.pw_name, None)
+        identity = user_identity(user)
         start(shell(directory, "sleep 1000", identity=identity))
         with Client(directory, "watch") as watcher:
             watcher.until(FrameKind.STARTED)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from gpulease.host.launcher import Launch
+from gpulease.host.launch import Launch
 from gpulease.host.shim_control import set_time_limit, stop
 from gpulease.shim.launch_request import EarlySignalSpec
 from gpulease.wire.frames import FrameKind

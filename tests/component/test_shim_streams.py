@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gpulease.host.launcher import Launch
+from gpulease.host.launch import Launch
 from gpulease.wire.frames import FrameKind
 from process_rig import (
     Client,

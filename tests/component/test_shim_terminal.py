@@ -12,11 +12,10 @@ import string
 import termios
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from gpulease.host.launcher import Launch, UserIdentity
+from gpulease.host.launch import Launch
 from gpulease.record import replace
 from gpulease.shim.launch_request import TerminalSpec
 from gpulease.wire.frames import FrameKind
@@ -33,6 +32,7 @@ from process_rig import (
     python,
     shell,
     start,
+    user_identity,
     wait_until,
 )
 
@@ -50,14 +50,16 @@ def directory() -> Iterator[Path]:
 def on_terminal(launch: Launch, order: TerminalSpec = PLAIN, *, awaited: bool = True) -> Launch:
     environment = {**PATH, "TERM": "dumb", "PS1": "ready> "}
     return dataclasses.replace(
-        launch, terminal=order, stdin=True, awaits_attach=awaited, environment=environment
+        launch,
+        shim=replace(launch.shim, terminal=order, stdin=True, awaits_attach=awaited),
+        invocation=dataclasses.replace(launch.invocation, environment=environment),
     )
 
 
 def text_of(launch: Launch, order: TerminalSpec = PLAIN) -> str:
     """Return all that is shown of a job that needs no one to type."""
     start(on_terminal(launch, order))
-    with Client(launch.directory, "attach") as client:
+    with Client(Path(launch.shim.directory), "attach") as client:
         return client.collect()[FrameKind.STDOUT].decode().replace("\r\n", "\n")
 
 
@@ -486,9 +488,7 @@ with open("/dev/tty", "w") as terminal, open("/dev/stderr", "w") as error:
     print("by number", file=error)
 """
     with ephemeral_user() as user:
-        identity = UserIdentity(user.pw_uid, user.pw_gid, user.pw_name, ())
-        launch: Any = dataclasses.replace(python(directory, program), identity=identity)
-        shown = text_of(launch)
+        shown = text_of(python(directory, program, identity=user_identity(user, ())))
         wait_until(lambda: not is_alive(directory), "the end of the shim")
 
     assert shown == "True 0o600\nby name\nby number\n"

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gpulease.host.launcher import Launch
+from gpulease.host.launch import Launch
 from gpulease.shim.launch_request import TerminalSpec
 from gpulease.wire.frames import FrameKind
 from process_rig import Client, job_directory, output, shell, start, wait_until

@@ -60,13 +60,17 @@ LEASES: dict[str, Callable[[], dict[str, str]]] = {
     "split": lambda: variables(split=2),
     "sized": lambda: variables(**DIVIDED),
     "sized too large": lambda: variables(split_sizes=(2048 * MIB, 6144 * MIB)),
-    "tuned": lambda: variables(intra_op=3, inter_op=2, log_placement=True, soft_placement=True),
+    "tuned": lambda: variables(
+        intra_op_threads=3, inter_op_threads=2, log_placement=True, soft_placement=True
+    ),
     "deterministic": lambda: variables(deterministic=True),
     "unequal": lambda: variables(memory=(LEASE, LEASE - 1024 * MIB)),
     "one": lambda: variables(memory=(LEASE - COLLECTIVES,), first=1),
     "small": lambda: variables(memory=(SMALL, SMALL)),
     "simulated": lambda: variables(simulated=True),
-    "simulated split": lambda: variables(simulated=True, split=2, intra_op=3, inter_op=3),
+    "simulated split": lambda: variables(
+        simulated=True, split=2, intra_op_threads=3, inter_op_threads=3
+    ),
     "simulated sized": lambda: variables(simulated=True, **DIVIDED),
 }
 

@@ -19,8 +19,7 @@ from gpulease.domain.lease import Claim, Lease
 from gpulease.errors import LaunchDeferred, RecordUnwritable
 from gpulease.host import scopes
 from gpulease.host.job_runner import JobRunner, worker_exited
-from gpulease.host.launch import LaunchContext
-from gpulease.host.launcher import Launch
+from gpulease.host.launch import Launch, LaunchContext
 from gpulease.host.processes import ProcessTable
 from gpulease.host.sandbox import Sandbox, UvmNode
 from gpulease.host.shim_control import has_scope, system_started_at
@@ -85,32 +84,11 @@ def test_a_shutdown_waits_for_what_the_user_asked_for_but_no_longer_than_the_adm
     tmp_path: Path, wanted: timedelta | None, usual: timedelta, told: timedelta
 ) -> None:
     launch = launched(tmp_path, wanted, usual)
-    assert launch.grace_at_shutdown == told
-    assert launch.grace == (wanted or usual), "a cancel waits as long as the user asked for"
-
-
-def test_the_scope_has_the_grace_of_a_shutdown_and_some_time_for_the_record(
-    tmp_path: Path,
-) -> None:
-    asked: list[scopes.Scope] = []
-    noted: list[AppliedEnforcement] = []
-
-    async def make(pid: int, scope: scopes.Scope) -> None:
-        asked.append(scope)
-
-    async def note(job: JobId, enclosed: AppliedEnforcement) -> None:
-        noted.append(enclosed)
-
-    launch = launched(tmp_path, DAY, MINUTE)
-    enclosure = Sandbox(lambda: None, note, make)
-    for each in (launch, replace(launch, grace_at_shutdown=None)):
-        asyncio.run(enclosure(1, each))
-    assert MINUTE < asked[0].grace < 2 * MINUTE
-    assert asked[1].grace > DAY, "where nothing is said of a shutdown"
-    assert noted == [AppliedEnforcement(), AppliedEnforcement()], (
-        "and nothing is said to hold that was not seen to"
+    assert launch.sandbox is not None
+    assert told < launch.sandbox.scope.grace < told + MINUTE, "and time for the record"
+    assert launch.shim.grace_s == (wanted or usual).total_seconds(), (
+        "a cancel waits as it was asked"
     )
-    assert has_scope(tmp_path)
 
 
 def test_a_job_without_a_scope_runs_all_the_same_and_the_record_says_what_it_lacks(
@@ -187,7 +165,10 @@ def test_where_that_node_cannot_be_made_the_job_waits_and_nothing_is_opened_to_i
     (control := tmp_path / "nvidiactl").touch()
     uvm = UvmNode(node, make_it, control)
     enclosure = Sandbox(lambda: None, note, make, uvm)
-    launch = replace(launched(tmp_path, None, MINUTE), gpus=("/dev/nvidia0",))
+    launch = launched(tmp_path, None, MINUTE)
+    assert launch.sandbox is not None
+    scope = replace(launch.sandbox.scope, gpus=("/dev/nvidia0",))
+    launch = replace(launch, sandbox=replace(launch.sandbox, scope=scope))
     with pytest.raises(LaunchDeferred) as deferred:
         asyncio.run(enclosure(1, launch))
     assert mentions(str(deferred.value), str(node), said.format(make=maker))
@@ -210,7 +191,9 @@ def test_a_record_that_cannot_be_written_keeps_the_job_from_being_launched(tmp_p
     with pytest.raises(RecordUnwritable):
         asyncio.run(Sandbox(lambda: None, note, make)(1, launch))
     with pytest.raises(RecordUnwritable):
-        lost = replace(launch, directory=tmp_path / "gone")
+        (tmp_path / "gone").mkdir()
+        lost = launched(tmp_path / "gone", None, MINUTE)
+        (tmp_path / "gone").rmdir()
         asyncio.run(Sandbox(lambda: None, note, make)(1, lost))
 
 

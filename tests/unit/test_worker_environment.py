@@ -204,7 +204,7 @@ def test_the_hooks_come_first_and_the_callers_path_stays(
 
 
 def test_options_reach_processes_that_no_hook_reaches() -> None:
-    environment = made(inter_op=2, intra_op=4, growth=True, strict=True)
+    environment = made(inter_op_threads=2, intra_op_threads=4, growth=True, strict=True)
 
     assert environment["TF_NUM_INTEROP_THREADS"] == "2"
     assert environment["TF_NUM_INTRAOP_THREADS"] == "4"
@@ -250,7 +250,9 @@ def test_nothing_is_set_that_nobody_asked_for() -> None:
 
 def test_one_variable_carries_all_that_the_hooks_need() -> None:
     carried = json.loads(
-        made(gpus=[gpu(0), gpu(1)], split=3, inter_op=1, intra_op=2)["GPULEASE_HOOK"]
+        made(gpus=[gpu(0), gpu(1)], split=3, inter_op_threads=1, intra_op_threads=2)[
+            "GPULEASE_HOOK"
+        ]
     )
 
     assert carried["visible"] == "GPU-00000000-feed-beef,GPU-00000001-feed-beef"
