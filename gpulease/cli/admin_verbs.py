@@ -1,16 +1,24 @@
-"""Verbs for admins: drain and resume GPUs, pause and unpause the queue."""
+"""Verbs for admins: drain and resume GPUs, pause and unpause the queue, reserve GPUs for a time."""
 
+import sys
 from collections.abc import Iterable
+from datetime import UTC, datetime
 from typing import Annotated
 
 import typer
 
+from gpulease.cli.caller import environment
 from gpulease.cli.connect import SocketOption, connect
 from gpulease.cli.job_selection import for_each
-from gpulease.cli.render import print_stdout
-from gpulease.client import Client
+from gpulease.cli.render import print_stdout, screen_of, show_page
+from gpulease.cli.window_page import page, sentence
+from gpulease.client import Client, decode
 from gpulease.drawing.words import clean, index_of
-from gpulease.wire.machine import GpuAvailabilityView
+from gpulease.errors import BadValue
+from gpulease.light_json import indent
+from gpulease.units import parse_instant, parse_span
+from gpulease.wire.machine import GpuAvailabilityView, WindowList
+from gpulease.wire.requests import ReserveRequest
 
 GpusArgument = Annotated[
     list[str],
@@ -134,3 +142,124 @@ def unpause(ctx: typer.Context, socket: SocketOption = None) -> None:
     """
     view = connect(ctx, socket).unpause()
     print_stdout("jobs start again" if view.changed else "the queue was not paused")
+
+
+def reserve(  # noqa: PLR0913, PLR0917  typer reads the options from the arguments
+    ctx: typer.Context,
+    gpus: Annotated[
+        str | None, typer.Option("--gpus", metavar="N|all", help="So many GPUs, whichever.")
+    ] = None,
+    gpu: Annotated[
+        list[str] | None,
+        typer.Option("--gpu", metavar="GPU", help="This GPU: an index or a UUID; repeatable."),
+    ] = None,
+    begin: Annotated[
+        str | None,
+        typer.Option("--from", metavar="WHEN", help="22:00, 'fri 18:00', '2026-12-04 18:00', +2h."),
+    ] = None,
+    span: Annotated[
+        str | None, typer.Option("--for", metavar="SPAN", help="How long: 12h, 1d, 30m.")
+    ] = None,
+    every: Annotated[
+        str | None,
+        typer.Option("--every", metavar="CRON", help="Recur: minute hour day month weekday."),
+    ] = None,
+    user: Annotated[
+        list[str] | None,
+        typer.Option("-u", "--user", metavar="USER", help="For jobs of this user; repeatable."),
+    ] = None,
+    group: Annotated[
+        list[str] | None,
+        typer.Option("--group", metavar="GROUP", help="For jobs of this group; repeatable."),
+    ] = None,
+    lift_limits: Annotated[
+        bool, typer.Option("--lift-limits", help="Limits do not hold back its users' jobs then.")
+    ] = False,
+    name: Annotated[
+        str | None,
+        typer.Option("--name", metavar="NAME", help="Default: that of the first user or group."),
+    ] = None,
+    cancel: Annotated[
+        str | None, typer.Option("--cancel", metavar="NAME", help="Remove a window.")
+    ] = None,
+    shows: Annotated[bool, typer.Option("--list", help="Show the windows; the default.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    socket: SocketOption = None,
+) -> None:
+    """Set GPUs apart for a time, called a window. For admins and root; everyone may list.
+
+    While a window is on, only jobs of its users start on its GPUs; without
+    --user and --group, no job does. Other jobs start there before it only if
+    they end in time: with a time limit (--time), before it begins; without
+    one, if twice their predicted run time is over by then. Running jobs
+    continue.
+
+    --every takes five fields of crontab(5), in the time zone of the machine;
+    the times of --from are in that of your shell.
+
+    \b
+    Examples:
+      gpulease reserve --gpus 2 --from 'fri 18:00' --for 12h --user alice
+      gpulease reserve --gpus all --every '0 22 * * *' --for 8h --group lab \\
+        --lift-limits
+      gpulease reserve --gpu 0 --gpu 1 --from +1h --for 2h --name fans
+      gpulease reserve
+      gpulease reserve --cancel fans
+    """
+    wanted = (gpus, gpu, begin, span, every, user, group, name, lift_limits or None)
+    _refuse_mixed(cancel, listing=shows or json, reserving=any(each is not None for each in wanted))
+    client = connect(ctx, socket)
+    if cancel is not None:
+        print_stdout(f"window {clean(client.cancel_window(cancel).name)} is cancelled")
+    elif span is None and not any(each is not None for each in wanted):
+        _show(client.windows_json(), json=json)
+    else:
+        now = datetime.now(UTC)
+        request = ReserveRequest(
+            _seconds(span),
+            None if begin is None else parse_instant(begin, now).astimezone(UTC).isoformat(),
+            every,
+            _count(gpus, gpu),
+            gpu or [],
+            user or [],
+            group or [],
+            name,
+            lift_limits,
+        )
+        print_stdout(f"reserved: {sentence(client.reserve(request), now.astimezone())}")
+
+
+def _refuse_mixed(cancel: str | None, *, listing: bool, reserving: bool) -> None:
+    if listing + reserving + (cancel is not None) > 1:
+        raise BadValue(
+            "cannot reserve: --list, --json and --cancel exclude the other options",
+            "use one at a time; gpulease reserve alone shows all windows",
+        )
+
+
+def _seconds(span: str | None) -> float:
+    if span is None:
+        raise BadValue("cannot reserve: it has no end", "say how long with --for 12h")
+    return parse_span(span).total_seconds()
+
+
+def _count(gpus: str | None, named: list[str] | None) -> int | None:
+    """Return the number of GPUs; None for named ones, and for all."""
+    if (gpus is None) != bool(named):
+        raise BadValue(
+            "cannot reserve: give either --gpus or --gpu",
+            "--gpus 2 for any two, --gpus all, or --gpu 0 --gpu 1 for particular ones",
+        )
+    if gpus is None or gpus == "all":
+        return None
+    if not gpus.isdecimal() or len(gpus) > len("1024"):
+        raise BadValue(f"cannot reserve {gpus[:40]!r} GPUs", "write --gpus 2 or --gpus all")
+    return int(gpus)
+
+
+def _show(reply: bytes, *, json: bool) -> None:
+    if json:
+        print_stdout(indent(reply))
+        return
+    now = datetime.now(UTC).astimezone()
+    show_page(page(decode(WindowList, reply), now), screen_of(sys.stdout, environment()))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gc
 import os
 import sys
 
@@ -11,7 +12,7 @@ from gpulease.build import described
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from typing import NoReturn
+    from typing import Any, NoReturn
 
     import typer
 
@@ -120,9 +121,7 @@ def _discard_stdout() -> None:
 
 
 def _invoke(arguments: Sequence[str]) -> int:
-    from gpulease.cli.everyday import run_everyday
-
-    if (status := run_everyday(arguments)) is not None:
+    if (status := _run_everyday(arguments)) is not None:
         return status
     import typer
 
@@ -159,3 +158,51 @@ def _open_closed_streams() -> None:
     # Python has none for a closed stream.
     sys.stdout = sys.stdout or os.fdopen(1, "w", closefd=False)
     sys.stderr = sys.stderr or os.fdopen(2, "w", closefd=False)
+
+
+# The verbs of every day, without typer.
+
+_SWITCH = "GPULEASE_QUICK_PARSER"
+"""Set to "off", all lines are read by typer: for tests of both ways."""
+_VERBS = {
+    "status": ("status_page", "print_status"),
+    "list": ("list_page", "print_list"),
+    "show": ("show_jobs", "print_jobs"),
+    "cancel": ("cancel_jobs", "cancel_jobs"),
+    "history": ("list_page", "print_history"),
+}
+"""The module and the function that does what the verb is for."""
+
+
+def _run_everyday(line: Sequence[str]) -> int | None:
+    """Run a command line, and return its exit code; None if typer has to read the line."""
+    from gpulease.cli.quick_parser import parse, with_defaults
+    from gpulease.locations import environment
+
+    if environment().get(_SWITCH) == "off" or (parsed := parse(line)) is None:
+        return None
+    verb, typed = parsed
+    if verb == "run":
+        return _run_quickly(typed)
+    gc.disable()  # otherwise it scans a long list many times while the list is read
+    module, function = _VERBS[verb]
+    perform = getattr(__import__(f"gpulease.cli.{module}", fromlist=[function]), function)
+    return perform(**with_defaults(verb, typed)) or 0
+
+
+def _run_quickly(typed: dict[str, Any]) -> int:
+    from gpulease.cli.quick_parser import with_defaults
+    from gpulease.cli.run_defaults import name_sources, users_defaults
+    from gpulease.cli.run_job import run_job
+    from gpulease.errors import GpuleaseError
+    from gpulease.locations import environment
+    from gpulease.options import run_options
+
+    defaults = users_defaults(typed, environment())
+    values = with_defaults("run", {name: each.value for name, each in defaults.items()} | typed)
+    command, socket = values.pop("command") or [], values.pop("socket")
+    try:
+        return run_job(run_options(values), command, socket, must_copy="snapshot" in typed)
+    except GpuleaseError as error:
+        name_sources(error, [each for name, each in defaults.items() if name not in typed])
+        raise

@@ -52,9 +52,11 @@ VERBS = {
 their order."""
 
 _MODULES = {
-    **dict.fromkeys(("edit", "move", "cancel", "requeue", "keep"), "job_verbs"),
-    **dict.fromkeys(("drain", "resume", "pause", "unpause"), "admin_verbs"),
-    **dict.fromkeys(("list", "history", "show"), "show_verbs"),
+    **dict.fromkeys(("edit", "move", "cancel", "requeue", "extend", "keep"), "job_verbs"),
+    **dict.fromkeys(("drain", "resume", "pause", "unpause", "reserve"), "admin_verbs"),
+    **dict.fromkeys(("status", "list", "history", "show"), "show_verbs"),
+    **dict.fromkeys(("attach", "logs", "wait"), "follow_verbs"),
+    "adopt": "hold",
 }
 
 _LIST = "gpulease list lists jobs, gpulease status shows GPUs and the queue"
@@ -89,9 +91,6 @@ _SUGGESTIONS = {
 """The words of other tools, each with what to use here."""
 
 
-_OPTIONS_OF_RUN = "gpulease run --help lists the options"
-
-
 class _Verbs(VerbGroup):
     verbs = tuple(VERBS)
 
@@ -119,7 +118,7 @@ def _command(verb: str) -> Any:
     settings = {"allow_interspersed_args": False} if verb == "run" else None
     register = typer_app.command(
         verb,
-        cls=getattr(module, "Command", Command),
+        cls=getattr(module, "COMMANDS", {}).get(verb, Command),
         short_help=VERBS[verb],
         context_settings=settings,
     )
@@ -165,24 +164,6 @@ def parameters(verb: str) -> list[Any]:
     command = _command(verb) if verb else typer.main.get_command(app)
     context = typer.Context(command, info_name=verb, help_option_names=["-h", "--help"])
     return [param for param in command.get_params(context) if not getattr(param, "hidden", False)]
-
-
-def read_run_options(words: Sequence[str]) -> dict[str, Any]:
-    """Return the values of options of `run`, by the names of parameters.
-
-    Raises:
-        BadUsage: `run` would refuse them.
-    """
-    command = _command("run")
-    context = typer.Context(command, info_name="run")
-    try:
-        values: dict[str, Any] = command.read(context, words)
-    except (ValueError, typer.TyperException) as error:
-        why = error.message if isinstance(error, typer.TyperException) else str(error)
-        raise BadUsage(f"cannot use {' '.join(words)}: {why}", _OPTIONS_OF_RUN) from None
-    if rest := values.get("command"):
-        raise BadUsage(f"cannot use {' '.join(words)}: {rest[0]!r} is no option", _OPTIONS_OF_RUN)
-    return values
 
 
 def invoke(arguments: Sequence[str]) -> int:

@@ -14,10 +14,10 @@ import typer
 import gpulease
 from gpulease.cli.caller import environment, trusted_environment, working_directory
 from gpulease.cli.connect import SocketOption, connect, named_socket
-from gpulease.cli.notify_options import checked_settings
 from gpulease.cli.program import python_of
 from gpulease.cli.prove import prove as prove_levels
 from gpulease.cli.render import print_stderr, print_stdout, screen_of, show_page
+from gpulease.cli.resolved_options import checked_settings
 from gpulease.cli.tables import Block, Hanging, Page, Span, Style
 from gpulease.client import encode, has_daemon
 from gpulease.cluster_choice import SLURM, cluster

@@ -27,7 +27,7 @@ from gpulease.wire.frames import FrameKind
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from gpulease.cli.render import StderrStatus
+    from gpulease.cli.job_watch import StderrStatus
     from gpulease.cli.signals import Signals
     from gpulease.client.light_client import LightClient
     from gpulease.client.submission import Submission

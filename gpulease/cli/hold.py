@@ -1,6 +1,6 @@
-"""`gpulease hold`: a lease for a shell or any process, without a job.
+"""Leases without a job: `gpulease hold` and `gpulease adopt`.
 
-The lease is for the shell that reads the output of `hold`. The variables are printed in the syntax
+The lease of `hold` is for the shell that reads its output. The variables are printed in the syntax
 of that shell, quoted so that `eval` is safe.
 """
 
@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from datetime import datetime
+from datetime import datetime, timedelta
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -19,19 +19,19 @@ from typing import Annotated, Any, Literal
 import typer
 
 from gpulease.cli.caller import environment, this_process
-from gpulease.cli.connect import SocketOption, connect_or_start, started_message
+from gpulease.cli.connect import SocketOption, connect, connect_or_start, started_message
 from gpulease.cli.exit_codes import last_words, status_of_job
 from gpulease.cli.follow import CANCEL_WITHIN
-from gpulease.cli.job_watch import RECONNECT_EVERY, current, wait_for_start
+from gpulease.cli.job_watch import RECONNECT_EVERY, current, stderr_status, wait_for_start
 from gpulease.cli.messages import preset_devices
-from gpulease.cli.notify_options import completed
-from gpulease.cli.options import takes_options_of_hold
-from gpulease.cli.render import print_stderr, stderr_status, write_output
+from gpulease.cli.options import takes_option, takes_options_of_hold
+from gpulease.cli.render import print_stderr, print_stdout, write_output
 from gpulease.cli.request import build
+from gpulease.cli.resolved_options import completed
 from gpulease.cli.run_job import LockedNote
 from gpulease.cli.signals import Interrupted, Killed, Signals, parent_of
 from gpulease.client import Client, encode
-from gpulease.drawing.words import clean, clock, size
+from gpulease.drawing.words import clean, clock, id_of, labels_of, size
 from gpulease.errors import (
     EXIT_OWN_FAILURE,
     AlreadyLeased,
@@ -43,9 +43,17 @@ from gpulease.errors import (
 from gpulease.light_json import indent
 from gpulease.options import RunOptions, run_options
 from gpulease.record import replace
+from gpulease.units import Share, format_span, parse_memory, parse_span
 from gpulease.wire.frames import FrameKind
 from gpulease.wire.jobs import EnvironmentView, JobView
-from gpulease.wire.requests import HoldRequest, NestedRequest, from_wire, to_wire
+from gpulease.wire.requests import (
+    AdoptRequest,
+    ClaimRequest,
+    HoldRequest,
+    NestedRequest,
+    from_wire,
+    to_wire,
+)
 
 _INIT = 1
 
@@ -314,3 +322,62 @@ def _held(job: JobView, now: datetime) -> str:
 def _called(pid: int) -> str:
     name = name_of(pid)
     return f" ({clean(name)})" if name else ""
+
+
+@takes_option("name")
+def adopt(
+    ctx: typer.Context,
+    pid: Annotated[
+        int, typer.Argument(metavar="PID", help="The process; those below it count as well.")
+    ],
+    mem: Annotated[
+        str | None,
+        typer.Option("--mem", metavar="SIZE", help="More than it holds now, on each of its GPUs."),
+    ] = None,
+    lasts: Annotated[
+        str | None,
+        typer.Option("--for", "--time", metavar="SPAN", help="Release after this time."),
+    ] = None,
+    name: str | None = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the lease as JSON.")] = False,
+    socket: SocketOption = None,
+) -> None:
+    """Lease the memory that a process already uses. Admins may name any process.
+
+    For a process that was started without gpulease. The lease is on the GPUs that the
+    process uses, for what it holds there, and ends with the process. It belongs to
+    the user of the process. It is granted at once, or refused.
+
+    \b
+    Examples:
+      gpulease adopt 4711
+      gpulease adopt 4711 --mem 40G --for 8h
+
+    \b
+    Exit code: 0, or
+        2  an option or its value is wrong
+       75  it does not fit beside other leases
+      125  gpulease failed, or the daemon refused the request
+    """
+    memory = None if mem is None else parse_memory(mem)
+    claim = ClaimRequest(
+        memory=None if isinstance(memory, Share) else memory,
+        share=float(memory.percent) if isinstance(memory, Share) else None,
+        time_limit=None if lasts is None else parse_span(lasts).total_seconds(),
+    )
+    client = connect(ctx, socket)
+    job = client.adopt(AdoptRequest(pid, claim, name))
+    print_stdout(indent(encode(job)) if as_json else adopted(client, job, pid))
+    for event in client.job(job.id).events:
+        if event.kind == "notice" and not as_json:
+            print_stderr(f"gpulease: {clean(event.detail or '')}")
+
+
+def adopted(client: Client, job: JobView, pid: int) -> str:
+    """Describe the lease of a process that was adopted."""
+    labels = labels_of(client.status(queue=0).gpus)
+    leases = [f"{size(each.memory)} of GPU {labels.get(each.gpu, each.gpu)}" for each in job.leases]
+    ends = f"until process {pid} ends"
+    if job.claim.time_limit is not None:
+        ends += f", for at most {format_span(timedelta(seconds=job.claim.time_limit))}"
+    return f"job {id_of(job)} of {clean(job.user)} holds {' and '.join(leases)} {ends}"

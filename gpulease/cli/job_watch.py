@@ -1,24 +1,31 @@
-"""Watch a job until it has started or ended, and show why it waits.
+"""Watch a job until it has started or ended, and show on standard error why it waits.
 
 The daemon may stop and start meanwhile: the job is in its database.
 """
 
 from __future__ import annotations
 
+import sys
 import time
+from threading import Lock
 
+from gpulease.cli.render import local_time, print_stderr, terminal_width, write_stderr
 from gpulease.cli.signals import name_of
 from gpulease.errors import GpuleaseError, NoDaemon, TooMany
+from gpulease.locations import environment
+from gpulease.record import record
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterator
+    from collections.abc import Callable, Generator, Iterator
+    from datetime import datetime
+    from threading import Timer
 
-    from gpulease.cli.render import StderrStatus
     from gpulease.cli.signals import Signals
     from gpulease.client.light_client import LightClient
     from gpulease.client.submission import Submission
     from gpulease.wire.jobs import JobView
+
 
 _POLL_EVERY = 10.0
 """Seconds between requests for a job that cannot be followed live, as many others are."""
@@ -171,3 +178,108 @@ def _blockers(client: LightClient, job: JobView) -> list[JobView]:
 def id_of(job: JobView) -> str:
     """Return the number of a job as people see it."""
     return job.label or str(job.id)
+
+
+LINE_EVERY_S = 30.0
+"""Between lines that cannot be rewritten, as in the log of a batch system."""
+_ERASE = "\r\x1b[2K"
+
+
+class WaitingLine:
+    """The line on stderr; `width` is None if it cannot be rewritten.
+
+    Nothing is shown for the first `delay` seconds: most jobs start at once.
+    """
+
+    def __init__(
+        self,
+        write: Callable[[str], None],
+        width: Callable[[], int] | None,
+        delay: float,
+    ) -> None:
+        self._write = write
+        self._width = width
+        self._delay: float | None = delay
+        self._timer: Timer | None = None
+        self._lock = Lock()
+        self._text = ""
+        self._shorter: tuple[str, ...] = ()
+        self._shown: str | None = None
+        self._shown_at: datetime | None = None
+
+    @property
+    def rewrites(self) -> bool:
+        """Whether the line disappears when the job starts."""
+        return self._width is not None
+
+    def show(self, text: str, now: datetime, *shorter: str) -> None:
+        """Show `text`, unless it is shown already or the last line is too recent.
+
+        A terminal that is too narrow for it gets the first of the `shorter` ones that fits, or as
+        much of the last one as fits.
+        """
+        from threading import Timer
+
+        with self._lock:
+            self._text, self._shorter = text, shorter
+            if self._delay is None:
+                self._show(now)
+            elif self._timer is None:
+                self._timer = Timer(self._delay, self._show_first, (now,))
+                self._timer.daemon = True
+                self._timer.start()
+
+    def clear(self) -> None:
+        """Erase the line, and show nothing until the next `show`."""
+        with self._lock:
+            if self._timer is not None:
+                self._timer.cancel()
+                self._timer = None
+            if self._width is not None and self._shown is not None:
+                self._write(_ERASE)
+            self._shown = None
+            self._text = ""
+
+    def _show_first(self, now: datetime) -> None:
+        with self._lock:
+            self._delay = None
+            if self._text:
+                self._show(now)
+
+    def _show(self, now: datetime) -> None:
+        before = self._shown_at
+        is_due = before is None or (now - before).total_seconds() >= LINE_EVERY_S
+        if self._width is not None:
+            from gpulease.drawing.words import display_width, shorten
+
+            width, texts = self._width() - 1, (self._text, *self._shorter)
+            fitting = (text for text in texts if display_width(text) <= width)
+            self._write(_ERASE + shorten(next(fitting, texts[-1]), width))
+        elif self._text != self._shown and is_due:
+            self._write(self._text + "\n")
+        else:
+            return
+        self._shown, self._shown_at = self._text, now
+
+
+@record(frozen=True)
+class StderrStatus:
+    """What the command prints about a job on standard error, and the time there."""
+
+    print: Callable[[str], None]
+    line: WaitingLine
+    now: Callable[[], datetime]
+
+
+def stderr_status(delay: float = 0.5) -> StderrStatus:
+    """Return the status on standard error, in local time; a terminal gets a line that changes.
+
+    The line is shown after `delay` seconds: most jobs start at once.
+    """
+    is_terminal = sys.stderr is not None and sys.stderr.isatty()
+    rewrites = is_terminal and environment().get("TERM", "dumb") != "dumb"
+    return StderrStatus(
+        print=print_stderr,
+        line=WaitingLine(write_stderr, terminal_width if rewrites else None, delay),
+        now=local_time,
+    )

@@ -16,11 +16,12 @@ from typing import Annotated, Any, Literal, NamedTuple
 import typer
 
 import gpulease
-from gpulease.cli import commands
 from gpulease.cli.caller import environment, working_directory
 from gpulease.cli.options import takes_option
 from gpulease.cli.program import ask_python, python_of
+from gpulease.cli.quick_parser import NotUnderstood
 from gpulease.cli.render import print_stderr, print_stdout, screen_of, show_page
+from gpulease.cli.run_defaults import read_options
 from gpulease.cli.tables import Column, Table, line
 from gpulease.drawing.words import clean
 from gpulease.errors import BadUsage, BadValue, GpuleaseError
@@ -124,7 +125,12 @@ def _label(mem: str | None, words: Sequence[str]) -> str:
     Raises:
         BadUsage: the words are not options of gpulease run.
     """
-    count = int(commands.read_run_options(words).get("gpus", 1))
+    try:
+        count = read_options(words).get("gpus", 1)
+    except NotUnderstood as error:
+        raise BadUsage(
+            f"cannot use {' '.join(words)}: {error}", "gpulease run --help lists the options"
+        ) from None
     where = f" on {count} GPUs" if count > 1 else ""
     return f"{{python}}, {mem}{where}, gpulease"
 

@@ -6,8 +6,8 @@ import typer
 
 from gpulease.cli.caller import environment
 from gpulease.cli.connect import SocketOption, connect_or_start
-from gpulease.cli.notify_options import checked_settings
 from gpulease.cli.render import print_stderr, print_stdout
+from gpulease.cli.resolved_options import checked_settings
 from gpulease.client import encode
 from gpulease.drawing.words import clean, sentence
 from gpulease.errors import EXIT_OWN_FAILURE

@@ -19,12 +19,10 @@ if TYPE_CHECKING:
     from gpulease.options import Option
 
 _MOST_DIGITS = 9
-_NUMBERS = {"number": 0, "count": 1}
-"""The least value of each kind of number."""
 
 
 class NotUnderstood(Exception):
-    """The line is left to typer."""
+    """The line is left to typer; a default of the user is refused for this reason."""
 
 
 def parse(line: Sequence[str]) -> tuple[str, dict[str, Any]] | None:
@@ -63,7 +61,8 @@ def options_of(verb: str) -> dict[str, tuple[str, Any]]:
         for flag in option.flags:
             if option.is_flag:
                 yes, _, no = flag.partition("/")
-                found |= {yes: (name, True)} | ({no: (name, False)} if no else {})
+                # The opposite switches off a default of the user.
+                found |= {yes: (name, True), no or f"--no-{option.long[2:]}": (name, False)}
             else:
                 found[flag] = name, _kind(option)
     return {**found, "--socket": ("socket", "text")}
@@ -106,26 +105,37 @@ def _read_option(
 ) -> None:
     option, equals, value = word.partition("=")
     if option not in options:
-        raise NotUnderstood(f"option {option}")
+        raise NotUnderstood(f"no such option: {option}")
     name, kind = options[option]
     if equals and (isinstance(kind, bool) or not option.startswith("--")):
-        raise NotUnderstood(f"option {option}")
+        raise NotUnderstood(f"option {option!r} does not take a value")
     if isinstance(kind, bool):
         values[name] = kind
-    elif kind == "list":
-        values[name] = [*values.get(name, ()), _value(kind, value if equals else next(left, "-"))]
-    else:
-        values[name] = _value(kind, value if equals else next(left, "-"))
+        return
+    text = value if equals else next(left, "-")
+    if text.startswith("-") and not (kind == "number" and text[1:].isdecimal()):
+        raise NotUnderstood(f"option {option!r} requires an argument")
+    read = _value(kind, text)
+    values[name] = [*values.get(name, ()), read] if kind == "list" else read
+
+
+def read_value(option: Option, text: str) -> str | int:
+    """Return a value of an option of `run`, of those of a list one.
+
+    Raises:
+        NotUnderstood: it is none of its values.
+    """
+    return _value(_kind(option), text)
 
 
 def _value(kind: str | tuple[str, ...], text: str) -> str | int:
-    if text.startswith("-") or (isinstance(kind, tuple) and text not in kind):
-        raise NotUnderstood(f"value {text}")
-    if kind not in _NUMBERS:
+    if isinstance(kind, tuple) and text not in kind:
+        raise NotUnderstood(f"{text!r} is not one of {', '.join(kind)}")
+    if kind not in ("number", "count"):
         return text
-    if not (text.isascii() and text.isdecimal() and len(text) <= _MOST_DIGITS):
-        raise NotUnderstood(f"number {text}")
-    number = int(text)
-    if number < _NUMBERS[kind]:
-        raise NotUnderstood(f"number {text}")
-    return number
+    digits = text.removeprefix("-")
+    if not (digits.isascii() and digits.isdecimal() and len(digits) <= _MOST_DIGITS):
+        raise NotUnderstood(f"{text!r} is not a whole number")
+    if kind == "count" and int(text) < 1:
+        raise NotUnderstood(f"{text} is below 1")
+    return int(text)

@@ -12,11 +12,10 @@ from gpulease.record import record
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
     from typing import TextIO
 
     from gpulease.cli.tables import Page
-    from gpulease.cli.waiting_line import WaitingLine
     from gpulease.errors import GpuleaseError
     from gpulease.wire.frames import FrameKind
 
@@ -203,28 +202,3 @@ def shown(text: str, screen: Screen) -> str:
 def show_page(page: Page, screen: Screen) -> None:
     """Print a page of lines and tables."""
     write_stdout(drawn(page, screen))
-
-
-@record(frozen=True)
-class StderrStatus:
-    """What the command prints about a job on standard error, and the time there."""
-
-    print: Callable[[str], None]
-    line: WaitingLine
-    now: Callable[[], datetime]
-
-
-def stderr_status(delay: float = 0.5) -> StderrStatus:
-    """Return the status on standard error, in local time; a terminal gets a line that changes.
-
-    The line is shown after `delay` seconds: most jobs start at once.
-    """
-    from gpulease.cli.waiting_line import WaitingLine
-
-    is_terminal = sys.stderr is not None and sys.stderr.isatty()
-    rewrites = is_terminal and environment().get("TERM", "dumb") != "dumb"
-    return StderrStatus(
-        print=print_stderr,
-        line=WaitingLine(write_stderr, terminal_width if rewrites else None, delay),
-        now=local_time,
-    )

@@ -9,11 +9,11 @@ import typer
 
 from gpulease.cli.connect import SocketOption, named_socket
 from gpulease.cli.options import takes_options_of_run
-from gpulease.cli.run_defaults import CommandWithUsersDefaults as Command
 from gpulease.cli.run_job import run_job
+from gpulease.cli.typer_extensions import CommandWithDefaults, was_typed
 from gpulease.options import run_options
 
-__all__ = ["Command", "run"]
+COMMANDS = {"run": CommandWithDefaults}
 
 
 @takes_options_of_run
@@ -67,5 +67,5 @@ def run(
       127  COMMAND was not found
       128+N  signal N ended COMMAND
     """
-    must = Command.was_typed(ctx, "snapshot")
+    must = was_typed(ctx, "snapshot")
     return run_job(run_options(typed), command or [], named_socket(ctx, socket), must_copy=must)

@@ -1,82 +1,75 @@
 """The user's defaults for options of `gpulease run`: from a file, and from a variable for scripts.
 
-The table [run] of the user's file has the long names of options as keys. GPULEASE_RUN_OPTIONS has
-options as they are typed. The command line takes precedence over the variable, and the variable
-over the file.
+The table [run] of the user's file has the long names of options as keys; the events of [notify] are
+a default for --notify. GPULEASE_RUN_OPTIONS has options as they are typed. The command line takes
+precedence over the variable, and the variable over the file.
 
 Inside a job neither applies, except with --new-lease: a command there uses the lease of the job,
 and the user's usual size or time limit would only be refused.
 """
 
-import re
-import shlex
-from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Any
+from __future__ import annotations
 
-import typer
+import os
 
-from gpulease import config
-from gpulease.cli.caller import environment
-from gpulease.cli.quick_defaults import (
-    EXCLUSIVE,
-    LEASED,
-    NOTIFY_TABLE,
-    RUN_TABLE,
-    VARIABLE,
-    Default,
-)
-from gpulease.cli.typer_extensions import CommandWithDefaults
-from gpulease.drawing.words import clean
-from gpulease.errors import (
-    BadConfiguration,
-    BadUsage,
-    CommandNotExecutable,
-    CommandNotFound,
-    GpuleaseError,
-)
-from gpulease.setting_parsers import read_toml
+from gpulease.cli.quick_parser import NotUnderstood, read, read_value
+from gpulease.errors import BadConfiguration, BadUsage, CommandNotExecutable, CommandNotFound
+from gpulease.locations import personal_config
+from gpulease.options import OPTIONS
+from gpulease.record import record
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+    from typing import Any
+
+    from gpulease.errors import GpuleaseError
+
+VARIABLE = "GPULEASE_RUN_OPTIONS"
+_LEASED = "GPULEASE_JOB"
+_RUN, _NOTIFY = "run", "notify"
+_EXCLUSIVE = {"wait": "no_wait", "no_wait": "wait"}
+"""Options that exclude each other: the typed one replaces a default for the other."""
+_TYPED_ONLY = {"no_defaults", "socket"} | {
+    name for name, each in OPTIONS.items() if each.is_typed_only
+}
+"""Parameters without a default. A socket is trusted, so only the command line may name it."""
+_QUOTES = frozenset("'\"\\")
 _WITHOUT = "gpulease run --no-defaults ignores it"
-_FOUND = "gpulease.run_defaults"
 
 
-class CommandWithUsersDefaults(CommandWithDefaults):
-    """`run`, with the user's defaults."""
+@record(frozen=True)
+class Default:
+    """A value for an option."""
 
-    def defaults(self, ctx: Any, typed: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return values for parameters that were not typed.
+    value: Any
+    """As the parser of the command line returns it."""
+    option: str
+    """Such as "--mem"."""
+    source: str
 
-        Raises:
-            BadUsage: the file or the variable has a mistake.
-        """
-        within = environment().get(LEASED) and not typed.get("new_lease")
-        if typed.get("no_defaults") or within:
-            return {}
-        try:
-            found = _from_file(self, ctx) | _from_variable(self, ctx)
-        except BadUsage:
-            if typed.get("help"):
-                return {}
-            raise
-        replaced = {EXCLUSIVE[name] for name in typed if name in EXCLUSIVE}
-        ctx.meta[_FOUND] = {name: each for name, each in found.items() if name not in replaced}
-        return {name: each.value for name, each in ctx.meta[_FOUND].items()}
+    def __str__(self) -> str:
+        """Return the option as it is typed."""
+        from shlex import quote
 
-    def invoke(self, ctx: Any) -> Any:
-        """Run the verb; an error about a default says where that comes from."""
-        try:
-            return super().invoke(ctx)
-        except GpuleaseError as error:
-            name_sources(error, _in_effect(ctx))
-            raise
+        if isinstance(self.value, bool):
+            return self.option if self.value else f"--no-{self.option.removeprefix('--')}"
+        values = self.value if isinstance(self.value, list) else [self.value]
+        return " ".join(f"{self.option} {quote(str(each))}" for each in values)
 
-    def format_options(self, ctx: Any, formatter: Any) -> None:
-        """Write the options, then the defaults that apply."""
-        super().format_options(ctx, formatter)
-        if rows := [(str(each), f"From {each.source}.") for each in _in_effect(ctx)]:
-            with formatter.section("Your defaults"):
-                formatter.write_dl(rows)
+
+def users_defaults(typed: Mapping[str, Any], environment: Mapping[str, str]) -> dict[str, Default]:
+    """Return the defaults that apply to a line with the `typed` values, by parameter.
+
+    Raises:
+        BadUsage: the file or the variable has a mistake.
+    """
+    within = environment.get(_LEASED) and not typed.get("new_lease")
+    if typed.get("no_defaults") or within:
+        return {}
+    found = dict(_from_file(environment)) | dict(_from_variable(environment))
+    replaced = {_EXCLUSIVE[name] for name in typed if name in _EXCLUSIVE}
+    return {name: each for name, each in found.items() if name not in replaced}
 
 
 def name_sources(error: GpuleaseError, found: Sequence[Default]) -> None:
@@ -94,116 +87,136 @@ def name_sources(error: GpuleaseError, found: Sequence[Default]) -> None:
         error.hint = "; ".join(part for part in parts if part)
 
 
-def _in_effect(ctx: Any) -> list[Default]:
-    found: Mapping[str, Default] = ctx.meta.get(_FOUND, {})
-    typed = [name for name in found if CommandWithDefaults.was_typed(ctx, name)]
-    return [each for name, each in found.items() if name not in typed]
-
-
 def _is_named(default: Default, error: GpuleaseError) -> bool:
+    import re
+
     value = str(default.value)
     # A single character or digit is too common to mean the option.
     words = [default.option, *([value] if len(value) > 1 else [])]
     return any(re.search(rf"(?<!\w){re.escape(word)}(?!\w)", error.message) for word in words)
 
 
-def _from_variable(command: CommandWithUsersDefaults, ctx: Any) -> dict[str, Default]:
-    text = environment().get(VARIABLE, "")
-    try:
-        words = shlex.split(text)
-        values = command.read(ctx, words)
-    except (ValueError, typer.TyperException) as error:
-        raise _bad_variable(text, _reason(error)) from None
-    if rest := values.pop("command", None):
-        raise _bad_variable(text, f"{rest[0]!r} is no option")
-    return {
-        name: Default(value, command.long_name(ctx, name), VARIABLE)
-        for name, value in values.items()
-    }
-
-
-def _reason(error: ValueError | typer.TyperException) -> str:
-    text = error.message if isinstance(error, typer.TyperException) else str(error)
-    return text[:1].lower() + text[1:].rstrip(".")
-
-
-def _bad_variable(text: str, why: str) -> BadUsage:
-    return BadUsage(
-        f'cannot use {VARIABLE}="{clean(text)}": {why}',
-        f'write options as for gpulease run: {VARIABLE}="--growth --mem 4G"; {_WITHOUT}',
-    )
-
-
-def _from_file(command: CommandWithUsersDefaults, ctx: Any) -> dict[str, Default]:
-    try:
-        path = config.personal_config()
-    except (OSError, RuntimeError):  # no home, or one that this user cannot read
-        path = None
-    if path is None:
-        return {}
-    if not path.is_file():  # a FIFO would never end
-        raise BadUsage(f"cannot read {path}: it is not a regular file", _WITHOUT)
-    try:
-        content = read_toml(path)
-    except BadConfiguration as error:
-        raise BadUsage(error.message, error.hint or _WITHOUT) from None
-    table = content.get(RUN_TABLE, {})
-    if not isinstance(table, dict):
-        raise _bad_entry(
-            path, f"{RUN_TABLE} is a table", f'write [{RUN_TABLE}], and below it mem = "4G"'
-        )
-    notify = content.get(NOTIFY_TABLE)
-    events = notify.get("events") if isinstance(notify, dict) else None
-    found = {}
-    if events:
-        found = dict([_entry(command, ctx, path, "notify", events, NOTIFY_TABLE)])
-    return found | dict(_entry(command, ctx, path, key, value) for key, value in table.items())
-
-
-def _entry(
-    command: CommandWithUsersDefaults,
-    ctx: Any,
-    path: Path,
-    key: str,
-    value: object,
-    table: str = RUN_TABLE,
-) -> tuple[str, Default]:
-    """Return the parameter that a key of the file names, and its value."""
-    option = "--" + key.replace("_", "-")
-    flags = command.long_names(ctx)
-    if option not in flags:
-        raise _bad_entry(path, f"{key}: no option named {option}", _similar(key, flags))
-    name, is_flag = flags[option]
-    try:
-        words = _words(option, value, is_flag=is_flag)
-        read = command.read(ctx, words)
-    except (ValueError, typer.TyperException) as error:
-        why = f"{key} = {_shown(value)}: {_reason(error)}"
-        raise _bad_entry(path, why, _WITHOUT, table) from None
-    return name, Default(read[name], option, f"[{table}] in {path}")
-
-
-def _words(option: str, value: object, *, is_flag: bool) -> Sequence[str]:
-    """Return what to type for a value of the file.
+def read_options(words: Sequence[str]) -> dict[str, Any]:
+    """Return the values of words that are options of `run` only.
 
     Raises:
-        ValueError: it is of the wrong type.
+        NotUnderstood: they are not, or one has to be typed.
     """
-    if is_flag != isinstance(value, bool):
-        raise ValueError("write true or false" if is_flag else "write a text or a number")
-    if is_flag:
-        return [option if value else f"--no-{option.removeprefix('--')}"]
+    values = read("run", words)
+    if rest := values.get("command"):
+        raise NotUnderstood(f"{rest[0]!r} is no option")
+    for name in values:
+        if name in _TYPED_ONLY:
+            long = OPTIONS[name].long if name in OPTIONS else f"--{name}"
+            raise NotUnderstood(f"{long} has to be typed")
+    return values
+
+
+def _from_variable(environment: Mapping[str, str]) -> Iterator[tuple[str, Default]]:
+    text = environment.get(VARIABLE, "")
+    try:
+        values = read_options(_split(text))
+    except (NotUnderstood, ValueError) as error:
+        from gpulease.drawing.words import clean
+
+        why = str(error)
+        raise BadUsage(
+            f'cannot use {VARIABLE}="{clean(text)}": {why[:1].lower()}{why[1:]}',
+            f'write options as for gpulease run: {VARIABLE}="--growth --mem 4G"; {_WITHOUT}',
+        ) from None
+    for name, value in values.items():
+        yield name, Default(value, OPTIONS[name].long, VARIABLE)
+
+
+def _split(text: str) -> list[str]:
+    if _QUOTES.isdisjoint(text):
+        return text.split()
+    from shlex import split  # which imports re
+
+    return split(text)
+
+
+def _from_file(environment: Mapping[str, str]) -> Iterator[tuple[str, Default]]:
+    try:
+        path = personal_config(environment)
+    except OSError:  # a home that this user cannot read
+        path = None
+    if path is None:
+        return
+    content = _content(path)
+    notify = content.get(_NOTIFY)
+    if isinstance(notify, dict) and (events := notify.get("events")):
+        yield _default(path, _NOTIFY, "notify", events)
+    table = content.get(_RUN, {})
+    if not isinstance(table, dict):
+        raise BadUsage(
+            f"cannot use [{_RUN}] in {path}: {_RUN} is a table",
+            f'write [{_RUN}], and below it mem = "4G"',
+        )
+    for key, value in table.items():
+        yield _default(path, _RUN, key, value)
+
+
+def _content(path: str) -> Mapping[str, Any]:
+    """Return what the file has; nothing if it has no defaults, as its words show at once."""
+    if not os.path.isfile(path):  # a FIFO would never end
+        raise BadUsage(f"cannot read {path}: it is not a regular file", _WITHOUT)
+    with open(path, "rb") as file:
+        text = file.read()
+    if _RUN.encode() not in text and _NOTIFY.encode() not in text:
+        return {}
+    from pathlib import Path
+
+    from gpulease.setting_parsers import read_toml
+
+    try:
+        return read_toml(Path(path))
+    except BadConfiguration as error:
+        raise BadUsage(error.message, error.hint or _WITHOUT) from None
+
+
+def _default(path: str, table: str, key: str, value: object) -> tuple[str, Default]:
+    """Return the parameter that a key of the file names, and its value."""
+    option = "--" + key.replace("_", "-")
+    flags = {each.long: name for name, each in OPTIONS.items() if name != "no_defaults"}
+    if option not in flags:
+        raise BadUsage(
+            f"cannot use [{table}] in {path}: {key}: no option named {option}", _similar(key, flags)
+        )
+    name = flags[option]
+    try:
+        if name in _TYPED_ONLY:
+            raise NotUnderstood(f"{option} has to be typed")
+        read_as = _value(name, value)
+    except NotUnderstood as error:
+        shown = str(value).lower() if isinstance(value, bool) else repr(value)
+        shown = shown if len(shown) <= _SHOWN else shown[:_SHOWN] + "..."
+        why = f"{key} = {shown}: {error}"
+        raise BadUsage(f"cannot use [{table}] in {path}: {why}", _WITHOUT) from None
+    return name, Default(read_as, option, f"[{table}] in {path}")
+
+
+_SHOWN = 40
+
+
+def _value(name: str, value: object) -> Any:
+    """Return a value of the file as the parser of the command line returns it.
+
+    Raises:
+        NotUnderstood: it is of the wrong type.
+    """
+    option = OPTIONS[name]
+    if option.is_flag != isinstance(value, bool):
+        raise NotUnderstood("write true or false" if option.is_flag else "write a text or a number")
+    if option.is_flag:
+        return value
     values = value if isinstance(value, list) else [value]
     if not values:
-        raise ValueError("the list is empty; write at least one value, or remove the line")
+        raise NotUnderstood("the list is empty; write at least one value, or remove the line")
     if any(isinstance(each, bool) or not isinstance(each, str | int | float) for each in values):
-        raise ValueError("write a text or a number")
-    return [word for each in values for word in (option, str(each))]
-
-
-def _shown(value: object) -> str:
-    text = str(value).lower() if isinstance(value, bool) else repr(value)
-    return text if len(text) <= 40 else text[:40] + "..."
+        raise NotUnderstood("write a text or a number")
+    found = [read_value(option, str(each)) for each in values]
+    return found if option.is_list else found[-1]
 
 
 def _similar(key: str, flags: Mapping[str, Any]) -> str:
@@ -213,7 +226,3 @@ def _similar(key: str, flags: Mapping[str, Any]) -> str:
     near = get_close_matches(key, known, n=1)
     hint = f"did you mean {near[0]}?" if near else "gpulease run --help lists the options"
     return f"{hint}; {_WITHOUT}"
-
-
-def _bad_entry(path: Path, why: str, hint: str, table: str = RUN_TABLE) -> BadUsage:
-    return BadUsage(f"cannot use [{table}] in {path}: {why}", hint)

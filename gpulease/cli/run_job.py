@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from gpulease.cli.caller import this_process
 from gpulease.cli.program import resolve, shell_of
-from gpulease.cli.render import print_stderr, print_stdout, stderr_status
+from gpulease.cli.render import print_stderr, print_stdout
 from gpulease.cli.request import build
 from gpulease.cli.signals import ENDING, Killed, Signals
 from gpulease.client.known_sockets import listening
@@ -111,7 +111,7 @@ def _run_as_job(
 def _dry_run(
     daemon: Transport, request: SubmitRequest, outer: NestedView | None, options: RunOptions
 ) -> int:
-    from gpulease.cli.dry_run import dry_run
+    from gpulease.cli.show_jobs import dry_run
     from gpulease.client import checked
 
     return dry_run(checked(daemon), request, outer, json=options.json)
@@ -146,7 +146,7 @@ def _request(options: RunOptions, command: Sequence[str], *, on_slurm: bool) -> 
     if options.begin is not None:
         from datetime import UTC, datetime
 
-        from gpulease.cli.queue_options import begin_instant
+        from gpulease.cli.resolved_options import begin_instant
 
         request.queue.begin_at = begin_instant(options.begin, datetime.now(UTC).astimezone())
     is_here_and_now = not (on_slurm or options.after or options.begin or options.held)
@@ -158,12 +158,12 @@ def _request(options: RunOptions, command: Sequence[str], *, on_slurm: bool) -> 
 def _complete(daemon: Transport, request: SubmitRequest, options: RunOptions) -> None:
     """Add what concerns a job of its own only, and not a command within a lease."""
     if options.after:
-        from gpulease.cli.queue_options import dependencies
+        from gpulease.cli.resolved_options import dependencies
         from gpulease.client import checked
 
         request.queue.after = dependencies(checked(daemon), options.after)
     if request.notify:
-        from gpulease.cli.notify_options import completed
+        from gpulease.cli.resolved_options import completed
 
         request.notify = completed(request.notify)
     if not options.gpu and environment().get("CUDA_VISIBLE_DEVICES"):
@@ -247,6 +247,7 @@ def _submit(daemon: Transport, request: SubmitRequest, options: RunOptions) -> i
             raise
         _say_default(job, options, request.argv)
         from gpulease.cli.follow import follow
+        from gpulease.cli.job_watch import stderr_status
 
         options_of_follow = _follow_options(options)
         client = LightClient(daemon)

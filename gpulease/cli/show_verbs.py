@@ -1,6 +1,7 @@
-"""The verbs that show jobs: list, history and show. Their options and their help.
+"""The verbs that show the machine and its jobs: status, list, history, show.
 
-What they do is in `list_page` and `show_jobs`, which the quick parser imports without typer.
+Here are their options and their help. What they do is in modules that the quick parser imports
+without typer.
 """
 
 from typing import Annotated, Literal
@@ -11,6 +12,10 @@ from gpulease.cli.connect import SocketOption, named_socket
 from gpulease.cli.list_page import print_history, print_list
 from gpulease.cli.options import AllOption, JobsArgument, NamePatternOption
 from gpulease.cli.show_jobs import print_jobs
+from gpulease.cli.status_page import print_status
+from gpulease.cli.typer_extensions import CommandWithWatch
+
+COMMANDS = {"status": CommandWithWatch}
 
 End = Literal[
     "ended",
@@ -32,6 +37,43 @@ End = Literal[
 """How a job ended; `failed` is any end without success."""
 State = Literal["queued", "granted", "active", "suspended", "releasing", End]
 """A state, or how a job ended."""
+
+
+def status(
+    ctx: typer.Context,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    queue: Annotated[
+        str | None,
+        typer.Option(
+            "--queue",
+            metavar="N",
+            help="Show the first N waiting jobs, or all; default: 20, as far as they fit.",
+            show_default=False,
+        ),
+    ] = None,
+    watch: Annotated[
+        str | None,
+        typer.Option(
+            "--watch",
+            metavar="[SPAN]",
+            help="Refresh in place every 2s (Slurm: 10s) or SPAN, until Ctrl-C or q.",
+            show_default=False,
+        ),
+    ] = None,
+    socket: SocketOption = None,
+) -> int:
+    """Show GPUs, leases, the queue, and processes that use a GPU without a lease.
+
+    On a cluster: the GPUs of all nodes, and the jobs of Slurm that use them.
+
+    \b
+    Examples:
+      gpulease status
+      gpulease status --watch
+      gpulease status --queue all
+      gpulease status --json | jq '.gpus[].memory.headroom'
+    """
+    return print_status(queue=queue, json=json, socket=named_socket(ctx, socket), watch=watch)
 
 
 def list(  # noqa: PLR0913, PLR0917  each is an option

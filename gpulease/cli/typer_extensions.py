@@ -5,17 +5,22 @@ The bounds on typer in pyproject.toml are those of this module.
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, ClassVar, Literal, get_args, get_origin
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from gpulease.cli.quick_defaults import TYPED_ONLY, WITHOUT_DEFAULT
+from gpulease.cli.run_defaults import Default, name_sources, users_defaults
 from gpulease.cli.signals import EndedByInterrupt
+from gpulease.errors import BadUsage, GpuleaseError
+from gpulease.locations import environment
+from gpulease.options import OPTIONS
 
 _READER = "_runtime_param"
 """Where typer keeps what reads the value of a parameter, once it has built that."""
+_DEFAULTS = "gpulease.run_defaults"
 _NEGATIVE = re.compile(r"-\d")
 
 
@@ -56,71 +61,69 @@ class CommandWithSpan(Command):
         return ["[OPTIONS]", "[JOB]...", "+SPAN"]
 
 
-class CommandWithDefaults(Command):
-    """A verb with the user's defaults; --no-NAME switches off a flag that a default sets."""
+class CommandWithWatch(Command):
+    """A verb whose option --watch needs no value."""
 
-    def defaults(self, ctx: Any, typed: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return values by the names of parameters; `typed` are those of the command line."""
-        raise NotImplementedError
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Read the command line; --watch before another option or at the end has an empty value."""
+        words = [
+            each
+            for word, following in pairwise([*args, "-"])
+            for each in ((word, "") if word == "--watch" and following[:1] == "-" else (word,))
+        ]
+        return list(super().parse_args(ctx, words))
+
+
+class CommandWithDefaults(Command):
+    """`run`, with the user's defaults; --no-NAME switches off a flag that a default sets."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Read the command line, then the defaults."""
-        ctx.default_map = dict(self.defaults(ctx, self._parsed(ctx, args)))
+        values, _, _ = self.make_parser(ctx).parse_args(args=list(args))
+        typed = {name: value for name, value in values.items() if value not in (None, ())}
+        try:
+            ctx.meta[_DEFAULTS] = users_defaults(typed, environment())
+        except BadUsage:
+            if not typed.get("help"):
+                raise
+        defaults = ctx.meta.get(_DEFAULTS, {})
+        ctx.default_map = {name: each.value for name, each in defaults.items()}
         return list(super().parse_args(ctx, args))
 
     def make_parser(self, ctx: Any) -> Any:
         """Return the parser, which also knows the opposite of each flag."""
         parser = super().make_parser(ctx)
-        for option, (name, is_flag) in self.long_names(ctx).items():
-            param = next(each for each in self.get_params(ctx) if each.name == name)
-            if is_flag and not param.secondary_opts:
-                parser.add_option(param, [_opposite(option)], name, "store_const", const=False)
+        for param in self.get_params(ctx):
+            if param.name in OPTIONS and param.is_flag and not param.secondary_opts:
+                opposite = f"--no-{OPTIONS[param.name].long[2:]}"
+                parser.add_option(param, [opposite], param.name, "store_const", const=False)
         return parser
 
-    def read(self, ctx: Any, words: Sequence[str]) -> dict[str, Any]:
-        """Return the defaults that some words give, by the names of parameters.
+    def invoke(self, ctx: Any) -> Any:
+        """Run the verb; an error about a default says where that comes from."""
+        try:
+            return super().invoke(ctx)
+        except GpuleaseError as error:
+            name_sources(error, _in_effect(ctx))
+            raise
 
-        Raises:
-            TyperException: they cannot be read.
-            ValueError: an option may have no default.
-        """
-        values = self._parsed(ctx, words)
-        for name in WITHOUT_DEFAULT & values.keys():
-            raise ValueError(f"--{name.replace('_', '-')} has to be typed")
-        for name in TYPED_ONLY & values.keys():
-            raise ValueError(f"{self.long_name(ctx, name)} has to be typed")
-        for param in self.get_params(ctx):
-            if param.name in values:
-                param.process_value(ctx, values[param.name])
-        return values
-
-    def long_names(self, ctx: Any) -> Mapping[str, tuple[str, bool]]:
-        """Return the parameter of each option that may have a default, and whether it is a flag."""
-        return {
-            option: (param.name, bool(param.is_flag))
-            for param in self.get_params(ctx)
-            if param.param_type_name == "option" and param.name not in WITHOUT_DEFAULT
-            for option in param.opts
-            if option.startswith("--")
-        }
-
-    def long_name(self, ctx: Any, name: str) -> str:
-        """Return the option of a parameter."""
-        return next(option for option, (each, _) in self.long_names(ctx).items() if each == name)
-
-    @staticmethod
-    def was_typed(ctx: Any, name: str) -> bool:
-        """Tell whether a parameter was given on the command line."""
-        source = ctx.get_parameter_source(name)
-        return source is not None and source.name == "COMMANDLINE"
-
-    def _parsed(self, ctx: Any, words: Sequence[str]) -> dict[str, Any]:
-        values, _, _ = self.make_parser(ctx).parse_args(args=list(words))
-        return {name: value for name, value in values.items() if value not in (None, ())}
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Write the options, then the defaults that apply."""
+        super().format_options(ctx, formatter)
+        if rows := [(str(each), f"From {each.source}.") for each in _in_effect(ctx)]:
+            with formatter.section("Your defaults"):
+                formatter.write_dl(rows)
 
 
-def _opposite(option: str) -> str:
-    return f"--no-{option.removeprefix('--')}"
+def _in_effect(ctx: Any) -> list[Default]:
+    found: Mapping[str, Default] = ctx.meta.get(_DEFAULTS, {})
+    return [each for name, each in found.items() if not was_typed(ctx, name)]
+
+
+def was_typed(ctx: Any, name: str) -> bool:
+    """Tell whether a parameter was given on the command line."""
+    source = ctx.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
 
 
 class VerbGroup(TyperGroup):

@@ -13,7 +13,7 @@ from typing import TypeVar
 import pytest
 
 from fakes import ALICE, BOB, NOON, FakeClock, FakeFinder, FakeGpus, G, order, reading
-from gpulease.cli.plot_page import about_gpu
+from gpulease.cli.plot import about_gpu
 from gpulease.daemon.housekeeping import Sampler
 from gpulease.domain.gpu import GpuReading, GpuUuid, JobId, build_ledger
 from gpulease.domain.job import Exit, Outcome, Owner, grant, worker_gone, worker_started

@@ -16,16 +16,17 @@ from daemon_stand_in import views
 from goldens import compare
 from gpulease.cli import (
     doctor,
-    dry_run,
     job_gpus,
     job_page,
     render,
     report,
-    reserve,
+    show_jobs,
     tables,
+    window_page,
 )
 from gpulease.cli import list_page as listing
 from gpulease.cli import status_page as status
+from gpulease.cli.job_watch import stderr_status
 from gpulease.cli.tables import Page, Table
 from gpulease.drawing.words import display_width
 from gpulease.errors import CannotLease
@@ -371,12 +372,12 @@ def pages(width: int | None) -> dict[str, Page]:
         "show-preempted": job_page.page(requeued(), NOW),
         "show-out-of-memory": job_page.page(out_of_memory(), NOW, {views.FIRST: 0}),
         "status-windows": status.page(views.status(windows=windows().windows), NOW, width),
-        "reserve": reserve.page(windows(), NOW),
-        "reserve-empty": reserve.page(WindowList([]), NOW),
+        "reserve": window_page.page(windows(), NOW),
+        "reserve-empty": window_page.page(WindowList([]), NOW),
         "report": report.page(used()),
         "report-by-week": report.page(used_by_week()),
-        "dry-run-waits": dry_run.page(dry(), NOW),
-        "dry-run-starts": dry_run.page(
+        "dry-run-waits": show_jobs.dry_run_page(dry(), NOW),
+        "dry-run-starts": show_jobs.dry_run_page(
             replace(
                 dry(),
                 starts_now=True,
@@ -493,4 +494,4 @@ def test_the_status_line_is_not_rewritten_in_a_pipe_of_known_width(
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setattr(sys, "stderr", io.StringIO())
-    assert not render.stderr_status().line.rewrites
+    assert not stderr_status().line.rewrites

@@ -15,18 +15,16 @@ from gpulease.cli import follow
 from gpulease.cli.exit_codes import JobEnd, last_words, status_of_ending, status_of_job
 from gpulease.cli.follow import FollowOptions
 from gpulease.cli.job_verbs import result_of_keep
-from gpulease.cli.job_watch import wait_for_start
+from gpulease.cli.job_watch import StderrStatus, WaitingLine, wait_for_start
 from gpulease.cli.messages import (
     array_doubts,
     preset_devices,
     shorter_waiting_texts,
     waiting_text,
 )
-from gpulease.cli.render import StderrStatus
 from gpulease.cli.signals import Signals
 from gpulease.cli.tables import line_breaks
 from gpulease.cli.typer_extensions import reader_of
-from gpulease.cli.waiting_line import WaitingLine
 from gpulease.drawing.words import clean, clock, display_width, requested, shorten
 from gpulease.wire.jobs import JobView
 from gpulease.wire.text import ordinal

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from fakes import ALICE, NOON, G, order, reading
-from gpulease.cli.notify_options import checked_settings
+from gpulease.cli.resolved_options import checked_settings
 from gpulease.domain.gpu import JobId
 from gpulease.domain.health import Drain, GpuAvailability
 from gpulease.domain.job import Exit, Job, Outcome, grant, worker_gone, worker_started

@@ -8,10 +8,9 @@ import pytest
 
 from daemon_stand_in import views
 from goldens import compare
-from gpulease.cli.chart import Chart, Limit, Times
-from gpulease.cli.memory_layers import gpu_layers, job_layers, owner_layers
+from gpulease.cli.chart import Chart, Limit, Times, gpu_layers, job_layers, owner_layers
+from gpulease.cli.plot import about_gpu, job_charts, text_of
 from gpulease.cli.plot_file import draw_into
-from gpulease.cli.plot_page import about_gpu, job_charts, text_of
 from gpulease.cli.render import Screen
 from gpulease.cli.tables import line
 from gpulease.drawing.words import display_width, instant

@@ -16,13 +16,14 @@ UNDERSTOOD = [
     "cancel last", "run true", "run -- true", "run --mem 4G train.py --epochs 3 --mem 5G",
     "run --mem=4G --gpus 2 --gpu 1 --gpu 2,3 -- a -- b", "run -d --no-pty --name x y", "run a -- b",
     "run --pty --no-pty x", "run --priority low --nice 5 --after 3 --after 4:any x", "run - x",
-    "run --wait 5m --shell", "run --inter-op-threads 4 --growth x",
+    "run --wait 5m --shell", "run --inter-op-threads 4 --growth x", "run --nice -5 x",
+    "run --no-growth x",
 ]  # fmt: skip
 LEFT_TO_TYPER = [
     "", "--help", "--version", "-h", "status --help", "status -h", "status 17", "status --jso",
     "status --json=yes", "status --queue", "status --queue -1", "list --state gone",
-    "list --state time_limit", "list --user", "doctor", "ps", "run --gpus two x", "run --gpus -2 x",
-    "run --gpus 9999999999 x", "run -dx y", "run -d=1 y", "run --nice -5 x", "run --no-growth x",
+    "list --state time_limit", "list --user", "doctor", "ps", "run --gpus two x",
+    "run --gpus 9999999999 x", "run -dx y", "run -d=1 y",
     "run --mem", "run --mem -- x",
     "--socket", "--socket /x", "--socket=/x status", "run --memm 1 x",
 ]  # fmt: skip

@@ -1,7 +1,6 @@
 """Defaults for options of `run`: the user's file, the variable, and what wins."""
 
 import os
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +10,6 @@ import typer
 from goldens import sentence
 from gpulease.cli import commands
 from gpulease.cli.app import call
-from gpulease.cli.quick_defaults import quick_defaults
-from gpulease.cli.quick_parser import NotUnderstood, read, with_defaults
 from gpulease.errors import BadUsage
 
 
@@ -36,15 +33,7 @@ class User:
     def types(self, *words: str) -> dict[str, Any]:
         """Return the values of the options of `gpulease run` with these words."""
         command = typer.main.get_command(commands.app).get_command(typer.Context, "run")
-        found = dict(command.make_context("run", list(words)).params)
-        # Without typer it is the same, where that is understood.
-        with suppress(NotUnderstood):
-            typed = read("run", words)
-            defaults = quick_defaults(typed, os.environ)
-            given = {name: each.value for name, each in defaults.items()} | typed
-            without = {name: None if each == () else each for name, each in found.items()}
-            assert with_defaults("run", given) == without
-        return found
+        return dict(command.make_context("run", list(words)).params)
 
 
 @pytest.fixture
@@ -279,11 +268,6 @@ def test_the_events_of_the_table_notify_are_a_default(
     user.writes(text)
     assert user.types("x")["notify"] == events
     assert user.types("--notify", "none", "x")["notify"] == ["none"]
-
-
-def test_plain_events_are_read_without_typer(user: User) -> None:
-    user.writes('[notify]\nurls = ["slack://a/#b"]\nevents = ["end", "oom"]')
-    assert quick_defaults({}, os.environ)["notify"].value == ["end", "oom"]
 
 
 def test_a_mistake_in_the_events_names_their_table(user: User) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from daemon_stand_in import views
-from gpulease.cli.memory_layers import owner_style
+from gpulease.cli.chart import owner_style
 from gpulease.cli.top.gpus import (
     MOST,
     PANEL,

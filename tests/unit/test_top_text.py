@@ -13,7 +13,7 @@ from gpulease.cli.top.lines import (
     styled,
     widths,
 )
-from gpulease.cli.top.output import MOST_LINES, OutputText
+from gpulease.cli.top.poll import MOST_LINES, OutputText
 from gpulease.cli.top.screens import keys_in
 from gpulease.wire.frames import FrameKind
 

@@ -8,7 +8,7 @@ import pytest
 from daemon_stand_in import views
 from gpulease import web
 from gpulease.cli import status_page, tables
-from gpulease.cli.memory_layers import owner_style
+from gpulease.cli.chart import owner_style
 from gpulease.cli.plot_file import FILLS
 from gpulease.domain.job import NOT_FAILED, Outcome
 from gpulease.drawing.arrays import array_of, indices_of

@@ -3,9 +3,9 @@
 `attach` is the entry point. The other names say how to attach, and how an attachment ends.
 """
 
+from gpulease.cli.attachment.console import AttachMode
 from gpulease.cli.attachment.keyboard import detach_sequence
-from gpulease.cli.attachment.mode import AttachMode, AttachRefused, Detached, Left
-from gpulease.cli.attachment.session import Hooks, attach
+from gpulease.cli.attachment.session import AttachRefused, Detached, Hooks, Left, attach
 
 __all__ = [
     "AttachMode",

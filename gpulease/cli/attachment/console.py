@@ -5,7 +5,7 @@ The streams that this command got are not made non-blocking, since that would af
 all others that share them. A pipe is opened a second time to write to it without blocking. Where
 that is not possible, only as many bytes are written as poll(2) guarantees room for.
 
-This module knows nothing of jobs.
+`AttachMode` says what they are used for. This module knows nothing else of jobs.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import fcntl
 import os
 import stat
 
-from gpulease.cli.attachment.keyboard import Keyboard, Use
+from gpulease.cli.attachment.keyboard import Keyboard, Use, name_of
 from gpulease.cli.attachment.terminal import ControllingTerminal, Modes
 from gpulease.cli.caller import is_ours
 from gpulease.event_loop import EventLoop, WriteBuffer
@@ -26,7 +26,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from gpulease.cli.attachment.mode import AttachMode
     from gpulease.cli.signals import Signals
     from gpulease.event_loop import Piece
 
@@ -139,6 +138,53 @@ class Inlet:
 
 _SETTLE_WITHIN_S = 1.0
 """Time for a terminal to take what should be seen before it is given back."""
+
+
+@record(frozen=True)
+class AttachMode:
+    """How a command is attached to a job."""
+
+    label: str
+    """The job as people see it: 17, or 17_3."""
+    started: bool = True
+    """This command started the job: our signals and input belong to the job."""
+    watches: bool = False
+    """No input and no signal reaches the job."""
+    on_terminal: bool = False
+    """The job has a pseudo-terminal, which our terminal shows."""
+    keys: bytes = b""
+    """The keys that detach."""
+
+    @property
+    def role(self) -> str:
+        """The role in the HELLO frame."""
+        return "watch" if self.watches else "attach"
+
+    @property
+    def passes_input(self) -> bool:
+        """Whether our standard input is that of the job."""
+        return not self.watches and (self.started or self.on_terminal)
+
+    @property
+    def reads_keys(self) -> bool:
+        """Whether our terminal, if there is one, is read key by key."""
+        return self.on_terminal or not self.started
+
+    @property
+    def use(self) -> Use:
+        """What the keyboard is used for."""
+        if self.watches:
+            return Use.WATCH
+        return Use.WRITE if self.passes_input else Use.COMMAND
+
+    @property
+    def greeting(self) -> str:
+        """Which keys do what."""
+        if self.watches:
+            return f"gpulease: watching job {self.label}; Ctrl-C stops watching"
+        interrupts = [] if self.passes_input else ["Ctrl-C interrupts it"]
+        leaves = [f"{name_of(self.keys)} detaches"] if self.keys else []
+        return "; ".join([f"gpulease: attached to job {self.label}", *interrupts, *leaves])
 
 
 @record(frozen=True)

@@ -12,7 +12,6 @@ from socket import socket
 
 from gpulease.cli.attachment.console import Console
 from gpulease.cli.attachment.keyboard import AGAIN_WITHIN, name_of
-from gpulease.cli.attachment.mode import AttachRefused, Detached, Left
 from gpulease.cli.attachment.shim_connection import ShimConnection, read_json
 from gpulease.cli.exit_codes import JobEnd
 from gpulease.cli.signals import DEADLY, WHILE_ATTACHED, Killed, can_be_continued
@@ -25,7 +24,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from gpulease.cli.attachment.mode import AttachMode
+    from gpulease.cli.attachment.console import AttachMode
     from gpulease.cli.signals import Signals
 
 _CHECK_FOREGROUND_EVERY_S = 0.5
@@ -48,6 +47,22 @@ class Hooks:
     say: Callable[[str], None]
     lines_of: Callable[[str], list[str]]
     """Break a message into lines of the terminal."""
+
+
+class Left(Exception):
+    """We left and the job continues: the terminal closed, or a signal ended this command."""
+
+    def __init__(self, signum: int) -> None:
+        super().__init__(f"signal {signum}")
+        self.signum = signum
+
+
+class Detached(Exception):
+    """We left and the job continues: the detach keys were typed."""
+
+
+class AttachRefused(Exception):
+    """The shim refused the attachment; the text is its reason."""
 
 
 def attach(

@@ -15,11 +15,10 @@ from textual.binding import Binding, BindingType
 from textual.drivers.linux_driver import LinuxDriver
 from textual.message import Message
 
-from gpulease.cli import extend
-from gpulease.cli.attach import attach_to_job
 from gpulease.cli.cancel_jobs import result as cancelled
 from gpulease.cli.cancel_jobs import summary
-from gpulease.cli.job_verbs import result_of_keep
+from gpulease.cli.follow_verbs import attach_to_job
+from gpulease.cli.job_verbs import read_extension, result_of_extend, result_of_keep
 from gpulease.cli.render import own_name
 from gpulease.cli.signals import Killed
 from gpulease.cli.top.gpus import MOST, STEP_S
@@ -321,8 +320,8 @@ def _named(job: JobView) -> str:
 
 
 def _extended(client: Client, job: int, span: str) -> str:
-    _, seconds = extend.read([str(job), span.strip()])
-    return extend.result(client.extend(job, seconds), datetime.now().astimezone())
+    _, seconds = read_extension([str(job), span.strip()])
+    return result_of_extend(client.extend(job, seconds), datetime.now().astimezone())
 
 
 def _kept(client: Client, job: int, text: str) -> str:

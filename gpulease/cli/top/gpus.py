@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
+from gpulease.cli.chart import owner_style
 from gpulease.cli.gpu_rows import GLYPHS
-from gpulease.cli.memory_layers import owner_style
 from gpulease.cli.top.lines import Line, Span, apart, fitted, width_of
 from gpulease.drawing.gpus import ends, exclusive_job, notes, remainder
 from gpulease.drawing.words import (

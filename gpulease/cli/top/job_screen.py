@@ -9,12 +9,11 @@ from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, Vertical
 from textual.events import Resize
 
-from gpulease.cli.chart import Times, memory_chart
+from gpulease.cli.chart import Times, job_layers, memory_chart
 from gpulease.cli.job_page import page
-from gpulease.cli.memory_layers import job_layers
 from gpulease.cli.tables import draw
 from gpulease.cli.top.lines import Line, Lines, Terminal, styled
-from gpulease.cli.top.output import OutputFollower
+from gpulease.cli.top.poll import OutputFollower
 from gpulease.cli.top.screens import TopScreen
 from gpulease.client import Client
 from gpulease.drawing.words import clean, id_of, instant, label, labels_of, named

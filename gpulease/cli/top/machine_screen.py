@@ -8,7 +8,7 @@ from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, Vertical
 from textual.events import Resize
 
-from gpulease.cli.memory_layers import on_average
+from gpulease.cli.chart import on_average
 from gpulease.cli.status_tables import counts
 from gpulease.cli.top.gpus import (
     Trends,

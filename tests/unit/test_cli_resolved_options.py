@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from daemon_stand_in import views
 from gpulease.cli import job_selection, list_page, status_page
-from gpulease.cli.array_page import page
 from gpulease.cli.job_verbs import results
 from gpulease.cli.messages import waiting_text
-from gpulease.cli.queue_options import begin_instant, dependencies
+from gpulease.cli.resolved_options import begin_instant, dependencies
+from gpulease.cli.show_jobs import array_page as page
 from gpulease.cli.tables import draw
 from gpulease.client import Client
 from gpulease.drawing.words import alike, id_of, ids_of, reason_of
