@@ -11,7 +11,7 @@ PIP    := $(BIN)/pip --disable-pip-version-check --quiet
 TENSORFLOW := $(shell test -e /proc/driver/nvidia/version && echo tensorflow || echo cpu-tensorflow)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow test-frameworks test-system test-slurm test-gpu test-sqlite fuzz unit lint types contracts fmt docs docs-picture docs-check torture torture-slurm chaos bench bench-scheduling size check wheel clean
+.PHONY: help demo test test-slow test-frameworks test-system test-slurm test-gpu test-sqlite fuzz unit lint types contracts fmt docs docs-picture docs-check torture torture-slurm chaos bench bench-scheduling size defects check wheel clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -89,6 +89,9 @@ bench: $(VENV)/.dev  ## measure what the project makes claims about
 
 size:  ## measure how large the code is, and compare it with its goals
 	@$(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON)) -m benchmarks.size
+
+defects: $(VENV)/.dev  ## make 30 defects in copies of the code, and see which the quick tests find (SEED=)
+	$(BIN)/python -m benchmarks.defects $(if $(SEED),--seed $(SEED))
 
 bench-scheduling: $(VENV)/.dev  ## compare the queue with its goals (GPULEASE_TRACES=DIRECTORY)
 	$(BIN)/python -m benchmarks.inflation
