@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import sys
-from _thread import allocate_lock, start_new_thread
 from itertools import chain
 
 from gpulease.cli.light_connection import light_client
-from gpulease.cli.pager import print_paged
-from gpulease.cli.render import drawn, local_time, print_stdout, screen_of, write_stdout
-from gpulease.cli.render import shown as as_shown
-from gpulease.cli.tables import Column, Line, Page, Style, Table, draw_in_pages, line
+from gpulease.cli.render import (
+    drawn,
+    local_time,
+    print_paged,
+    print_stdout,
+    screen_of,
+    write_stdout,
+)
+from gpulease.cli.tables import Column, Line, Page, Style, Table, line
 from gpulease.client.light_client import read
 from gpulease.cluster_choice import acts_on_slurm
 from gpulease.drawing.words import (
@@ -41,7 +45,6 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import Any
 
-    from gpulease.cli.render import Screen
     from gpulease.client.light_client import LightClient
     from gpulease.slurm.command import views as slurm_views
     from gpulease.wire.jobs import JobList, JobView
@@ -131,7 +134,7 @@ def print_list(
     if not listed.jobs:
         _refuse_unknown(user, "gpulease list --all shows the jobs of all users")
     laid_out = page(listed, local_time(), newest=ended, is_last=last is not None)
-    print_paged([drawn(laid_out, screen_of(sys.stdout, environment()))])
+    print_paged(drawn(laid_out, screen_of(sys.stdout, environment())))
 
 
 def _outcome(state: str | None) -> str | None:
@@ -346,23 +349,23 @@ def print_history(
         return
     # One more than the limit says whether others follow.
     most = limit + 1 if limit is not None and (json or is_cut) else limit
-    pages = ahead(_pages(client, asked, most))
+    pages = _pages(client, asked, most)
     if as_csv:
         print_stdout(",".join(TRACE))
         for jobs in pages:
             write_stdout(trace_of(jobs))
         return
+    found = list(chain.from_iterable(pages))
+    shown = found[:limit]
     if json:
-        found = list(chain.from_iterable(pages))
-        shown = found[:limit]
         view = {"jobs": shown, "before": shown[-1].id if len(found) > len(shown) else None}
         print_stdout(indent(encode(view)))
         return
-    first = next(pages)
-    if not first:
+    if not found:
         _refuse_unknown(user, "gpulease history shows the jobs of all users")
-    screen = screen_of(sys.stdout, environment())
-    print_paged(table_text(chain([first], pages), local_time(), screen, _FEW if is_cut else None))
+    cut = len(found) > len(shown) and is_cut
+    laid_out = past_page(shown, local_time(), is_cut=cut)
+    print_paged(drawn(laid_out, screen_of(sys.stdout, environment())))
 
 
 def _print_of_slurm(
@@ -383,32 +386,6 @@ def _print_of_slurm(
         )
     most = _MOST_PAST if limit is None else limit
     print_ended(asked["user"], asked["since"], state, asked["name"], most, json=json)
-
-
-def ahead(pages: Jobs) -> Jobs:
-    """Yield pages, of which a thread fetches the next one while its caller prints the last."""
-    found: list[tuple[Sequence[Any] | None, BaseException | None]] = []
-    is_ready = allocate_lock()
-
-    def fetch() -> None:
-        try:
-            found.append((next(pages, None), None))
-        except BaseException as error:  # noqa: BLE001  the caller raises it
-            found.append((None, error))
-        is_ready.release()
-
-    is_ready.acquire()
-    fetch()
-    while True:
-        is_ready.acquire()
-        page, error = found.pop()
-        if error is not None:
-            raise error
-        if page is None:
-            return
-        # At the end of the command, such a thread is not waited for.
-        start_new_thread(fetch, ())
-        yield page
 
 
 def _pages(client: LightClient, asked: dict[str, Any], limit: int | None) -> Jobs:
@@ -453,32 +430,10 @@ def trace_of(jobs: Sequence[PastJobView]) -> str:
     return lines.getvalue()
 
 
-def table_text(
-    pages: Jobs, now: datetime, screen: Screen, most: int | None = None
-) -> Iterator[str]:
-    """Yield the text of a table of past jobs, page by page.
-
-    With `most`, at most that number, and a line that says how to see older ones.
-    """
-    first = next(pages)
-    if not first:
-        yield drawn([NO_PAST], screen)
-        return
-    tables = (past_table(jobs[:most], now) for jobs in chain([first], pages))
-    for piece in draw_in_pages(tables, screen.width, colour=screen.colour):
-        yield as_shown(piece, screen)
-    if most is not None and len(first) > most:
-        yield drawn([older(most)], screen)
-
-
-NO_PAST = line("no job has ended", "dim")
-
-
-def older(shown: int) -> Line:
-    """Say how to see more than the jobs shown."""
-    return line(f"the latest {shown} jobs; --limit N or --since SPAN shows older ones", "dim")
-
-
-def past_table(jobs: Sequence[PastJobView], now: datetime) -> Table:
-    """Lay out past jobs."""
-    return job_table([(clean(job.label), job) for job in jobs], now, _PAST)
+def past_page(jobs: Sequence[PastJobView], now: datetime, *, is_cut: bool = False) -> Page:
+    """Lay out past jobs; with `is_cut`, say how to see older ones."""
+    if not jobs:
+        return [line("no job has ended", "dim")]
+    table = job_table([(clean(job.label), job) for job in jobs], now, _PAST)
+    text = f"the latest {len(jobs)} jobs; --limit N or --since SPAN shows older ones"
+    return [table, *([line(text, "dim")] if is_cut else ())]

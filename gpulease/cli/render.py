@@ -202,3 +202,41 @@ def shown(text: str, screen: Screen) -> str:
 def show_page(page: Page, screen: Screen) -> None:
     """Print a page of lines and tables."""
     write_stdout(drawn(page, screen))
+
+
+_LESS = ["less", "-FRX"]
+"""It ends at the end of a short text, shows colours, and leaves the text on the screen."""
+
+
+def print_paged(text: str) -> None:
+    """Print a result, in a pager if it has more lines than the terminal.
+
+    Nothing is started for a pipe, a file, TERM=dumb or an empty PAGER.
+    """
+    is_terminal = sys.stdout is not None and sys.stdout.isatty()
+    rows, argv = _terminal_lines() if is_terminal else None, pager(environment())
+    if not (rows and argv and text.count("\n") >= rows and _print_to(argv, text)):
+        write_stdout(text)
+
+
+def pager(environment: Mapping[str, str]) -> list[str]:
+    """Return the command of the pager: `less -FRX`, or what PAGER names; empty for none."""
+    if environment.get("TERM", "dumb") == "dumb":
+        return []
+    return environment["PAGER"].split() if "PAGER" in environment else _LESS
+
+
+def _print_to(argv: list[str], text: str) -> bool:
+    """Print to a pager and wait for its end; return False if it cannot be started."""
+    import signal
+    import subprocess
+
+    before = signal.signal(signal.SIGINT, lambda *_: None)  # Ctrl-C is for the pager
+    try:
+        shown = text.encode(sys.stdout.encoding, "replace")
+        subprocess.run(argv, input=shown, env={"LESS": "FRX", **environment()}, check=False)
+    except OSError:
+        return False
+    finally:
+        signal.signal(signal.SIGINT, before)
+    return True

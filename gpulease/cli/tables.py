@@ -131,40 +131,6 @@ def draw(page: Page, width: int | None, *, colour: bool = False) -> str:
     return "".join(f"{drawn.rstrip(' ')}\n" for drawn in lines)
 
 
-def draw_in_pages(
-    tables: Iterable[Table], width: int | None, *, colour: bool = False
-) -> Iterator[str]:
-    """Yield the text of a long table piece by piece; each piece has the rows of one of `tables`.
-
-    The first piece decides which columns stay, and how wide they are. A wider cell of a later one
-    is wrapped or cut short; columns that can do neither become wider from there on.
-    """
-    paint = _coloured if colour else _plain
-    kept: dict[int, int] = {}
-    for table in tables:
-        measured = _measured(table)
-        taken = [each for _, each in measured]
-        is_first = not kept
-        kept = (
-            _kept(table.columns, taken, width) if is_first else _widened(table, kept, taken, width)
-        )
-        lines = _rows(table, measured, kept, width, paint)
-        if not is_first:
-            next(lines)  # the titles
-        yield "".join([f"{drawn.rstrip(' ')}\n" for drawn in lines])
-
-
-def _widened(
-    table: Table, kept: dict[int, int], taken: Sequence[Sequence[int]], width: int | None
-) -> dict[int, int]:
-    return {
-        number: each
-        if width is not None and (table.columns[number].wraps or table.columns[number].shrinks)
-        else max(each, *taken[number])
-        for number, each in kept.items()
-    }
-
-
 def widths(table: Table, width: int | None) -> dict[int, int]:
     """Return the width of each column, by its number, that stays in a table of that width."""
     return _kept(table.columns, [taken for _, taken in _measured(table)], width)
@@ -266,19 +232,9 @@ def _block(block: Block, width: int | None, paint: Callable[[Line], str]) -> Ite
 
 
 def _table(table: Table, width: int | None, paint: Callable[[Line], str]) -> Iterator[str]:
+    """Yield the titles and the rows, with the columns for which there is room."""
     measured = _measured(table)
     kept = _kept(table.columns, [taken for _, taken in measured], width)
-    return _rows(table, measured, kept, width, paint)
-
-
-def _rows(
-    table: Table,
-    measured: list[tuple[list[str], list[int]]],
-    kept: dict[int, int],
-    width: int | None,
-    paint: Callable[[Line], str],
-) -> Iterator[str]:
-    """Yield the titles and the rows, with the columns that are `kept` in these widths."""
     # The column that matters least is the last to be noted.
     below = [number for number in range(len(table.columns)) if number not in kept]
     below.sort(key=lambda number: -table.columns[number].leaves)

@@ -7,17 +7,17 @@ from pathlib import Path
 import pytest
 
 from daemon_stand_in.terminal import Terminal
-from gpulease.cli.pager import pager
+from gpulease.cli.render import pager
 
 LESS = ["less", "-FRX"]
 Print = Callable[..., Terminal]
 
 
 def printing(lines: int, size: tuple[int, int] = (10, 40), **environment: str) -> Terminal:
-    """Return a terminal on which a process prints so many lines, each a piece."""
+    """Return a terminal on which a process prints so many lines."""
     code = (
-        "from gpulease.cli.pager import print_paged\n"
-        f"print_paged(f'line {{n}}\\n' for n in range({lines}))\n"
+        "from gpulease.cli.render import print_paged\n"
+        f"print_paged(''.join(f'line {{n}}\\n' for n in range({lines})))\n"
         "print('after')"
     )
     return Terminal([sys.executable, "-c", code], size, **environment)

@@ -394,9 +394,9 @@ def pages(width: int | None) -> dict[str, Page]:
         ),
         "report-empty": report.page(ReportView(None, []), " in the last 7d"),
         "report-shares": report.shares_page(shares()),
-        "history": [listing.past_table(past_jobs(), NOW)],
-        "history-cut": [listing.past_table(past_jobs(), NOW), listing.older(4)],
-        "history-empty": [listing.NO_PAST],
+        "history": listing.past_page(past_jobs(), NOW),
+        "history-cut": listing.past_page(past_jobs(), NOW, is_cut=True),
+        "history-empty": listing.past_page([], NOW),
         "doctor": doctor.page(DoctorView(checks)),
     }
 

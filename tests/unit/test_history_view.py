@@ -1,9 +1,7 @@
 """Past jobs as the API shows them, and what others do not see of them."""
 
-from collections.abc import Iterator, Sequence
 from dataclasses import MISSING, fields
 from datetime import datetime, timedelta
-from threading import Event
 from typing import Any
 
 import msgspec
@@ -12,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from fakes import ALICE, NOON, G
-from gpulease.cli.list_page import TRACE, ahead, past_table, trace_of
+from gpulease.cli.list_page import TRACE, past_page, trace_of
+from gpulease.cli.tables import Table
 from gpulease.client.light_client import read
 from gpulease.domain.job import Outcome
 from gpulease.replay.trace import read_trace
@@ -62,7 +61,9 @@ def test_the_jobs_of_an_older_daemon_are_shown_without_what_it_does_not_send() -
         if each.default is not MISSING:
             del sent[each.name]
 
-    (row,) = past_table([read(msgspec.json.encode(sent))], NOON).rows
+    (table,) = past_page([read(msgspec.json.encode(sent))], NOON)
+    assert isinstance(table, Table)
+    (row,) = table.rows
 
     assert "4" in str(row[0])
 
@@ -135,22 +136,3 @@ def test_every_export_is_a_trace(
         assert job.submit_s == pytest.approx(submitted, abs=0.001)
         assert (job.time_limit_s is None) == (past.time_limit is None)
         assert job.utilization == (None if past.utilization is None else past.utilization / 100)
-
-
-def test_the_next_page_is_fetched_while_the_last_one_is_printed() -> None:
-    first, second = [past_job_view(ended(2))], [past_job_view(ended(1))]
-    is_fetched = Event()
-
-    def fetched() -> Iterator[Sequence[PastJobView]]:
-        yield first
-        is_fetched.set()
-        yield second
-        raise OSError
-
-    pages = ahead(fetched())
-
-    assert next(pages) is first
-    assert is_fetched.wait(10)
-    assert next(pages) is second
-    with pytest.raises(OSError):
-        next(pages)

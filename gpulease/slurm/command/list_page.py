@@ -10,8 +10,14 @@ from typing import get_args
 
 from gpulease.cli.caller import refuse_unknown_user
 from gpulease.cli.list_page import LISTED, OF_ALL, exit_code, job_table
-from gpulease.cli.pager import print_paged
-from gpulease.cli.render import drawn, local_time, print_stderr, print_stdout, screen_of
+from gpulease.cli.render import (
+    drawn,
+    local_time,
+    print_paged,
+    print_stderr,
+    print_stdout,
+    screen_of,
+)
 from gpulease.cli.tables import Page, Style, Table, line
 from gpulease.drawing.words import (
     SUSPENDED,
@@ -79,7 +85,7 @@ def print_list(
     if json:
         print_stdout(indent(encode(listed)))
         return
-    print_paged([drawn(page(listed, now, newest=ended), screen_of(sys.stdout, environment()))])
+    print_paged(drawn(page(listed, now, newest=ended), screen_of(sys.stdout, environment())))
 
 
 def print_ended(
