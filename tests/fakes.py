@@ -22,13 +22,17 @@ from gpulease.domain.job import (
     Process,
     SlurmJob,
     aging,
+    grant,
     with_over_for,
+    worker_gone,
+    worker_started,
 )
-from gpulease.domain.lease import Claim, State
+from gpulease.domain.lease import Claim, State, Trigger
 from gpulease.domain.memory_estimate import PastRun
+from gpulease.domain.placement import Placement
 from gpulease.domain.plan import Plan, WaitReason
 from gpulease.domain.queue_options import ArrayElement, Indices, QueuePause
-from gpulease.errors import GpuleaseError, SlurmFailed
+from gpulease.errors import GpuleaseError, RecordUnwritable, SlurmFailed
 from gpulease.service.job_list import EndedPage, JobPage, JobQuery
 from gpulease.service.ports import (
     Event,
@@ -176,6 +180,8 @@ class MemoryStore:
         self._ordered: dict[tuple[int, str], JobId] = {}
         self.known_runs: list[PastRun] = []
         self.writes = 0
+        self.is_full = False
+        """Nothing can be written, as on a full disk."""
         self.paused: QueuePause | None = None
         self._ended: list[Job] = []
         self._released: list[PastJob] = []
@@ -183,6 +189,8 @@ class MemoryStore:
 
     @contextmanager
     def write(self) -> Iterator["MemoryStore"]:
+        if self.is_full:
+            raise RecordUnwritable("cannot write: the disk is full")
         self.writes += 1
         before = dict(self._jobs), list(self._events), dict(self._invocations)
         self._ended.clear()
@@ -511,6 +519,33 @@ def order(
         Invocation(("true",), "/", {"PATH": "/usr/bin:/bin"}),
         wait_for,
     )
+
+
+def granted_job(job: Job, *gpus: str, memory: int | None = None, at: datetime = NOON) -> Job:
+    """Return a queued job with a lease of each GPU: of what it claims, or of so many bytes."""
+    size = job.claim.memory_on(8 * G) if memory is None else memory
+    return grant(job, Placement(tuple((GpuUuid(gpu), size) for gpu in gpus or ("GPU-a",))), at)
+
+
+def running_job(job: Job, *gpus: str, memory: int | None = None, at: datetime = NOON) -> Job:
+    """Return a queued job that was granted such leases and has started."""
+    started = worker_started(granted_job(job, *gpus, memory=memory, at=at), 1, 2, at)
+    assert started is not None
+    return started
+
+
+def ended_job(
+    job: Job,
+    outcome: Outcome = Outcome.EXITED,
+    code: int | None = 0,
+    at: datetime = NOON,
+    detail: str | None = None,
+) -> Job:
+    """Return a job whose last process has ended; None as the code: it is not known."""
+    known = None if code is None else Exit(code)
+    ended = worker_gone(job, Trigger.WORKER_EXITED, outcome, detail, known, at)
+    assert ended is not None
+    return ended
 
 
 HOLDER = Process(4711, 100, "this boot")

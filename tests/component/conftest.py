@@ -1,4 +1,4 @@
-"""What stands in for a daemon and for a shim, for the tests of the command."""
+"""A database, and what stands in for a daemon and for a shim."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -7,6 +7,18 @@ import pytest
 
 from daemon_stand_in.daemon import StandIn
 from daemon_stand_in.shim import ShimStandIn
+from fakes import NOON, reading
+from gpulease.store.store import SqlStore
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[SqlStore]:
+    """Yield a database that knows one GPU."""
+    opened = SqlStore(tmp_path / "gpulease.db")
+    with opened.write() as tx:
+        tx.add_gpus([reading()], NOON)
+    yield opened
+    opened.close()
 
 
 @pytest.fixture(params=["quick", "typer"])

@@ -12,12 +12,19 @@ from pathlib import Path
 import pytest
 from sqlalchemy import event, func, select
 
-from fakes import ALICE, NOON, FakeClock, G, order, reading
-from gpulease.domain.gpu import GpuUuid, JobId
-from gpulease.domain.job import Exit, Job, Outcome, grant, worker_gone
-from gpulease.domain.lease import State, Trigger
+from fakes import (
+    ALICE,
+    NOON,
+    FakeClock,
+    ended_job,
+    granted_job,
+    order,
+    reading,
+)
+from gpulease.domain.gpu import JobId
+from gpulease.domain.job import Job, Outcome
+from gpulease.domain.lease import State
 from gpulease.domain.limits import UserLimits
-from gpulease.domain.placement import Placement
 from gpulease.domain.queue_options import (
     Condition,
     Dependency,
@@ -31,7 +38,6 @@ from gpulease.service.job_list import JobQuery
 from gpulease.service.jobs import cancel, note_exited
 from gpulease.service.observation import Observation
 from gpulease.service.ports import Event, Policy, Submission, WorkerExited
-from gpulease.service.requeue import requeued
 from gpulease.service.submission import submit
 from gpulease.service.transactions import change_jobs
 from gpulease.store.retention import Retention
@@ -41,15 +47,6 @@ from gpulease.store.tables import InvocationRow
 EVENT = Event(NOON, "test")
 SEEN = Observation((reading(),), {}, {}, frozenset(), NOON)
 CLOCK = FakeClock()
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[SqlStore]:
-    opened = SqlStore(tmp_path / "gpulease.db")
-    with opened.write() as tx:
-        tx.add_gpus([reading()], NOON)
-    yield opened
-    opened.close()
 
 
 def elements(store: SqlStore, array: Job, index: int | None = None) -> Sequence[Job]:
@@ -68,13 +65,10 @@ def _submit(store: SqlStore, submission: Submission, most: int | None = None) ->
 def _run(store: SqlStore, job: JobId, code: int = 0) -> None:
     found = store.job(job)
     assert found is not None
-    held = grant(found, Placement(((GpuUuid("GPU-a"), G),)), NOON)
-    with change_jobs(store) as tx:
-        tx.save(held, EVENT)
-    with change_jobs(store) as tx:
-        ended = worker_gone(held, Trigger.WORKER_EXITED, Outcome.EXITED, None, Exit(code), NOON)
-        assert ended is not None
-        tx.save(ended, EVENT)
+    held = granted_job(found)
+    for step in (held, ended_job(held, code=code)):
+        with change_jobs(store) as tx:
+            tx.save(step, EVENT)
 
 
 def _invocations(store: SqlStore) -> int:
@@ -288,7 +282,7 @@ def test_an_element_that_is_queued_again_keeps_the_command_of_its_array(store: S
     element = store.job(JobId(array.id + 1))
     assert element is not None
     with change_jobs(store) as tx:
-        tx.save(grant(element, Placement(((GpuUuid("GPU-a"), G),)), NOON), EVENT)
+        tx.save(granted_job(element), EVENT)
 
     note_exited(store, element.id, WorkerExited(Outcome.LOST, None, NOON, "it was lost"))
 
@@ -301,32 +295,3 @@ def test_an_element_that_is_queued_again_keeps_the_command_of_its_array(store: S
     _run(store, new.id)
     with store.reading() as connection:
         assert connection.scalar(select(func.count()).select_from(InvocationRow)) == 0
-
-
-def test_an_element_that_is_queued_again_keeps_its_array_index_and_invocation(
-    store: SqlStore,
-) -> None:
-    array = _submit(store, _array(3, 4))
-    waiting = _submit(store, replace(order(), after=(WantedDependency(array.id, 4),)))
-    for job in (JobId(1), JobId(2)):
-        found = store.job(job)
-        assert found is not None
-        held = grant(found, Placement(((GpuUuid("GPU-a"), G),)), NOON)
-        with change_jobs(store) as tx:
-            tx.save(held, EVENT)
-        with change_jobs(store) as tx:
-            ended = worker_gone(held, Trigger.WORKER_EXITED, Outcome.LOST, None, None, NOON)
-            assert ended is not None
-            tx.save(requeued(tx, ended, "the machine failed"), EVENT)
-
-    again = [job for job in store.live() if job.queue.array is not None]
-    assert [job.label for job in again] == ["1_3", "1_4"]
-    assert [store.invocation(job.id) for job in again] == [order().invocation] * 2
-    assert _invocations(store) == 2
-    assert [job.id for job in elements(store, array, 4)] == [2, again[1].id]
-    found = store.job(waiting.id)
-    assert found is not None
-    assert found.queue.after == (Dependency(again[1].id),)
-    for job in again:
-        _run(store, job.id)
-    assert _invocations(store) == 1

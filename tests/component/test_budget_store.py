@@ -37,15 +37,6 @@ CLOCK, POLICY = FakeClock(), Policy()
 TESTS = Path(__file__).parents[1]
 
 
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[SqlStore]:
-    opened = SqlStore(tmp_path / "gpulease.db")
-    with opened.write() as tx:
-        tx.add_gpus([reading()], NOON)
-    yield opened
-    opened.close()
-
-
 @contextmanager
 def statements(store: SqlStore) -> Iterator[list[str]]:
     """Collect the statements that the database gets, on the connection that writes or another."""

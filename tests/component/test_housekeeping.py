@@ -22,13 +22,6 @@ from gpulease.store.store import SqlStore
 NONE = timedelta(0)
 
 
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[SqlStore]:
-    opened = SqlStore(tmp_path / "db")
-    yield opened
-    opened.close()
-
-
 def ended(store: SqlStore, owner: Owner, days_ago: int) -> JobId:
     """Return a job that was cancelled so many days before noon."""
     at = NOON - timedelta(days=days_ago)

@@ -1,19 +1,22 @@
 """Listings: which jobs the filters leave, page by page."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 from datetime import datetime, timedelta
 from fnmatch import fnmatchcase
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from fakes import ALICE, NOON, order, reading
+from fakes import (
+    ALICE,
+    NOON,
+    ended_job,
+    order,
+    running_job,
+)
 from gpulease.domain.eligibility import has_failed
-from gpulease.domain.job import Exit, Job, Outcome, grant, worker_gone, worker_started
-from gpulease.domain.lease import State, Trigger
-from gpulease.domain.placement import Placement
+from gpulease.domain.job import Exit, Job, Outcome
+from gpulease.domain.lease import State
 from gpulease.service.job_list import FAILED, MOST_LISTED, JobQuery
 from gpulease.service.ports import Event
 from gpulease.store.store import SqlStore
@@ -22,15 +25,6 @@ from gpulease.units import GIB
 EVENT = Event(NOON, "test")
 DAY = timedelta(days=1)
 SUCCESS = Exit(0)
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[SqlStore]:
-    opened = SqlStore(tmp_path / "gpulease.db")
-    with opened.write() as tx:
-        tx.add_gpus([reading()], NOON)
-    yield opened
-    opened.close()
 
 
 def ended(
@@ -42,12 +36,9 @@ def ended(
 ) -> Job:
     with store.write() as tx:
         job = tx.add(replace(order(), **changes), at - DAY)
-        job = grant(job, Placement(((reading().uuid, GIB),)), at - DAY)
-        running = worker_started(job, 1, 1, at - DAY)
-        assert running is not None
+        running = running_job(job, at=at - DAY)
+        done = replace(ended_job(running, outcome, at=at), exit=known)
         tx.save(running, EVENT)
-        done = worker_gone(running, Trigger.WORKER_EXITED, outcome, None, known, at)
-        assert done is not None
         tx.save(done, EVENT)
     return done
 

@@ -9,10 +9,19 @@ from pathlib import Path
 import pytest
 
 from daemon_stand_in import views
-from fakes import ALICE, BOB, NOON, FakeClock, G, order, reading
+from fakes import (
+    ALICE,
+    BOB,
+    NOON,
+    FakeClock,
+    G,
+    ended_job,
+    order,
+    reading,
+)
 from gpulease.daemon.metrics import user_view
-from gpulease.domain.job import NOT_FAILED, Exit, Job, Outcome, Owner, worker_gone
-from gpulease.domain.lease import State, Trigger
+from gpulease.domain.job import NOT_FAILED, Exit, Job, Outcome, Owner
+from gpulease.domain.lease import State
 from gpulease.domain.notifications import NotifyEvent, message_on
 from gpulease.domain.queue_options import Indices
 from gpulease.errors import RecordUnwritable
@@ -112,16 +121,6 @@ def test_what_is_rolled_back_is_not_counted(world: World) -> None:
         world.submit()
         raise Fault
     assert world.store.metrics.users() == []
-
-
-def test_what_is_reported_twice_is_counted_once(world: World) -> None:
-    job = world.submit()
-    world.grant()
-    for _ in range(2):
-        world.start(job)
-    for _ in range(2):
-        world.end(job)
-    assert (world.of().started, dict(world.of().ended)) == (1, {Outcome.EXITED: 1})
 
 
 def test_a_job_that_is_queued_again_is_no_new_submission_and_waits_again(world: World) -> None:
@@ -266,9 +265,7 @@ def test_a_failed_job_is_the_same_to_counters_filters_and_notifications(
         running = tx.job(job.id)
         assert running is not None
         running = replace(running, notify=(NotifyEvent.FAIL,))
-        trigger, now = Trigger.WORKER_EXITED, world.clock.now()
-        ended = worker_gone(running, trigger, outcome, None, exit_, now)
-        assert ended is not None
+        ended = replace(ended_job(running, outcome, at=world.clock.now()), exit=exit_)
         tx.save(ended, EVENT)
 
     counted = world.of().failed

@@ -3,7 +3,7 @@
 import asyncio
 import sqlite3
 from bisect import bisect_left
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import closing
 from dataclasses import replace
 from datetime import datetime, timedelta
@@ -12,14 +12,24 @@ from typing import TypeVar
 
 import pytest
 
-from fakes import ALICE, BOB, NOON, FakeClock, FakeFinder, FakeGpus, G, order, reading
+from fakes import (
+    ALICE,
+    BOB,
+    NOON,
+    FakeClock,
+    FakeFinder,
+    FakeGpus,
+    G,
+    ended_job,
+    order,
+    reading,
+    running_job,
+)
 from gpulease.cli.plot import about_gpu
 from gpulease.daemon.housekeeping import Sampler
 from gpulease.domain.gpu import GpuReading, GpuUuid, JobId, build_ledger
-from gpulease.domain.job import Exit, Outcome, Owner, grant, worker_gone, worker_started
-from gpulease.domain.lease import Trigger
+from gpulease.domain.job import Owner
 from gpulease.domain.memory_series import JobSpan, Mean, grid_over, held
-from gpulease.domain.placement import Placement
 from gpulease.errors import RecordUnwritable
 from gpulease.server.usage import gpu_history_view
 from gpulease.service.observation import GpuObserver
@@ -36,21 +46,10 @@ EVENT = Event(NOON, "test")
 TESTS = Path(__file__).parents[1]
 
 
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[SqlStore]:
-    opened = SqlStore(tmp_path / "gpulease.db")
-    with opened.write() as tx:
-        tx.add_gpus([reading()], NOON)
-    yield opened
-    opened.close()
-
-
 def start(store: SqlStore, at: datetime = NOON, owner: Owner = ALICE) -> JobId:
     with store.write() as tx:
-        job = grant(tx.add(order(owner=owner), at), Placement(((GPU, G),)), at)
-        running = worker_started(job, 1, 2, at)
-        assert running is not None
-        tx.save(running, EVENT)
+        job = tx.add(order(owner=owner), at)
+        tx.save(running_job(job, at=at), EVENT)
     return job.id
 
 
@@ -58,9 +57,7 @@ def end(store: SqlStore, job: JobId, at: datetime) -> None:
     with store.write() as tx:
         running = tx.job(job)
         assert running is not None
-        ended = worker_gone(running, Trigger.WORKER_EXITED, Outcome.EXITED, None, Exit(0), at)
-        assert ended is not None
-        tx.save(ended, EVENT)
+        tx.save(ended_job(running, at=at), EVENT)
 
 
 class Sampling:
@@ -122,12 +119,6 @@ def test_a_job_that_grows_has_its_largest_use_of_each_ten_seconds(sampling: Samp
     assert sampling.job(job) == grown
     asyncio.run(sampling.sampler.write())
     assert sampling.job(job, from_disk=True) == grown
-
-
-def test_a_job_has_a_point_as_soon_as_it_has_started(sampling: Sampling) -> None:
-    job = start(sampling.store)
-    sampling.run(3, lambda _: {job: G})
-    assert sampling.job(job) == [G]
 
 
 def test_a_job_of_some_seconds_leaves_a_point_on_disk(sampling: Sampling) -> None:
@@ -357,13 +348,6 @@ def test_rows_of_an_older_release_keep_their_peaks_and_have_no_mean(tmp_path: Pa
     store.close()
 
 
-def test_temperature_and_power_are_kept(store: SqlStore) -> None:
-    MemoryHistory(store).record([sample(NOON, 5, temperature=61, power=287)], {})
-    MemoryHistory(store).thin(NOON + timedelta(days=2))
-    found = MemorySeries(store).gpu(GPU, grid_over(NOON, NOON + timedelta(minutes=15), 2))
-    assert (found.temperature[0], found.power[0], found.leased[0]) == (61, 287, 0)
-
-
 def spans_of(job: JobId, user: str, begin: datetime, count: int, used: int) -> list[JobSpan]:
     at_s = int(begin.timestamp())
     return [
@@ -406,18 +390,6 @@ def test_rows_are_deleted_with_their_job(store: SqlStore) -> None:
     assert jobs_with_rows(store) == {young}
     history.record([], {}, spans_of(old, "alice", NOON, 1, G))
     assert jobs_with_rows(store) == {young}, "it was deleted before its last span was written"
-
-
-@pytest.mark.parametrize("days", [0, 1, 30])
-def test_rows_are_deleted_with_their_job_whatever_their_age(store: SqlStore, days: int) -> None:
-    job = start(store)
-    history = MemoryHistory(store)
-    history.record([sample(NOON, G)], {}, spans_of(job, "alice", NOON, 40, G))
-    end(store, job, NOON + timedelta(seconds=395))
-    history.thin(NOON + timedelta(days=days))
-    assert jobs_with_rows(store) == {job}
-    Retention(store).delete([job])
-    assert jobs_with_rows(store) == set()
 
 
 def jobs_with_rows(store: SqlStore) -> set[int]:

@@ -14,21 +14,22 @@ from typing import TypeVar
 import pytest
 from receiver import Receiver, receiving
 
-from fakes import ALICE, NOON, FakeClock, order, reading
+from fakes import (
+    ALICE,
+    NOON,
+    FakeClock,
+    ended_job,
+    order,
+    reading,
+    running_job,
+)
 from gpulease.daemon.clock import SystemClock
 from gpulease.domain.gpu import JobId
 from gpulease.domain.job import (
-    Exit,
     Job,
-    Outcome,
     Owner,
-    grant,
-    worker_gone,
-    worker_started,
 )
-from gpulease.domain.lease import Trigger
 from gpulease.domain.notifications import Message, Notification, NotifyEvent
-from gpulease.domain.placement import Placement
 from gpulease.domain.queue_options import Indices
 from gpulease.errors import TooMany
 from gpulease.host.launcher import Launcher
@@ -53,13 +54,6 @@ SELF = os.geteuid()
 def receiver() -> Iterator[Receiver]:
     with receiving() as made:
         yield made
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[SqlStore]:
-    opened = SqlStore(tmp_path / "gpulease.db")
-    yield opened
-    opened.close()
 
 
 def in_writer(call: Callable[[], T]) -> Awaitable[T]:
@@ -223,19 +217,14 @@ def array_of(store: SqlStore, count: int, *events: str) -> Sequence[Job]:
     with change_jobs(store) as tx:
         tx.add_gpus([reading()], NOON)
         jobs = tx.add_array(mine, Indices(tuple(range(count))), NOON)
-        placement = Placement(((reading().uuid, 1),))
         for job in jobs:
-            started = worker_started(grant(job, placement, NOON), 1, 1, NOON)
-            assert started is not None
-            tx.save(started, None)
+            tx.save(running_job(job), None)
     return [job for job in store.live() if job.queue.array is not None]
 
 
 def end(store: SqlStore, job: Job, code: int) -> None:
-    done = worker_gone(job, Trigger.WORKER_EXITED, Outcome.EXITED, None, Exit(code), NOON)
-    assert done is not None
     with change_jobs(store) as tx:
-        tx.save(done, None)
+        tx.save(ended_job(job, code=code), None)
 
 
 def test_the_elements_of_an_array_are_one_message_for_each_event_and_a_summary(

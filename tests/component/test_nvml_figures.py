@@ -71,12 +71,6 @@ def test_every_figure_of_a_healthy_gpu_is_read(tmp_path: Path) -> None:
     assert read(tmp_path, _CARD) == (_READING,)
 
 
-def test_gpus_come_in_the_order_of_their_index(tmp_path: Path) -> None:
-    readings = read(tmp_path, Card(total=8 * G), Card(total=16 * G), Card(total=24 * G))
-
-    assert [(each.index, each.total) for each in readings] == [(0, 8 * G), (1, 16 * G), (2, 24 * G)]
-
-
 def test_a_second_gpu_of_the_same_name_cannot_be_read(tmp_path: Path) -> None:
     first, second, third = read(tmp_path, Card(uuid="GPU-a"), Card(uuid="GPU-a"), Card())
 
@@ -449,14 +443,6 @@ def test_a_gpu_whose_memory_cannot_be_read_now_is_unreadable(tmp_path: Path, cod
     assert (first.fault, first.total, first.uuid) == (Fault.UNREADABLE, None, StandIn.uuid(0))
     assert first.detail
     assert (second.fault, second.used) == (None, 61 * G)
-
-
-def test_processes_that_may_not_be_listed_are_unknown(tmp_path: Path) -> None:
-    card = Card(used=G, faults={"nvmlDeviceGetComputeRunningProcesses*": Code.NO_PERMISSION})
-
-    (reading,) = read(tmp_path, card)
-
-    assert (reading.used, reading.processes, reading.fault) == (G, None, None)
 
 
 @pytest.mark.parametrize(

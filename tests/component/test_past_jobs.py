@@ -1,39 +1,27 @@
 """What the queue learns from ended jobs is the same from memory and from the database."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 from datetime import timedelta
-from pathlib import Path
 
-import pytest
-
-from fakes import NOON, G, order, reading
-from gpulease.domain.gpu import GpuUuid
+from fakes import (
+    NOON,
+    G,
+    ended_job,
+    granted_job,
+    order,
+    running_job,
+)
 from gpulease.domain.job import (
     CommandFingerprint,
     Job,
     JobUsage,
     Outcome,
-    grant,
-    worker_gone,
-    worker_started,
 )
 from gpulease.domain.lease import Trigger
-from gpulease.domain.placement import Placement
 from gpulease.service.ports import Event, PastJob
 from gpulease.store.store import SqlStore
 
 HOUR = timedelta(hours=1)
-GPU = GpuUuid("GPU-a")
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[SqlStore]:
-    opened = SqlStore(tmp_path / "gpulease.db")
-    with opened.write() as tx:
-        tx.add_gpus([reading("GPU-a")], NOON)
-    yield opened
-    opened.close()
 
 
 def end(store: SqlStore, hours: int, utilization: int | None = None) -> Job:
@@ -41,14 +29,10 @@ def end(store: SqlStore, hours: int, utilization: int | None = None) -> Job:
     usage = JobUsage(CommandFingerprint("similar", "exact"))
     with store.write() as tx:
         job = tx.add(replace(order(2 * G, time_limit=9 * HOUR), usage=usage), NOON)
-        granted = grant(job, Placement(((GPU, 2 * G),)), NOON + HOUR)
-        started = worker_started(granted, 1, 2, NOON + HOUR)
-        assert started is not None
+        started = running_job(job, at=NOON + HOUR)
         tx.save(started, Event(NOON, Trigger.GRANT))
         at = NOON + HOUR * (1 + hours)
-        ended = worker_gone(started, Trigger.WORKER_EXITED, Outcome.EXITED, None, None, at)
-        assert ended is not None
-        ended = replace(ended, utilization=utilization)
+        ended = replace(ended_job(started, at=at), utilization=utilization)
         tx.save(ended, Event(at, Trigger.WORKER_EXITED))
     return ended
 
@@ -68,15 +52,7 @@ def test_jobs_that_never_held_memory_teach_nothing(store: SqlStore) -> None:
     with store.write() as tx:
         job = tx.add(order(), NOON)
     with store.write() as tx:
-        ended = worker_gone(
-            grant(job, Placement(((GPU, G),)), NOON),
-            Trigger.LAUNCH_FAILED,
-            Outcome.LAUNCH_FAILED,
-            None,
-            None,
-            NOON,
-        )
-        assert ended is not None
+        ended = ended_job(granted_job(job), Outcome.LAUNCH_FAILED, None)
         tx.save(replace(ended, leases=(), granted_at=None), Event(NOON, Trigger.LAUNCH_FAILED))
     assert store.take_released() == []
     assert not store.past_jobs(NOON - HOUR)

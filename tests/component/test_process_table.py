@@ -101,13 +101,6 @@ def test_a_marker_that_is_no_job_counts_for_nothing(marker: str) -> None:
         process.kill()
 
 
-def test_a_pid_that_is_gone_belongs_to_no_job() -> None:
-    with subprocess.Popen(["/bin/true"], env={MARKER: "inst/9"}) as gone:
-        gone.wait()
-
-    assert ProcessTable().jobs_of([gone.pid], {}, "inst/") == {}
-
-
 def test_a_process_that_became_another_is_looked_at_anew() -> None:
     table = ProcessTable()
     program = (

@@ -8,28 +8,28 @@ from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from fractions import Fraction
-from pathlib import Path
 
 import pytest
 
-from fakes import ALICE, NOON, order, reading
+from fakes import (
+    ALICE,
+    NOON,
+    ended_job,
+    order,
+    reading,
+    running_job,
+)
 from gpulease.cli.report import csv_of, page
 from gpulease.daemon.user_policy import with_names_of_groups
 from gpulease.domain.gpu import GpuUuid
 from gpulease.domain.job import (
-    Exit,
     Job,
-    Outcome,
     Owner,
     PredictionErrors,
     UsageBy,
     UsageTotal,
-    grant,
-    worker_gone,
-    worker_started,
 )
-from gpulease.domain.lease import Claim, Trigger
-from gpulease.domain.placement import Placement
+from gpulease.domain.lease import Claim
 from gpulease.domain.plan import plan
 from gpulease.domain.standing import standings
 from gpulease.server.usage import report_view
@@ -47,13 +47,10 @@ NO_ERRORS = PredictionErrors(0, None, 0, None)
 BOB = Owner(1001, 100, "bob")
 
 
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[SqlStore]:
-    opened = SqlStore(tmp_path / "gpulease.db")
-    with opened.write() as tx:
-        tx.add_gpus([reading(), reading("GPU-2")], NOON)
-    yield opened
-    opened.close()
+@pytest.fixture(autouse=True)
+def second_gpu(store: SqlStore) -> None:
+    with store.write() as tx:
+        tx.add_gpus([reading("GPU-2")], NOON)
 
 
 def ran(
@@ -70,14 +67,11 @@ def ran(
     uuids = (reading().uuid, GpuUuid("GPU-2"))[:gpus]
     with store.write() as tx:
         job = tx.add(replace(order(), owner=owner), granted - waited)
-        job = grant(job, Placement(tuple((uuid, 4 * GIB) for uuid in uuids)), granted)
-        started = worker_started(job, 1, 1, granted)
-        assert started is not None
+        started = running_job(job, *uuids, memory=4 * GIB, at=granted)
         tx.save(started, EVENT)
         measured = tuple(replace(each, used=used) for each in started.leases)
         with_use = replace(started, leases=measured)
-        done = worker_gone(with_use, Trigger.WORKER_EXITED, Outcome.EXITED, None, Exit(0), ended)
-        assert done is not None
+        done = ended_job(with_use, at=ended)
         tx.save(done, EVENT)
     return done
 
@@ -131,10 +125,7 @@ def holds(store: SqlStore, owner: Owner, since: datetime, *, memory: int, waited
     """Return a job that has held so much of each of two GPUs since an instant."""
     with store.write() as tx:
         job = tx.add(replace(order(), owner=owner), since - waited)
-        uuids = (reading().uuid, GpuUuid("GPU-2"))
-        job = grant(job, Placement(tuple((uuid, memory) for uuid in uuids)), since)
-        started = worker_started(job, 1, 1, since)
-        assert started is not None
+        started = running_job(job, "GPU-a", "GPU-2", memory=memory, at=since)
         tx.save(started, EVENT)
     return started
 
@@ -165,10 +156,8 @@ def test_what_is_held_now_counts_up_to_now(store: SqlStore, for_: timedelta) -> 
     (month, *_) = UsageTotals(store).totals(UsageBy.MONTH, ALICE.user, None, now)
     assert month.key == f"{now.astimezone():%Y-%m}-01"
     assert month.asked == alice.asked
-    ended = worker_gone(again, Trigger.WORKER_EXITED, Outcome.EXITED, None, Exit(0), now)
-    assert ended is not None
     with store.write() as tx:
-        tx.save(ended, EVENT)
+        tx.save(ended_job(again, at=now), EVENT)
     after = UsageTotals(store).totals(UsageBy.USER, "bob", None, now + 9 * HOUR)
     assert (after[0].asked, after[0].mean_wait) == (pytest.approx(bob.asked), 7200)
 
@@ -184,17 +173,13 @@ def test_the_fair_share_of_a_job_is_what_its_lease_was_on_the_gpu_that_it_was_on
     uses = []
     with store.write() as tx:
         job = tx.add(replace(order(), owner=ALICE, claim=claim), NOON)
-        job = grant(job, Placement(((small.uuid, memory),)), NOON)
-        running = worker_started(job, 1, 1, NOON)
-        assert running is not None
+        running = running_job(job, small.uuid, memory=memory)
         tx.save(running, EVENT)
     now = NOON + timedelta(minutes=30)
     for ended in (False, True):
         if ended:
-            done = worker_gone(running, Trigger.WORKER_EXITED, Outcome.EXITED, None, Exit(0), now)
-            assert done is not None
             with store.write() as tx:
-                tx.save(done, EVENT)
+                tx.save(ended_job(running, at=now), EVENT)
         state = QueueState(store)
         decided = plan(state.snapshot(store.live(), seen, Policy(), {}, now))
         (alice,) = standings(decided)

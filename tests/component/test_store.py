@@ -1,10 +1,8 @@
 """The SQLite file: what is kept in it, and what it refuses."""
 
 import os
-import re
 import sqlite3
 import stat
-from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
 from datetime import datetime, timedelta
@@ -17,7 +15,19 @@ from hypothesis import strategies as st
 from sqlalchemy import select, text
 from sqlalchemy.exc import IntegrityError
 
-from fakes import ALICE, HOLDER, NOON, FakeClock, G, hold_order, order, reading
+from fakes import (
+    ALICE,
+    HOLDER,
+    NOON,
+    FakeClock,
+    G,
+    ended_job,
+    granted_job,
+    hold_order,
+    order,
+    reading,
+    running_job,
+)
 from gpulease.domain.calendar import Window, WindowId
 from gpulease.domain.enforcement import AppliedEnforcement, with_enforcement
 from gpulease.domain.gpu import GpuReading, GpuUuid, JobId, build_ledger
@@ -33,15 +43,11 @@ from gpulease.domain.job import (
     TerminalSettings,
     UsageBy,
     back_in_queue,
-    grant,
     main_exited,
-    worker_gone,
-    worker_started,
 )
-from gpulease.domain.lease import Claim, State, Trigger
-from gpulease.domain.placement import Placement
+from gpulease.domain.lease import Claim, State
 from gpulease.domain.queue_options import Condition, Dependency, Priority, QueuePause
-from gpulease.errors import NoSuchJob, StateUnusable
+from gpulease.errors import StateUnusable
 from gpulease.service.job_list import JobQuery
 from gpulease.service.ports import Event, Submission
 from gpulease.service.scheduler import follow_clock
@@ -54,22 +60,25 @@ from gpulease.store.tables import GpuMemoryRow, Row
 from gpulease.store.usage import UsageTotals
 from gpulease.units import Share
 
+DATA = Path(__file__).parents[1] / "data"
 GPU = GpuUuid("GPU-a")
 EVENT = Event(NOON, "test")
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[SqlStore]:
-    opened = SqlStore(tmp_path / "gpulease.db")
-    with opened.write() as tx:
-        tx.add_gpus([reading()], NOON)
-    yield opened
-    opened.close()
 
 
 def again(store: SqlStore) -> SqlStore:
     store.close()
     return SqlStore(store.path)
+
+
+def released(folder: Path, schema: str, *changes: str) -> SqlStore:
+    """Open a database of an earlier schema, which this migrates."""
+    path = folder / "gpulease.db"
+    with closing(sqlite3.connect(path)) as connection:
+        connection.executescript((DATA / f"{schema}.sql").read_text())
+        for change in changes:
+            connection.execute(change)
+        connection.commit()
+    return SqlStore(path)
 
 
 def add(store: SqlStore, wanted: Submission | None = None) -> Job:
@@ -79,13 +88,9 @@ def add(store: SqlStore, wanted: Submission | None = None) -> Job:
 
 def through_life(store: SqlStore, job: Job) -> Job:
     """Grant, start and end a job, a transaction each."""
-    granted = grant(job, Placement(((GPU, G),)), NOON)
-    started = worker_started(granted, 10, 9, NOON)
-    assert started is not None
-    later = NOON + timedelta(hours=1)
-    ended = worker_gone(started, Trigger.WORKER_EXITED, Outcome.EXITED, None, Exit(3), later)
-    assert ended is not None
-    for step in (granted, started, ended):
+    started = running_job(job)
+    ended = ended_job(started, code=3, at=NOON + timedelta(hours=1))
+    for step in (granted_job(job), started, ended):
         with store.write() as tx:
             tx.save(step, EVENT)
     return ended
@@ -95,7 +100,10 @@ def test_a_job_comes_back_from_the_disk_as_it_was(store: SqlStore) -> None:
     wanted = replace(order(), claim=Claim(Share(Fraction(100, 3)), 2, True, timedelta(hours=1)))
     choosy = Claim(G, 2, named=(GPU, GpuUuid("GPU-b")), model="A100", min_vram=G, same_model=True)
     adopted = replace(hold_order(), holder=Holder(HOLDER, None, adopted=True))
-    waiting = add(store, wanted), add(store, replace(order(), claim=choosy)), add(store, adopted)
+    timed = hold_order(process=None, time_limit=timedelta(hours=1))
+    nobody = replace(hold_order(), holder=Holder(None, None))
+    orders = wanted, replace(order(), claim=choosy), adopted, hold_order(), timed, nobody
+    waiting = tuple(add(store, each) for each in orders)
     ended = through_life(store, add(store))
     opened = again(store)
     assert opened.live() == waiting
@@ -104,7 +112,7 @@ def test_a_job_comes_back_from_the_disk_as_it_was(store: SqlStore) -> None:
 
 
 def test_what_holds_a_lease_is_kept_also_after_its_end(store: SqlStore) -> None:
-    job = grant(add(store), Placement(((GPU, G),)), NOON)
+    job = granted_job(add(store))
     at_launch = with_enforcement(
         job, ["framework"], AppliedEnforcement(devices=True, limits={GPU: G // 2})
     )
@@ -120,8 +128,7 @@ def test_what_holds_a_lease_is_kept_also_after_its_end(store: SqlStore) -> None:
         store = again(store)
         (lease,) = store.live()[0].leases
         assert (lease.enforced_by, lease.driver_limit) == (rungs, limit)
-    over = worker_gone(at_launch, Trigger.LAUNCH_FAILED, Outcome.LAUNCH_FAILED, None, None, NOON)
-    assert over is not None
+    over = ended_job(at_launch, Outcome.LAUNCH_FAILED, None)
     with store.write() as tx:
         tx.save(over, EVENT)
     store = again(store)
@@ -133,7 +140,7 @@ def test_a_job_that_goes_back_to_the_queue_has_no_lease_and_can_be_granted_again
     store: SqlStore,
 ) -> None:
     waiting = add(store)
-    granted = grant(waiting, Placement(((GPU, G),)), NOON)
+    granted = granted_job(waiting)
     for step in (granted, back_in_queue(granted)):
         with store.write() as tx:
             tx.save(step, EVENT)
@@ -154,17 +161,6 @@ def test_the_boot_in_which_the_record_was_used_last_is_kept(store: SqlStore) -> 
     store.close()
 
 
-def test_a_lease_without_a_job_comes_back_with_whom_it_is_for(store: SqlStore) -> None:
-    held = add(store, hold_order())
-    timed = add(store, hold_order(process=None, time_limit=timedelta(hours=1)))
-    nobody = replace(hold_order(), holder=Holder(None, None))
-    forever = add(store, nobody)
-    opened = again(store)
-    assert opened.live() == (held, timed, forever)
-    assert opened.jobs(JobQuery(ended=True)).jobs == list(opened.live())
-    opened.close()
-
-
 def test_a_job_comes_back_with_its_terminal_its_grace_and_the_end_of_its_main_process(
     store: SqlStore,
 ) -> None:
@@ -178,11 +174,10 @@ def test_a_job_comes_back_with_its_terminal_its_grace_and_the_end_of_its_main_pr
     )
     job = add(store, replace(wanted, invocation=invocation))
     assert (job.terminal, job.grace) == (True, timedelta(seconds=5))
-    started = worker_started(grant(job, Placement(((GPU, G),)), NOON), 10, 9, NOON)
-    assert started is not None
+    started = running_job(job)
     left = main_exited(started, Exit(None, 15), NOON + timedelta(hours=1))
     assert left is not None
-    for step in (grant(job, Placement(((GPU, G),)), NOON), started, left):
+    for step in (granted_job(job), started, left):
         with store.write() as tx:
             tx.save(step, EVENT)
     opened = again(store)
@@ -196,48 +191,10 @@ def test_the_gpus_of_a_gang_come_back_in_their_order(store: SqlStore) -> None:
     other = GpuUuid("GPU-0")
     with store.write() as tx:
         tx.add_gpus([reading("GPU-0", 1)], NOON)
-        tx.save(grant(waiting, Placement(((GPU, G), (other, G))), NOON), EVENT)
+        tx.save(granted_job(waiting, GPU, other), EVENT)
     opened = again(store)
     assert [lease.gpu for lease in opened.live()[0].leases] == [GPU, other]
     opened.close()
-
-
-def test_ids_are_never_used_again(store: SqlStore) -> None:
-    job = add(store)
-    with store.engine.begin() as connection:
-        for table in ("invocations", "events"):
-            connection.execute(text(f"DELETE FROM {table}"))
-        connection.execute(text("DELETE FROM jobs"))
-    opened = again(store)
-    assert add(opened).id == job.id + 1
-    opened.close()
-
-
-def test_what_a_failed_transaction_did_is_seen_nowhere(store: SqlStore) -> None:
-    with pytest.raises(RuntimeError), store.write() as tx:
-        tx.add(order(), NOON)
-        raise RuntimeError
-    assert store.live() == ()
-    opened = again(store)
-    assert opened.live() == ()
-    opened.close()
-
-
-def test_the_environment_is_gone_from_the_file_when_the_job_has_ended(store: SqlStore) -> None:
-    job = add(store)
-    assert store.invocation(job.id).environment == {"PATH": "/usr/bin:/bin"}
-    through_life(store, job)
-    with pytest.raises(NoSuchJob):
-        store.invocation(job.id)
-
-
-def test_a_reader_sees_what_was_committed_while_a_writer_writes(store: SqlStore) -> None:
-    job = add(store)
-    with store.write() as tx:
-        tx.add(order(), NOON)
-        assert [each.id for each in store.live()] == [job.id]
-        assert [each.id for each in store.jobs(JobQuery(ended=True)).jobs] == [job.id]
-    assert len(store.live()) == 2
 
 
 system_strings = st.binary(max_size=40).map(lambda raw: os.fsdecode(raw.replace(b"\0", b"")))
@@ -313,14 +270,6 @@ def test_a_window_is_found_as_it_was_added_until_it_is_removed(store: SqlStore) 
     store.close()
 
 
-def test_no_statement_needs_a_newer_sqlite_than_the_oldest_that_is_supported() -> None:
-    # Each is newer than 3.34; `make test-sqlite` runs the statements there.
-    newer = re.compile(r"\.returning\(|RETURNING|DROP COLUMN|->>|\bSTRICT\b|unixepoch\(")
-    sources = list((MIGRATIONS.parent / "gpulease" / "store").glob("*.py"))
-    assert sources
-    assert [each.name for each in sources if newer.search(each.read_text())] == []
-
-
 def test_the_migrations_make_exactly_what_the_rows_describe(tmp_path: Path) -> None:
     from alembic.autogenerate import compare_metadata
     from alembic.migration import MigrationContext
@@ -358,26 +307,20 @@ def test_a_file_that_is_no_database_or_not_ours_is_refused(tmp_path: Path) -> No
         SqlStore(path)
 
 
-@pytest.mark.parametrize("released", sorted((Path(__file__).parents[1] / "data").glob("*.sql")))
+@pytest.mark.parametrize("schema", sorted(each.stem for each in DATA.glob("*.sql")))
 def test_a_file_of_every_released_schema_is_migrated_after_a_copy(
-    released: Path, tmp_path: Path
+    schema: str, tmp_path: Path
 ) -> None:
-    path = tmp_path / "gpulease.db"
-    with closing(sqlite3.connect(path)) as connection:
-        connection.executescript(released.read_text())
-    store = SqlStore(path)
+    store = released(tmp_path, schema)
     states = sorted({job.state for job in store.jobs(JobQuery(ended=True)).jobs})
     assert states == sorted(State)
     store.close()
-    if released.stem != HEAD:
-        assert path.with_name(f"gpulease.db.{released.stem}.backup").exists()
+    if schema != HEAD:
+        assert (tmp_path / f"gpulease.db.{schema}.backup").exists()
 
 
 def test_the_options_of_the_queue_are_read_back(tmp_path: Path) -> None:
-    path = tmp_path / "gpulease.db"
-    with closing(sqlite3.connect(path)) as connection:
-        connection.executescript((Path(__file__).parents[1] / "data" / "0005.sql").read_text())
-    store = SqlStore(path)
+    store = released(tmp_path, "0005")
     [job] = [job for job in store.live() if job.queue.held]
     assert job.label == "1_3"
     assert (job.queue.priority, job.queue.nice, job.queue.requeued) == (Priority.LOW, 5, 1)
@@ -386,10 +329,7 @@ def test_the_options_of_the_queue_are_read_back(tmp_path: Path) -> None:
 
 
 def test_choices_hooks_and_adoptions_are_read_back(tmp_path: Path) -> None:
-    path = tmp_path / "gpulease.db"
-    with closing(sqlite3.connect(path)) as connection:
-        connection.executescript((Path(__file__).parents[1] / "data" / "0006.sql").read_text())
-    store = SqlStore(path)
+    store = released(tmp_path, "0006")
     live = {job.id: job for job in store.live()}
     [picky] = [job for job in live.values() if job.claim.named]
     assert (picky.claim.model, picky.claim.min_vram, picky.claim.same_model) == (
@@ -407,10 +347,7 @@ def test_choices_hooks_and_adoptions_are_read_back(tmp_path: Path) -> None:
 
 
 def test_jobs_of_slurm_are_read_back(tmp_path: Path) -> None:
-    path = tmp_path / "gpulease.db"
-    with closing(sqlite3.connect(path)) as connection:
-        connection.executescript((Path(__file__).parents[1] / "data" / "0007.sql").read_text())
-    store = SqlStore(path)
+    store = released(tmp_path, "0007")
     assert {job.id: job.slurm for job in store.live() if job.slurm} == {11: SlurmJob(17, "n1", 1)}
     store.close()
 
@@ -418,13 +355,7 @@ def test_jobs_of_slurm_are_read_back(tmp_path: Path) -> None:
 def test_a_migration_forgets_neither_how_far_ids_have_come_nor_what_a_job_is(
     tmp_path: Path,
 ) -> None:
-    path = tmp_path / "gpulease.db"
-    released = Path(__file__).parents[1] / "data" / "0001.sql"
-    with closing(sqlite3.connect(path)) as connection:
-        connection.executescript(released.read_text())
-        connection.execute("UPDATE sqlite_sequence SET seq = 99 WHERE name = 'jobs'")
-        connection.commit()
-    store = SqlStore(path)
+    store = released(tmp_path, "0001", "UPDATE sqlite_sequence SET seq = 99 WHERE name = 'jobs'")
     for job in store.jobs(JobQuery(ended=True)).jobs:
         assert (job.holder, job.grace, job.main_exited_at) == (None, None, None)
         assert not job.terminal
@@ -476,7 +407,7 @@ def test_what_is_now_is_one_row_for_each_gpu(store: SqlStore) -> None:
 def test_peaks_only_rise(store: SqlStore) -> None:
     job = add(store)
     with store.write() as tx:
-        tx.save(grant(job, Placement(((GPU, G),)), NOON), EVENT)
+        tx.save(granted_job(job), EVENT)
     occupancy = MemoryHistory(store)
     for n, peak in enumerate((5, 9, 7)):
         occupancy.record([sample(n, 0)], {(job.id, GPU): peak})
@@ -490,8 +421,8 @@ def test_peaks_only_rise(store: SqlStore) -> None:
 
 def started(store: SqlStore, wanted: Submission) -> Job:
     with store.write() as tx:
-        job = grant(tx.add(wanted, NOON), Placement(((GPU, G),)), NOON)
-        tx.save(worker_started(job, 1, 2, NOON) or job, EVENT)
+        job = tx.add(wanted, NOON)
+        tx.save(running_job(job), EVENT)
     return job
 
 
@@ -500,8 +431,7 @@ def ended_with_use(store: SqlStore, number: JobId, at: datetime) -> None:
         now = tx.job(number)
         assert now is not None
         used = replace(now, leases=tuple(replace(each, used=G) for each in now.leases))
-        trigger, exit_ = Trigger.WORKER_EXITED, Exit(0)
-        tx.save(worker_gone(used, trigger, Outcome.EXITED, None, exit_, at) or used, EVENT)
+        tx.save(ended_job(used, at=at), EVENT)
 
 
 @pytest.mark.parametrize("name", ["train.py", "doctor --prove"])

@@ -13,13 +13,17 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fakes import NOON, G, order, reading
+from fakes import (
+    NOON,
+    ended_job,
+    granted_job,
+    order,
+    reading,
+)
 from gpulease.config import Settings
 from gpulease.daemon.recover import recover
-from gpulease.domain.gpu import GpuUuid
-from gpulease.domain.job import Exit, Outcome, grant, worker_gone
-from gpulease.domain.lease import State, Trigger
-from gpulease.domain.placement import Placement
+from gpulease.domain.job import Exit, Outcome
+from gpulease.domain.lease import State
 from gpulease.domain.queue_options import QueueOptions
 from gpulease.errors import RecordDamaged, RecordUnwritable, StateUnusable, StateUnwritable
 from gpulease.service.job_list import JobQuery
@@ -41,14 +45,9 @@ def filled(path: Path) -> Path:
         tx.add_gpus([reading()], NOON)
         for _ in range(ENDED + 1):
             job = tx.add(order(), NOON)
-            held = grant(job, Placement(((GpuUuid("GPU-a"), G),)), NOON)
-            tx.save(held, EVENT)
-            if job.id > ENDED:
-                break
-            trigger = Trigger.WORKER_EXITED
-            ended = worker_gone(held, trigger, Outcome.EXITED, None, Exit(0), NOON)
-            assert ended is not None
-            tx.save(ended, EVENT)
+            tx.save(held := granted_job(job), EVENT)
+            if job.id <= ENDED:
+                tx.save(ended_job(held), EVENT)
         tx.add(order(), NOON)
     store.close()
     return path
@@ -282,7 +281,7 @@ def test_a_job_that_ended_after_the_copy_is_not_queued_again(tmp_path: Path) -> 
         again = replace(order(), queue=QueueOptions(requeue=True, preemptible=True))
         jobs = [tx.add(again, NOON) for _ in range(3)]
         for job in jobs[:2]:
-            tx.save(grant(job, Placement(((GpuUuid("GPU-a"), G),)), NOON), EVENT)
+            tx.save(granted_job(job), EVENT)
     store.close()
     back_up(path)
     spoil_all(path)
@@ -316,7 +315,7 @@ def test_a_job_that_was_extended_after_the_copy_is_not_ended(tmp_path: Path) -> 
         tx.add_gpus([reading()], NOON)
         for _ in range(2):
             job = tx.add(order(time_limit=timedelta(hours=1)), NOON)
-            tx.save(grant(job, Placement(((GpuUuid("GPU-a"), G),)), NOON), EVENT)
+            tx.save(granted_job(job), EVENT)
     store.close()
     back_up(path)
     path.unlink()

@@ -4,19 +4,25 @@ import asyncio
 import random
 import sqlite3
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from fakes import ALICE, BOB, NOON, FakeClock, G, hold_order, order, reading
+from fakes import (
+    ALICE,
+    BOB,
+    NOON,
+    FakeClock,
+    granted_job,
+    hold_order,
+    order,
+)
 from gpulease.daemon.worker_threads import WriterThread
 from gpulease.domain.gpu import GpuUuid, JobId
 from gpulease.domain.health import Drain, GpuAvailability
-from gpulease.domain.job import Job, grant, worker_started
-from gpulease.domain.placement import Placement
+from gpulease.domain.job import Job, worker_started
 from gpulease.domain.queue_options import QueuePause
 from gpulease.errors import NoSuchJob, RecordUnwritable
 from gpulease.service import jobs
@@ -29,15 +35,6 @@ from gpulease.store.transaction import SqlTransaction
 GPU = GpuUuid("GPU-a")
 EVENT = Event(NOON, "test")
 CLOCK = FakeClock()
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[SqlStore]:
-    opened = SqlStore(tmp_path / "gpulease.db")
-    with opened.write() as tx:
-        tx.add_gpus([reading()], NOON)
-    yield opened
-    opened.close()
 
 
 def add(store: SqlStore) -> Job:
@@ -203,7 +200,7 @@ def step(tx: SqlTransaction, chance: random.Random) -> None:
     elif job.holds_memory:
         tx.save(worker_started(job, 10, 9, NOON) or job, EVENT)
     else:
-        tx.save(grant(job, Placement(((GPU, G),)), NOON), EVENT)
+        tx.save(granted_job(job), EVENT)
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -89,16 +89,6 @@ def test_memory_of_others_on_its_gpu_is_not_there() -> None:
     assert leases(machine.adopt(6 * G)) == [("GPU-0", 6 * G)]
 
 
-def test_leases_of_others_are_not_there() -> None:
-    machine = Machine(gpu(0, (MINE, 3 * G)))
-    other = machine.submit(4 * G)
-    machine.start()
-    with pytest.raises(NoRoomNow, match="4G is free"):
-        machine.adopt(5 * G)
-    assert leases(machine.adopt(4 * G)) == [("GPU-0", 4 * G)]
-    assert {job.id for job in machine.store.live()} >= {other.id}
-
-
 def test_what_it_does_not_hold_yet_may_be_reserved_for_others() -> None:
     machine = Machine(gpu(0, (MINE, 3 * G)), gpu(1))
     machine.submit(4 * G, gpus=2)

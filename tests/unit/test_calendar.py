@@ -59,14 +59,6 @@ def why(
     return None if found is None else found.why
 
 
-def test_a_job_starts_before_a_window_if_it_ends_in_time() -> None:
-    calendar = Calendar([occurrence(window(1, 1, "GPU-0"), "alice")], gpus(1))
-    assert why(calendar, "bob", 2 * HOUR) is None
-    assert why(calendar, "alice", 99 * HOUR) is None
-    assert calendar.begins_against("bob") == {"GPU-0": (NOON + 2 * HOUR).timestamp()}
-    assert calendar.begins_against("alice") == {}
-
-
 def test_the_obstacle_says_which_time_limit_would_do() -> None:
     soon = replace(occurrence(window(1, 1, "GPU-0"), "alice"), begin_text="18:00")
     calendar = Calendar([soon], gpus(1))
@@ -86,12 +78,6 @@ def test_while_a_window_is_on_the_obstacle_says_until_when_and_for_whom() -> Non
     calendar = Calendar([on], gpus(1))
     sentence("window on", why(calendar, "bob", timedelta(seconds=1)))
     assert why(calendar, "alice", 99 * HOUR) is None
-
-
-def test_the_first_of_several_windows_counts() -> None:
-    late = occurrence(window(1, 1, "GPU-0", begins_at=NOON + 5 * HOUR))
-    soon = occurrence(window(2, 1, "GPU-0"))
-    assert Calendar([late, soon], gpus(1)).first_against("bob", GpuUuid("GPU-0")) is soon
 
 
 def test_a_window_of_a_mig_gpu_covers_its_mig_devices() -> None:
@@ -176,13 +162,6 @@ def test_a_recurring_window_is_followed_by_its_next_time() -> None:
 def test_a_recurring_window_does_not_begin_before_its_first_begin() -> None:
     made = window(cron="nightly", begins_at=NOON + 3 * DAY)
     assert next(made.spans(NOON, nightly))[0] == NOON + 3 * DAY
-
-
-def test_a_window_that_has_ended_is_over() -> None:
-    made = window()
-    assert not made.is_over(NOON + 2 * HOUR)
-    assert made.is_over(NOON + 3 * HOUR)
-    assert list(made.spans(NOON + 3 * HOUR, nightly)) == []
 
 
 def clash(new: Window, *others: Window, machine: int = 2) -> object:

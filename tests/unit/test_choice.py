@@ -7,13 +7,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fakes import ALICE, BOB, NOON, FakeClock, G, MemoryStore, order, reading
+from fakes import (
+    ALICE,
+    BOB,
+    NOON,
+    FakeClock,
+    G,
+    MemoryStore,
+    order,
+    reading,
+    running_job,
+)
 from goldens import sentence
 from gpulease.domain.choice import is_model, suits
 from gpulease.domain.explain import suggestions
 from gpulease.domain.gpu import Fault, GpuMemory, GpuReading, GpuUuid, JobId, LedgerEntry
 from gpulease.domain.gpu import build_ledger as ledger
-from gpulease.domain.job import Job, grant, worker_started
+from gpulease.domain.job import Job
 from gpulease.domain.lease import Claim
 from gpulease.domain.placement import ObstacleKind, Placement, Refusal, place
 from gpulease.domain.plan import Plan, plan
@@ -151,11 +161,8 @@ def waiting(number: int, memory: int, options: QueueOptions | None = None, **cla
 def running(
     number: int, memory: int, *gpus: GpuReading, options: QueueOptions | None = None
 ) -> Job:
-    placed = Placement(tuple((gpu.uuid, memory) for gpu in gpus))
-    granted = grant(waiting(number, memory, options, gpus=len(gpus)), placed, NOON)
-    started = worker_started(granted, number, number, NOON)
-    assert started is not None
-    return replace(started, owner=BOB)
+    job = waiting(number, memory, options, gpus=len(gpus))
+    return replace(running_job(job, *(gpu.uuid for gpu in gpus)), owner=BOB)
 
 
 def decide(*jobs: Job, gpus: tuple[GpuReading, ...] = (T4, A100, OTHER)) -> Plan:
@@ -184,11 +191,6 @@ def test_no_plan_violates_a_choice(
     assert len(kept) == len(set(kept)), "no GPU is reserved twice"
     for each in decided.reservations:
         refuse_violations(by_id[each.job].claim, list(each.memory), readings)
-
-
-def test_a_refused_wish_does_not_stop_others_with_more_memory() -> None:
-    jobs = [running(1, 8 * G, T4), waiting(2, 2 * G, named=(T4.uuid,)), waiting(3, 4 * G)]
-    assert places(decide(*jobs)).keys() == {3}
 
 
 def test_a_gang_of_one_model_is_not_mixed() -> None:

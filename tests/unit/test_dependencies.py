@@ -1,22 +1,27 @@
 """Dependencies: met, failed, moved to a retry, in chains; cycles are refused."""
 
 from dataclasses import replace
-from datetime import timedelta
 from itertools import pairwise
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fakes import NOON, FakeClock, MemoryStore, order
+from fakes import (
+    NOON,
+    FakeClock,
+    MemoryStore,
+    ended_job,
+    granted_job,
+    order,
+)
 from gpulease.domain.eligibility import Verdict, cycle, verdict
-from gpulease.domain.gpu import GpuUuid, JobId
-from gpulease.domain.job import Exit, Job, Outcome, grant, worker_gone
-from gpulease.domain.lease import State, Trigger
-from gpulease.domain.placement import Placement
+from gpulease.domain.gpu import JobId
+from gpulease.domain.job import Job, Outcome
+from gpulease.domain.lease import State
 from gpulease.domain.queue_options import Condition, Dependency, Indices, WantedDependency
 from gpulease.errors import BadValue, NoSuchJob
-from gpulease.service.dependencies import failed, refuse_cycle, resolve
+from gpulease.service.dependencies import refuse_cycle, resolve
 from gpulease.service.jobs import cancel
 from gpulease.service.ports import Event
 from gpulease.service.transactions import change_jobs
@@ -40,9 +45,7 @@ def _end(store: MemoryStore, job: JobId, code: int = 0, retried_as: JobId | None
     with change_jobs(store) as tx:
         before = tx.job(job)
         assert before is not None
-        held = grant(before, Placement(((GpuUuid("GPU-a"), 1),)), NOON)
-        ended = worker_gone(held, Trigger.WORKER_EXITED, Outcome.EXITED, None, Exit(code), NOON)
-        assert ended is not None
+        ended = ended_job(granted_job(before), code=code)
         tx.save(replace(ended, usage=replace(ended.usage, retried_as=retried_as)), EVENT)
 
 
@@ -212,8 +215,3 @@ def test_a_dependent_of_a_job_and_of_its_retry_fails_once() -> None:
     _end(store, retry.id, 1)
     assert _seen(store, second).outcome is Outcome.DEPENDENCY_FAILED
     assert len(store.events(second.id)) == 2
-
-
-def test_a_failure_ends_a_queued_job_with_its_reason() -> None:
-    ended = failed(order().queued(JobId(1), NOON), "why", NOON + timedelta(1))
-    assert (ended.outcome, ended.detail) == (Outcome.DEPENDENCY_FAILED, "why")

@@ -7,13 +7,23 @@ from typing import Any
 
 import pytest
 
-from fakes import ALICE, BOB, NOON, FakeClock, G, MemoryStore, hold_order, order, reading
+from fakes import (
+    ALICE,
+    BOB,
+    NOON,
+    FakeClock,
+    G,
+    MemoryStore,
+    granted_job,
+    hold_order,
+    order,
+    reading,
+)
 from goldens import mentions
 from gpulease.domain.gpu import JobId
-from gpulease.domain.job import EarlySignal, Job, Outcome, asked_to_end, grant
+from gpulease.domain.job import EarlySignal, Job, Outcome, asked_to_end
 from gpulease.domain.lease import State, Trigger
 from gpulease.domain.limits import Beyond, UserLimits
-from gpulease.domain.placement import Placement
 from gpulease.domain.queue_options import Condition, Dependency, Priority, WantedDependency
 from gpulease.errors import (
     BadValue,
@@ -89,7 +99,7 @@ def test_many_jobs_are_edited_in_one_transaction_all_or_none() -> None:
     before = store.writes
     assert len(edited(store, Edit(options={"nice": 5}), *jobs)) == 100
     assert store.writes == before + 1
-    running = grant(jobs[-1], Placement(((SEEN.readings[0].uuid, G),)), NOON)
+    running = granted_job(jobs[-1])
     with store.write() as tx:
         tx.save(running, Event(NOON, "grant"))
     with pytest.raises(WrongState) as refused:
@@ -122,26 +132,6 @@ def test_a_job_cannot_wait_for_itself_through_others() -> None:
     edited(store, Edit(after=(WantedDependency(third.id, condition=Condition.ANY),)), second)
     assert [str(each) for each in current(store, second).queue.after] == [f"{third.id}:any"]
     assert edited(store, Edit(after=()), second) == [(f"after {third.id}:any to none",)]
-
-
-def test_a_new_dependency_of_many_jobs_is_looked_up_once() -> None:
-    class Counted(MemoryStore):
-        reads = 0
-
-        def live(self) -> Sequence[Job]:
-            self.reads += 1
-            return super().live()
-
-    reads = set()
-    for count in (1, 50):
-        store = Counted()
-        target = waiting(store)
-        jobs = [waiting(store) for _ in range(count)]
-        before = store.reads
-        edited(store, Edit(after=(WantedDependency(target.id),)), *jobs)
-        reads.add(store.reads - before)
-        assert all(current(store, job).queue.after for job in jobs)
-    assert len(reads) == 1
 
 
 def test_jobs_that_are_edited_together_may_not_wait_for_one_of_them() -> None:
@@ -246,7 +236,7 @@ def test_users_move_before_their_own_jobs_and_admins_before_any() -> None:
 def test_a_move_that_has_no_effect_is_refused() -> None:
     store = MemoryStore()
     job, high = waiting(store), waiting(store, priority=Priority.HIGH)
-    running = grant(waiting(store), Placement(((SEEN.readings[0].uuid, G),)), NOON)
+    running = granted_job(waiting(store))
     with store.write() as tx:
         tx.save(running, Event(NOON, "grant"))
     for before, why in ((job, BadValue), (high, BadValue), (running, WrongState)):

@@ -6,11 +6,16 @@ from datetime import timedelta
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fakes import NOON, G, order, reading
+from fakes import (
+    NOON,
+    G,
+    granted_job,
+    order,
+    reading,
+)
 from gpulease.domain.eligibility import Block, BlockKind, blocks
-from gpulease.domain.gpu import GpuUuid, JobId
-from gpulease.domain.job import Job, grant
-from gpulease.domain.placement import Placement
+from gpulease.domain.gpu import JobId
+from gpulease.domain.job import Job
 from gpulease.domain.plan import plan
 from gpulease.domain.queue_options import ArrayElement, Dependency, QueueOptions
 from gpulease.domain.snapshot import Snapshot
@@ -23,7 +28,7 @@ def _job(number: int, queue: QueueOptions, memory: int = G) -> Job:
 def _element(number: int, most: int | None, *, runs: bool = False) -> Job:
     array = ArrayElement(JobId(1), number, most)
     job = _job(number, QueueOptions(array=array))
-    return grant(job, Placement(((GpuUuid("GPU-a"), G),)), NOON) if runs else job
+    return granted_job(job) if runs else job
 
 
 def test_held_later_and_dependent_jobs_are_passed_over_and_delay_nobody() -> None:

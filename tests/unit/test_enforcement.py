@@ -4,17 +4,22 @@ from dataclasses import replace
 
 import pytest
 
-from fakes import NOON, FakeClock, G, MemoryStore, order
+from fakes import (
+    NOON,
+    FakeClock,
+    G,
+    MemoryStore,
+    granted_job,
+    order,
+)
 from goldens import sentence
 from gpulease.domain.enforcement import (
     AppliedEnforcement,
-    EnforcementLevel,
     in_level_order,
     with_enforcement,
 )
 from gpulease.domain.gpu import GpuUuid, JobId
-from gpulease.domain.job import Job, grant
-from gpulease.domain.placement import Placement
+from gpulease.domain.job import Job
 from gpulease.service import jobs
 from gpulease.service.jobs import note_enclosed
 from gpulease.service.ports import WorkerStarted
@@ -24,7 +29,7 @@ A, B = GpuUuid("GPU-a"), GpuUuid("GPU-b")
 
 def granted() -> Job:
     job = order(gpus=2).queued(JobId(1), NOON)
-    return grant(job, Placement(((A, 4 * G), (B, 4 * G))), NOON)
+    return granted_job(job, A, B)
 
 
 def test_rungs_stand_in_their_order_and_each_once() -> None:
@@ -62,13 +67,6 @@ def test_what_was_put_around_a_job_is_noted_before_it_starts_and_stays(store: Me
     assert store.events(JobId(1))[1].kind == "enclosed"
 
 
-def test_where_nothing_can_be_put_around_it_the_start_says_what_holds_it(
-    store: MemoryStore,
-) -> None:
-    job = jobs.note_started(store, JobId(1), WorkerStarted(1, 2, NOON, levels=("framework",)))
-    assert [lease.enforced_by for lease in job.leases] == [("framework",), ("framework",)]
-
-
 def test_what_could_not_be_had_is_told_in_the_jobs_history(store: MemoryStore) -> None:
     enclosed = AppliedEnforcement(
         devices=True, missing=("no limit by the driver on GPU-a: it hangs",)
@@ -77,7 +75,3 @@ def test_what_could_not_be_had_is_told_in_the_jobs_history(store: MemoryStore) -
     sentence("enclosed-devices", store.events(JobId(1))[1].detail)
     note_enclosed(store, JobId(1), (), AppliedEnforcement(), FakeClock())
     sentence("enclosed-nothing", store.events(JobId(1))[2].detail)
-
-
-def test_every_rung_has_the_name_that_the_wire_and_the_database_have() -> None:
-    assert [rung.value for rung in EnforcementLevel] == ["driver", "framework", "watch", "devices"]

@@ -79,11 +79,6 @@ def test_a_shorter_job_would_start_before_the_reservation() -> None:
     assert suggestions(decided, waiting, G)[0].before == 2
 
 
-def test_nothing_is_suggested_that_would_not_start() -> None:
-    decided = world([running(1, 8 * G)], [waiting := job(2, 2 * G)], gpus())
-    assert options_of(decided, waiting) == []
-
-
 def test_a_gpu_with_busy_jobs_is_an_obstacle_though_memory_is_free() -> None:
     decided = world([running(1, 2 * G)], [waiting := job(2, 2 * G)], gpus(busy=99))
     (obstacle,) = why_waiting(decided, waiting).refusal.obstacles
@@ -201,15 +196,6 @@ def test_a_job_starts_once_those_that_it_waits_for_are_gone(decided: Plan) -> No
         if named <= ENDS_ALONE and each.claim.gpus <= len(decided.gpus):
             later = without_those_it_waits_for(decided, each)
             assert each.id in dict(plan(later).grants)
-
-
-def test_a_job_behind_another_starts_without_that_on_a_gpu_with_jobs_that_do_little() -> None:
-    first = [running(number, G, limit=9 * HOUR) for number in range(1, 5)]
-    waiting = job(11, G)
-    queue = [job(10, G, exclusive=True), waiting]
-    decided = world(first, queue, gpus(busy=0), policy=QueuePolicy(name=PolicyName.FIFO))
-    assert why_waiting(decided, waiting).refusal.waits_for == (10,)
-    assert dict(plan(without_those_it_waits_for(decided, waiting)).grants).keys() == {11}
 
 
 @settings(max_examples=200)

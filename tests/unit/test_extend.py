@@ -6,10 +6,9 @@ from typing import Any
 import pytest
 
 from fakes import NOON, FakeClock, FakeFinder, FakeGpus, G, MemoryStore, order
-from gpulease.domain.gpu import JobId
 from gpulease.domain.job import Job
 from gpulease.domain.lease import State
-from gpulease.errors import BadValue, NoSuchJob, WrongState
+from gpulease.errors import BadValue, WrongState
 from gpulease.service import jobs
 from gpulease.service.jobs import extend
 from gpulease.service.observation import observe
@@ -103,8 +102,3 @@ def test_who_was_asked_to_go_or_has_gone_gets_no_more_time(desk: Desk) -> None:
     with pytest.raises(WrongState) as refused:
         desk.extend(queued, HOUR)
     assert f"gpulease show {queued.id}" in (refused.value.hint or "")
-
-
-def test_what_is_not_there_cannot_be_extended(desk: Desk) -> None:
-    with pytest.raises(NoSuchJob):
-        extend(desk.store, JobId(99), HOUR, "alice", desk.clock)

@@ -10,7 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fakes import NOON, FakeClock, FakeGpus, MemoryStore, order
+from fakes import (
+    NOON,
+    FakeClock,
+    FakeGpus,
+    MemoryStore,
+    order,
+    running_job,
+)
 from gpulease.domain.enforcement import UncoveredProcess
 from gpulease.domain.gpu import GpuUuid, JobId
 from gpulease.domain.hook_reports import (
@@ -23,8 +30,7 @@ from gpulease.domain.hook_reports import (
     summary,
     with_report,
 )
-from gpulease.domain.job import Job, grant, worker_started
-from gpulease.domain.placement import Placement
+from gpulease.domain.job import Job
 from gpulease.errors import RecordUnwritable
 from gpulease.service.hook_reports import HookReports, Steps
 from gpulease.service.observation import Observation
@@ -84,12 +90,6 @@ def test_a_process_on_the_gpu_that_reported_nothing_outweighs_those_that_did() -
     assert as_reported(LEVELS, known, A, [1, 2]) == ("watch",)
 
 
-def test_a_failure_stays() -> None:
-    known = after(failed(), limited())
-
-    assert known == (failed(),)
-
-
 def test_a_gpu_that_the_job_did_not_lease_is_dropped() -> None:
     known = with_report((), limited(1, "torch", **{A: 1, "GPU-other": 2}), [A])
 
@@ -129,9 +129,7 @@ class World:
     def __init__(self) -> None:
         self.store = MemoryStore()
         with self.store.write() as tx:
-            job = grant(tx.add(order(), NOON), Placement(((A, 4 * GIB),)), NOON)
-            started = worker_started(job, 7, 8, NOON)
-            assert started is not None
+            started = running_job(tx.add(order(), NOON), memory=4 * GIB)
             leases = tuple(replace(lease, enforced_by=LEVELS) for lease in started.leases)
             tx.save(replace(started, leases=leases), None)
         self.full = False

@@ -161,11 +161,6 @@ def test_nothing_is_released_but_after_a_warning_and_a_grace_of_nothing_happenin
 
 
 @given(histories())
-def test_off_is_off(seen: list[Look]) -> None:
-    assert set(play(OFF, seen)[0]) == {N}
-
-
-@given(histories())
 def test_whoever_is_kept_or_busy_or_unknown_starts_from_nothing(seen: list[Look]) -> None:
     _, rests = play(RELEASES, seen)
     for (_, each, _, kept), rest in zip(seen, rests, strict=True):

@@ -15,6 +15,7 @@ from fakes import (
     MemoryStore,
     hold_order,
     order,
+    running_job,
 )
 from goldens import mentions
 from gpulease.domain.enforcement import with_enforcement
@@ -27,13 +28,10 @@ from gpulease.domain.job import (
     JobUsage,
     Outcome,
     asked_to_end,
-    grant,
-    worker_started,
 )
 from gpulease.domain.lease import Trigger
 from gpulease.domain.limits import UserLimits
 from gpulease.domain.memory_estimate import PastRun
-from gpulease.domain.placement import Placement
 from gpulease.service import jobs, submission
 from gpulease.service.job_accounting import MOST_RETRIES, JobAccounting
 from gpulease.service.observation import GpuObserver, Observation
@@ -73,10 +71,7 @@ class World:
         account = JobUsage(retry_factor=None if retry is None else Fraction(retry), attempt=attempt)
         with self.store.write() as tx:
             job = tx.add(replace(order(memory), usage=account), NOON)
-            job = grant(job, Placement(((GPU, memory),)), NOON)
-            started = worker_started(job, 7, 8, NOON)
-            assert started is not None
-            tx.save(started, Event(NOON, "worker_started"))
+            tx.save(running_job(job), Event(NOON, "worker_started"))
 
     async def read(self, job: JobId) -> str:
         return self.tail
@@ -136,10 +131,7 @@ def test_what_held_a_lease_is_kept_as_it_was_at_its_end(stops: bool, held: objec
 def test_a_hold_that_is_taken_back_ends_for_that_reason_in_its_history_too() -> None:
     store = MemoryStore()
     with store.write() as tx:
-        job = grant(tx.add(hold_order(), NOON), Placement(((GPU, G),)), NOON)
-        held = worker_started(job, None, None, NOON)
-        assert held is not None
-        tx.save(held, Event(NOON, "worker_started"))
+        tx.save(running_job(tx.add(hold_order(), NOON)), Event(NOON, "worker_started"))
     jobs.revoke(store, JobId(1), Outcome.IDLE, "it did nothing", FakeClock())
 
     news = WorkerExited(Outcome.RELEASED, None, NOON, "released")
@@ -174,15 +166,6 @@ def test_with_a_factor_another_job_is_queued_that_points_back() -> None:
     assert again.usage.attempt == 1
     assert again.usage.retry_factor == Fraction(3, 2)
     assert world.store.invocation(again.id) == world.store.invocation(ended.id)
-
-
-def test_hearing_of_the_end_twice_queues_one_job() -> None:
-    world = World(retry=2)
-
-    world.end()
-    world.end()
-
-    assert len(world.store.live()) == 1
 
 
 @pytest.mark.parametrize(
@@ -256,15 +239,6 @@ def test_what_gpus_offered_once_they_may_not_offer_now() -> None:
 
     new = world.store.job(JobId(2))
     assert new is not None and new.claim.memory == 3 * G
-
-
-def test_a_failure_of_another_kind_stays_as_it_is() -> None:
-    world = World(retry=2)
-    world.tail = "KeyError: 'lr'"
-
-    ended = world.end()
-
-    assert (ended.detail, ended.usage.out_of_memory) == (None, False)
 
 
 def test_a_claim_without_a_size_gets_what_its_likes_used() -> None:

@@ -10,7 +10,7 @@ from fakes import NOON, reading
 from goldens import mentions, sentence
 from gpulease.domain.gpu import Fault, GpuReading, GpuUuid
 from gpulease.host import cgroups
-from gpulease.host.enforcement import Circumstances, EnforcementLevels, why_no_scopes
+from gpulease.host.enforcement import Circumstances, EnforcementLevels
 from gpulease.service.observation import Observation
 from gpulease.service.ports import MemoryLimiter, NotLimited
 
@@ -165,7 +165,3 @@ def test_watching_is_a_rung_as_long_as_something_is_done() -> None:
     assert not any(each.varies for each in ladder.views())
     ladder.watch_varies = lambda: True
     assert [each.rung for each in ladder.views() if each.varies] == ["watch"]
-
-
-def test_only_the_systems_service_has_scopes() -> None:
-    assert why_no_scopes(confined=False) is not None

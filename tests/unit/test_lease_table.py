@@ -61,16 +61,3 @@ def test_every_pair_moves_or_is_ignored_or_is_refused_by_name(
 @pytest.mark.parametrize("state", sorted(HOLDS_MEMORY))
 def test_news_of_the_end_is_welcome_in_every_state_that_holds_memory(state: State) -> None:
     assert next_state(state, Trigger.WORKER_EXITED) is State.ENDED
-
-
-def test_a_lease_that_was_only_held_ends_by_the_same_table_as_any_job() -> None:
-    """Its holder may go, its time may be over and it may be given back, in this order of steps."""
-    by_its_holder = (Trigger.GRANT, Trigger.WORKER_STARTED, Trigger.WORKER_EXITED)
-    by_its_time = (*by_its_holder[:2], Trigger.EXPIRE, Trigger.WORKER_EXITED)
-    given_back = (*by_its_holder[:2], Trigger.CANCEL, Trigger.WORKER_EXITED)
-    for steps in (by_its_holder, by_its_time, given_back):
-        state = State.QUEUED
-        for step in steps:
-            state = next_state(state, step) or state
-            assert (state in HOLDS_MEMORY) == (step is not Trigger.WORKER_EXITED)
-        assert state is State.ENDED

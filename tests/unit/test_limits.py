@@ -7,22 +7,30 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from fakes import ALICE, BOB, NOON, FakeClock, FakeGpus, G, MemoryStore
+from fakes import (
+    ALICE,
+    BOB,
+    NOON,
+    FakeClock,
+    FakeGpus,
+    G,
+    MemoryStore,
+    ended_job,
+    granted_job,
+)
 from fakes import order as an_order
 from goldens import mentions
 from gpulease.domain.explain import Explanations
-from gpulease.domain.gpu import GpuUuid, JobId
-from gpulease.domain.job import Job, Outcome, Owner, grant, worker_gone
-from gpulease.domain.lease import Claim, Trigger
+from gpulease.domain.gpu import JobId
+from gpulease.domain.job import Job, Owner
+from gpulease.domain.lease import Trigger
 from gpulease.domain.limits import (
     WEEK,
     Beyond,
     GroupLimits,
-    LimitCheck,
     RecentUse,
     UserLimits,
 )
-from gpulease.domain.placement import Placement
 from gpulease.domain.plan import Plan, why_waiting
 from gpulease.domain.queue_options import Indices, QueuePolicy
 from gpulease.errors import BadValue, CannotLease, NoRoomNow, TooMany
@@ -67,10 +75,8 @@ class World:
     def end(self, job_id: JobId) -> None:
         job, at = self.store.job(job_id), self.clock.now()
         assert job is not None
-        ended = worker_gone(job, Trigger.WORKER_EXITED, Outcome.EXITED, None, None, at)
-        assert ended is not None
         with self.store.write() as tx:
-            tx.save(ended, Event(at, Trigger.WORKER_EXITED))
+            tx.save(ended_job(job, at=at), Event(at, Trigger.WORKER_EXITED))
 
     def started(self) -> list[int]:
         return [job.id for job in self.store.live() if job.holds_memory]
@@ -127,7 +133,7 @@ def test_a_job_over_a_limit_has_no_age() -> None:
     world.end(wide.id)
     world.limits = UserLimits()
     blocker = world.submit(order(16 * G, owner=BOB))
-    world.store._jobs[blocker.id] = grant(blocker, Placement(((GpuUuid("GPU-a"), 16 * G),)), NOON)
+    world.store._jobs[blocker.id] = granted_job(blocker)
     world.run()
     assert aging(world, waits) == NOON, "it is within its limits, and waits for memory"
 
@@ -251,15 +257,6 @@ def test_the_budget_of_a_group_counts_members_without_jobs_also_after_a_restart(
     assert waits.id in world.started()
 
 
-def test_no_wait_names_the_limit() -> None:
-    world = World(most_running=1)
-    world.submit(order())
-    world.run()
-    with pytest.raises(NoRoomNow) as refused:
-        world.submit(order(wait_for=timedelta(0)))
-    assert "most_running" in refused.value.message
-
-
 def test_a_job_without_a_time_gets_the_default_and_never_more_than_the_longest() -> None:
     world = World(default_time=HOUR, longest_time=2 * HOUR)
     assert world.submit(order()).claim.time_limit == HOUR
@@ -340,18 +337,6 @@ def test_a_job_over_the_budget_is_expected_when_enough_use_is_a_week_old() -> No
     assert waits.id in world.started()
 
 
-def test_use_is_the_same_after_a_restart() -> None:
-    world = World(gib_hours_per_week=10)
-    job = world.submit(order(8 * G))
-    world.run()
-    world.clock.forward(hours=2)
-    world.end(job.id)
-    late = world.submit(order())
-    world.state = QueueState(world.store)
-    world.run()
-    assert late.id not in world.started()
-
-
 spans = some.tuples(some.integers(0, 12 * 60), some.integers(0, 300), some.integers(1, 64))
 
 
@@ -377,21 +362,3 @@ def test_the_use_of_a_week_is_the_sum_of_what_lies_in_it(
     if until is not None and total > 0:
         assert use.in_week_before(until) == pytest.approx(total / 2, abs=1e-3)
     assert use.in_week_before(at) == total, "a forecast changes nothing"
-
-
-def test_a_check_without_limits_looks_at_no_job() -> None:
-    def holders() -> object:
-        raise AssertionError("no user has a limit")
-        yield
-
-    check = LimitCheck.of({}, {}, holders(), G, NOON)  # type: ignore[arg-type]
-    job = order().queued(JobId(1), NOON)
-    assert check.exceeded_by(job) is None
-
-
-def test_a_job_that_starts_counts_its_lease() -> None:
-    check = LimitCheck({ALICE.uid: UserLimits(most_memory=3 * G)}, 16 * G)
-    job = replace(order().queued(JobId(1), NOON), claim=Claim(2 * G))
-    assert check.exceeded_by(job) is None
-    check.start(job, 2 * G)
-    assert str(check.exceeded_by(job)).count("G") == 2

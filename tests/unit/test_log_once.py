@@ -48,13 +48,6 @@ def test_the_same_is_said_once_until_it_passes(caplog: pytest.LogCaptureFixture)
     assert lines(caplog)[3:] == ["full"]
 
 
-def test_what_differs_in_the_job_alone_is_the_same(caplog: pytest.LogCaptureFixture) -> None:
-    complaints = LogOnce(LOG)
-    for job in range(100):
-        complaints.say("scope", f"job {job} has no scope", why="no D-Bus")
-    assert lines(caplog) == ["job 0 has no scope"]
-
-
 class Clock:
     """A clock that a test sets."""
 

@@ -52,10 +52,6 @@ def test_a_job_on_a_gpu_that_it_did_not_lease_counts_as_unmanaged_there() -> Non
     assert gpu.jobs_without_lease == (ONE,)
 
 
-def test_memory_that_no_process_holds_is_unmanaged_too() -> None:
-    assert build_ledger(reading(used=G), [], {}).headroom == 7 * G
-
-
 def test_the_drivers_share_and_the_margin_are_never_leased() -> None:
     gpu = build_ledger(reading(reserved=G), [], {}, margin=G)
     assert (gpu.allocatable, gpu.headroom) == (6 * G, 6 * G)

@@ -20,7 +20,6 @@ from gpulease.domain.queue_options import PolicyName, QueueOptions, QueuePolicy
 from gpulease.domain.snapshot import Snapshot
 from gpulease.errors import GpuleaseError
 from gpulease.service.editing import Move, move
-from gpulease.service.ports import Event
 
 FULL = reading(used=8 * G)
 POLICIES = (PolicyName.FAIR, PolicyName.FIFO, PolicyName.EASY)
@@ -47,36 +46,6 @@ def moved(store: MemoryStore, job: int, before: int | None, *, by_admin: bool = 
     uid = 0 if by_admin else 1000
     wanted = Move(before if before is None else JobId(before), uid, "x", is_admin=by_admin)
     move(store, [JobId(job)], wanted, FakeClock())
-
-
-@every_policy
-def test_a_move_lets_the_other_job_sink_and_delays_no_other_user(policy: PolicyName) -> None:
-    store = queue((ALICE, SHORT), (BOB, timedelta(hours=1)), (ALICE, LONG), (BOB, LONG))
-    before = order_of(store.live(), policy)
-    moved(store, 3, 1)
-    after = order_of(store.live(), policy)
-    assert after.index(JobId(3)) < after.index(JobId(1))
-    assert after.index(JobId(2)) <= before.index(JobId(2))
-    assert after.index(JobId(4)) <= before.index(JobId(4))
-
-
-@every_policy
-def test_a_chain_of_moves_holds_from_end_to_end(policy: PolicyName) -> None:
-    store = queue((ALICE, SHORT), (ALICE, SHORT), (ALICE, LONG), (ALICE, SHORT))
-    moved(store, 2, 1)
-    moved(store, 3, 2)
-    after = order_of(store.live(), policy)
-    assert [job for job in after if job != 4] == [3, 2, 1]
-
-
-@every_policy
-def test_the_first_of_a_user_is_before_all_others_of_that_user(policy: PolicyName) -> None:
-    store = queue((ALICE, SHORT), (BOB, LONG), (ALICE, SHORT), (ALICE, LONG))
-    before = order_of(store.live(), policy)
-    moved(store, 4, None)
-    after = order_of(store.live(), policy)
-    assert next(job for job in after if job != 2) == 4
-    assert after.index(JobId(2)) <= before.index(JobId(2))
 
 
 @every_policy
@@ -115,16 +84,6 @@ def test_a_chain_of_ten_thousand_moves_takes_as_many_steps(by_admin: bool, circl
 
     assert sorted(computed) == list(jobs), "each was computed once"
     assert circle or all(before < after for before, after in pairwise(merits))
-
-
-@every_policy
-def test_a_pass_takes_a_long_chain_of_moves(policy: PolicyName) -> None:
-    store = queue(*[(ALICE, SHORT)] * 2000)
-    with store.write() as tx:
-        for job in store.live()[1:]:
-            options = replace(job.queue, moved_before=JobId(job.id - 1))
-            tx.save(replace(job, queue=options), Event(NOON, "move"))
-    assert order_of(store.live(), policy) == list(range(2000, 0, -1))
 
 
 _MOVES = st.lists(

@@ -6,15 +6,21 @@ from pathlib import Path
 
 import pytest
 
-from fakes import ALICE, NOON, G, order, reading
+from fakes import (
+    ALICE,
+    NOON,
+    G,
+    ended_job,
+    granted_job,
+    order,
+)
 from gpulease.cli.resolved_options import checked_settings
 from gpulease.domain.gpu import JobId
 from gpulease.domain.health import Drain, GpuAvailability
-from gpulease.domain.job import Exit, Job, Outcome, grant, worker_gone, worker_started
-from gpulease.domain.lease import LONGEST_TIME, Trigger
+from gpulease.domain.job import Exit, Job, Outcome, worker_started
+from gpulease.domain.lease import LONGEST_TIME
 from gpulease.domain.memory_estimate import size_next_time
 from gpulease.domain.notifications import NotifyEvent, about_gpu, message_on, time_is_short
-from gpulease.domain.placement import Placement
 from gpulease.errors import BadConfiguration, BadValue, with_hint
 from gpulease.notifications.messages import last_lines, memory_use
 from gpulease.notifications.sender import (
@@ -33,7 +39,7 @@ LATER = NOON + timedelta(hours=2)
 
 def granted(*events: str, time_limit: timedelta | None = None) -> Job:
     asked = replace(order(8 * G, time_limit=time_limit), notify=events)
-    return grant(asked.queued(JobId(7), NOON), Placement(((reading().uuid, 8 * G),)), NOON)
+    return granted_job(asked.queued(JobId(7), NOON))
 
 
 def running(*events: str, time_limit: timedelta | None = None) -> Job:
@@ -43,9 +49,7 @@ def running(*events: str, time_limit: timedelta | None = None) -> Job:
 
 
 def ended(before: Job, outcome: Outcome, code: int | None = None, detail: str | None = None) -> Job:
-    job = worker_gone(before, Trigger.WORKER_EXITED, outcome, detail, Exit(code), LATER)
-    assert job is not None
-    return job
+    return replace(ended_job(before, outcome, None, LATER, detail), exit=Exit(code))
 
 
 @pytest.mark.parametrize(

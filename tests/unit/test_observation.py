@@ -79,7 +79,3 @@ def test_a_gpu_is_lost_when_the_driver_says_so_twice_in_a_row() -> None:
 
     doubt, is_lost = Fault.UNREADABLE, Fault.LOST
     assert faults == [doubt, None, doubt, is_lost, is_lost, None, doubt]
-
-
-def test_of_a_gpu_that_is_not_there_nothing_is_known() -> None:
-    assert Observation((), {}, datetime(2026, 1, 1, tzinfo=UTC)).utilization(MINE, GPU) is None

@@ -7,7 +7,14 @@ from datetime import timedelta
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fakes import ALICE, BOB, NOON, G, reading
+from fakes import (
+    ALICE,
+    BOB,
+    NOON,
+    G,
+    reading,
+    running_job,
+)
 from gpulease.domain.gpu import JobId
 from gpulease.domain.job import (
     CommandFingerprint,
@@ -15,12 +22,9 @@ from gpulease.domain.job import (
     JobUsage,
     Owner,
     aging,
-    grant,
-    worker_started,
 )
 from gpulease.domain.lease import Claim
 from gpulease.domain.limits import UserLimits
-from gpulease.domain.placement import Placement
 from gpulease.domain.plan import Plan, plan
 from gpulease.domain.queue import Queue
 from gpulease.domain.queue_options import PolicyName, QueuePolicy
@@ -57,11 +61,7 @@ def job(
 def running(
     waiting: Job, gpus: Sequence[int] = (0,), for_: timedelta = timedelta(minutes=10)
 ) -> Job:
-    memory = waiting.claim.memory_on(8 * G)
-    placed = Placement(tuple((reading(f"GPU-{gpu}").uuid, memory) for gpu in gpus))
-    started = worker_started(grant(waiting, placed, NOON - for_), 1, 1, NOON - for_)
-    assert started is not None
-    return started
+    return running_job(waiting, *(f"GPU-{gpu}" for gpu in gpus), at=NOON - for_)
 
 
 def decide(jobs: Sequence[Job], gpus: int = 1, **known: object) -> Plan:
@@ -119,15 +119,6 @@ def test_age_counts_for_the_first_ten_jobs_of_a_user_only() -> None:
     assert decide([full, *old[1:]]).aging == (11,)
 
 
-def test_a_job_behind_the_first_ten_of_its_user_loses_its_age() -> None:
-    full = running(job(100))
-    old = [job(number, age=HOUR) for number in range(2, 12)]
-    first = job(20)
-    first = replace(first, queue=replace(first.queue, moved_before=JobId(0)))
-    decided = decide([full, *old, first, job(40, owner=BOB, age=HOUR)])
-    assert (decided.aging, decided.stops_aging) == ((20,), (11,))
-
-
 @given(
     moves=st.lists(st.tuples(st.integers(1, 20), st.integers(0, 20), st.booleans()), max_size=30),
     most=st.integers(1, 5),
@@ -154,12 +145,6 @@ def test_whatever_the_moves_no_more_jobs_of_a_user_gain_age_than_may(
             assert sum(each.queue.aging_since_at is not None for each in mine) == min(
                 most, len(mine)
             )
-
-
-def test_ten_thousand_jobs_of_one_user_delay_a_job_of_another_by_one_end() -> None:
-    busy = [running(job(20_000 + gpu), [gpu]) for gpu in range(2)]
-    waiting = [job(number) for number in range(1, 10_001)] + [job(10_001, owner=BOB)]
-    assert starts(decide([busy[0], *waiting], gpus=2)) == [10_001]
 
 
 def test_no_job_outlasts_the_soft_reservation_of_the_oldest() -> None:

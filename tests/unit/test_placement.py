@@ -8,7 +8,6 @@ import pytest
 
 from fakes import G, reading
 from goldens import mentions, sentence
-from gpulease.domain.choice import PlannedGpu
 from gpulease.domain.gpu import (
     ComputeMode,
     Fault,
@@ -56,13 +55,6 @@ def test_equal_gpus_are_taken_by_index() -> None:
     assert chosen(place(Claim(2 * G), gpus(3, 3, 3))) == ["GPU-0"]
 
 
-def test_another_policy_takes_the_gpu_with_the_highest_score() -> None:
-    def emptiest(claim: Claim, gpu: PlannedGpu) -> float:
-        return float(gpu.free)
-
-    assert chosen(place(Claim(2 * G), gpus(1, 0, 5), emptiest)) == ["GPU-1"]
-
-
 def test_a_gang_gets_all_its_gpus_or_none() -> None:
     assert chosen(place(Claim(2 * G, gpus=2), gpus(0, 7, 5))) == ["GPU-0", "GPU-2"]
     refused = place(Claim(2 * G, gpus=2), gpus(0, 7, 7))
@@ -71,24 +63,11 @@ def test_a_gang_gets_all_its_gpus_or_none() -> None:
     assert refused.waits_for == (2, 3)
 
 
-def test_several_holders_are_a_plural() -> None:
-    held = stock(reading("GPU-0", 0), [LedgerEntry(JobId(job), G) for job in (1, 2)], {})
-    refused = place(Claim(G, exclusive=True), [held])
-    assert isinstance(refused, Refusal)
-    assert refused.obstacles[0].why == "jobs 1, 2 hold a lease on it"
-
-
 def test_a_refusal_says_for_each_gpu_what_is_free_and_who_holds_the_rest() -> None:
     refused = place(Claim(6 * G), gpus(5, 6))
     assert isinstance(refused, Refusal)
     assert [(each.index, each.waits_for) for each in refused.obstacles] == [(0, (1,)), (1, (2,))]
     assert [each.why.split()[0] for each in refused.obstacles] == ["3G", "2G"]
-
-
-def test_a_full_gpu_has_nothing_free() -> None:
-    refused = place(Claim(G), gpus(8))
-    assert isinstance(refused, Refusal)
-    assert refused.obstacles[0].why == "nothing is free"
 
 
 def test_alone_means_without_a_job_that_has_its_lease_on_another_gpu() -> None:

@@ -6,11 +6,18 @@ from datetime import timedelta
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fakes import ALICE, NOON, G, reading, waits
-from gpulease.domain.gpu import ComputeMode, Fault, GpuReading, JobId, ProcessReading
-from gpulease.domain.job import Job, grant, worker_started
+from fakes import (
+    ALICE,
+    NOON,
+    G,
+    reading,
+    running_job,
+    waits,
+)
+from gpulease.domain.gpu import Fault, GpuReading, JobId, ProcessReading
+from gpulease.domain.job import Job
 from gpulease.domain.lease import Claim
-from gpulease.domain.placement import ObstacleKind, Placement
+from gpulease.domain.placement import ObstacleKind
 from gpulease.domain.plan import Plan, plan, why_waiting
 from gpulease.domain.queue_options import PolicyName, QueuePolicy
 from gpulease.domain.snapshot import Snapshot, ledgers
@@ -23,11 +30,7 @@ def job(number: int, memory: int = G, **claim: object) -> Job:
 
 
 def running(number: int, gpu: str, memory: int, limit: timedelta | None = None) -> Job:
-    placed = Placement(((reading(gpu).uuid, memory),))
-    granted = grant(job(number, memory, time_limit=limit), placed, NOON)
-    started = worker_started(granted, number, number, NOON)
-    assert started is not None
-    return started
+    return running_job(job(number, memory, time_limit=limit), gpu)
 
 
 def gpus(count: int = 2) -> list[GpuReading]:
@@ -46,11 +49,6 @@ def test_two_fit_and_the_third_waits_and_says_for_whom() -> None:
     decided = decide([job(n, 6 * G) for n in (1, 2, 3)])
     assert granted(decided) == [(1, ["GPU-0"]), (2, ["GPU-1"])]
     assert waits(decided, 3).refusal.waits_for == (1, 2)
-
-
-def test_no_byte_is_promised_twice_within_one_pass() -> None:
-    decided = decide([job(n, 3 * G) for n in range(1, 9)])
-    assert granted(decided) == [(1, ["GPU-0"]), (2, ["GPU-0"]), (3, ["GPU-1"]), (4, ["GPU-1"])]
 
 
 def test_strict_order_closes_the_gpus_behind_the_first() -> None:
@@ -91,13 +89,6 @@ def test_a_gang_that_a_lost_gpu_makes_impossible_keeps_nothing() -> None:
     readings = [reading("GPU-0", 0), reading("GPU-1", 1, fault=Fault.LOST)]
     decided = decide([job(1, G, gpus=2), job(2, G)], readings)
     assert granted(decided) == [(2, ["GPU-0"])]
-
-
-def test_a_gpu_for_one_process_is_free_when_all_its_leases_have_ended() -> None:
-    single = [reading("GPU-0", 0, compute_mode=ComputeMode.EXCLUSIVE_PROCESS)]
-    jobs = [running(1, "GPU-0", G), running(2, "GPU-0", G), job(3, G), job(4, G)]
-    assert granted(decide(jobs[1:], single)) == []
-    assert granted(decide(jobs[2:], single)) == [(3, ["GPU-0"])]
 
 
 def test_who_gives_up_is_still_granted_what_fits_at_that_very_moment() -> None:

@@ -8,11 +8,18 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fakes import ALICE, BOB, NOON, G, order, reading
+from fakes import (
+    ALICE,
+    BOB,
+    NOON,
+    G,
+    order,
+    reading,
+    running_job,
+)
 from gpulease.domain.gpu import GpuUuid, JobId
 from gpulease.domain.job import Job, Outcome, Owner, asked_to_end, grant, worker_gone
 from gpulease.domain.lease import State, Trigger
-from gpulease.domain.placement import Placement
 from gpulease.domain.plan import Plan, plan
 from gpulease.domain.queue_options import (
     NO_OPTIONS,
@@ -43,10 +50,7 @@ def waiting(
 
 
 def active(job: Job, *gpus: GpuUuid) -> Job:
-    memory = job.claim.memory
-    assert isinstance(memory, int)
-    placed = grant(job, Placement(tuple((gpu, memory) for gpu in gpus)), NOON)
-    return replace(placed, state=State.ACTIVE, started_at=NOON)
+    return running_job(job, *gpus)
 
 
 def going(job: Job) -> Job:
@@ -73,10 +77,6 @@ def granted(plan_: Plan) -> set[int]:
     return {job for job, _ in plan_.grants}
 
 
-def test_a_preemptible_job_starts_in_what_is_idle() -> None:
-    assert granted(planned(waiting(1, 4, SPARE))) == {1}
-
-
 def test_others_start_before_it_whatever_its_class_and_age() -> None:
     old = replace(SPARE, aging_since_at=NOON - timedelta(days=30))
     low = QueueOptions(priority=Priority.LOW)
@@ -93,17 +93,6 @@ def test_it_makes_way_for_a_job_that_does_not_fit_otherwise() -> None:
 def test_none_makes_way_while_the_job_fits_elsewhere() -> None:
     decided = planned(active(waiting(1, 6, SPARE), A), waiting(2, 4), gpus=2)
     assert (granted(decided), decided.preempts) == ({2}, ())
-
-
-def test_none_makes_way_for_a_preemptible_job() -> None:
-    high = replace(SPARE, priority=Priority.HIGH)
-    decided = planned(active(waiting(1, 6, SPARE), A), waiting(2, 4, high))
-    assert (decided.preempts, decided.promised) == ((), {})
-
-
-def test_a_job_that_is_not_preemptible_makes_way_for_none() -> None:
-    high = QueueOptions(priority=Priority.HIGH)
-    assert planned(active(waiting(1, 6), A), waiting(2, 4, high)).preempts == ()
 
 
 def test_no_second_job_makes_way_while_the_first_is_going() -> None:

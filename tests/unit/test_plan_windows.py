@@ -6,12 +6,20 @@ from datetime import timedelta
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fakes import ALICE, BOB, NOON, G, reading, waits
+from fakes import (
+    ALICE,
+    BOB,
+    NOON,
+    G,
+    reading,
+    running_job,
+    waits,
+)
 from gpulease.domain.calendar import Occurrence, Window, WindowId
 from gpulease.domain.gpu import GpuUuid, JobId
-from gpulease.domain.job import Job, grant, worker_started
+from gpulease.domain.job import Job
 from gpulease.domain.lease import Claim
-from gpulease.domain.placement import ObstacleKind, Placement
+from gpulease.domain.placement import ObstacleKind
 from gpulease.domain.plan import Plan, plan
 from gpulease.domain.queue_options import PolicyName, QueueOptions, QueuePolicy
 from gpulease.domain.snapshot import Snapshot
@@ -26,10 +34,7 @@ def job(number: int, *, of: object = BOB, limit: timedelta | None = None, gpus: 
 
 
 def running(number: int, gpu: int, limit: timedelta | None = None) -> Job:
-    placed = Placement(((GpuUuid(f"GPU-{gpu}"), 2 * G),))
-    started = worker_started(grant(job(number, limit=limit), placed, NOON), number, number, NOON)
-    assert started is not None
-    return started
+    return running_job(job(number, limit=limit), f"GPU-{gpu}")
 
 
 def window(begins_in: timedelta, *gpus: int, count: int = 1, number: int = 1) -> Occurrence:
@@ -84,11 +89,6 @@ def test_a_job_on_several_gpus_is_promised_no_start_with_a_shorter_limit() -> No
     decided = decide(jobs, window(HOUR, 0), gpus=2)
     window_ahead = waits(decided, 2).refusal.obstacles
     assert not [each.why for each in window_ahead if "--time" in each.why]
-
-
-def test_the_time_limit_that_the_obstacle_names_lets_the_job_start() -> None:
-    span = timedelta(hours=7)
-    assert starts(decide([job(1, limit=span)], window(span, 0))) == {1: ["GPU-0"]}
 
 
 def test_a_job_goes_to_a_gpu_without_a_window() -> None:

@@ -14,7 +14,7 @@ from gpulease.domain.choice import PlannedGpu, best_fit
 from gpulease.domain.gpu import build_ledger
 from gpulease.domain.lease import Claim
 from gpulease.domain.queue_options import PolicyName, QueuePolicy
-from gpulease.replay.engine import Contention, Moment, placement_named, replay, spread
+from gpulease.replay.engine import Contention, Moment, replay, spread
 from gpulease.replay.results import (
     StartErrors,
     StartPredictions,
@@ -174,15 +174,6 @@ def test_spread_prefers_the_emptiest_gpu_and_best_fit_the_fullest() -> None:
 
     assert spread(Claim(G), empty) > spread(Claim(G), full)
     assert best_fit(Claim(G), full) > best_fit(Claim(G), empty)
-
-
-def test_fgd_keeps_room_for_the_sizes_that_are_typical() -> None:
-    score = placement_named("fgd", [one(1, 0, memory=4 * G)])
-    # 2G of the first leave 3G, which no typical job can use; of the second, 4G, which one can.
-    tight, exact = planned_gpu(5 * G), planned_gpu(6 * G)
-
-    assert best_fit(Claim(2 * G), tight) > best_fit(Claim(2 * G), exact)
-    assert score(Claim(2 * G), exact) > score(Claim(2 * G), tight)
 
 
 def test_the_first_prediction_for_a_job_is_compared_with_its_start() -> None:

@@ -12,15 +12,16 @@ from fakes import (
     FakeGpus,
     G,
     MemoryStore,
+    granted_job,
     hold_order,
     order,
     reading,
+    running_job,
 )
 from gpulease.domain.gpu import Fault, GpuUuid, JobId
 from gpulease.domain.health import GpuEvent
-from gpulease.domain.job import Exit, Job, Outcome, grant, worker_started
+from gpulease.domain.job import Exit, Job, Outcome
 from gpulease.domain.lease import State
-from gpulease.domain.placement import Placement
 from gpulease.domain.queue_options import ArrayElement, Priority, QueueOptions
 from gpulease.errors import NoSuchJob, WrongState
 from gpulease.service import jobs
@@ -46,9 +47,7 @@ def running(
 
 def started(store: MemoryStore, job: Job) -> Job:
     with store.write() as tx:
-        now = worker_started(grant(job, Placement(((GPU, G),)), NOON), 7, 8, NOON)
-        assert now is not None
-        tx.save(now, Event(NOON, "worker_started"))
+        tx.save(now := running_job(job), Event(NOON, "worker_started"))
     return now
 
 
@@ -216,7 +215,7 @@ def test_requeue_stops_a_running_job_and_queues_it_at_its_end() -> None:
 def test_a_granted_job_that_never_started_is_queued_again() -> None:
     store = MemoryStore()
     with store.write() as tx:
-        tx.save(grant(tx.add(order(), NOON), Placement(((GPU, G),)), NOON), Event(NOON, "grant"))
+        tx.save(granted_job(tx.add(order(), NOON)), Event(NOON, "grant"))
     jobs.requeue(store, OLD, "alice", FakeClock())
     why = WrongState("cancelled before its worker was started")
     ended = jobs.note_launch_failed(store, OLD, why, FakeClock())

@@ -6,13 +6,20 @@ from datetime import datetime, timedelta
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fakes import ALICE, BOB, NOON, G, reading, waits
+from fakes import (
+    ALICE,
+    BOB,
+    NOON,
+    G,
+    reading,
+    running_job,
+    waits,
+)
 from gpulease.domain.explain import Explanations, suggestions, with_job
 from gpulease.domain.gpu import GpuUuid, JobId
-from gpulease.domain.job import Job, Owner, aging, grant, worker_started
+from gpulease.domain.job import Job, Owner, aging
 from gpulease.domain.lease import Claim
 from gpulease.domain.limits import UserLimits
-from gpulease.domain.placement import Placement
 from gpulease.domain.plan import Plan, plan, started, why_waiting
 from gpulease.domain.queue_options import ArrayElement, PolicyName, Priority, QueuePolicy
 from gpulease.domain.snapshot import Snapshot
@@ -34,10 +41,7 @@ def job(number: int, memory: int, owner: Owner = ALICE, age: float = 0, **claim:
 
 
 def running(waiting: Job, gpu: int) -> Job:
-    placed = Placement(((CARDS[gpu].uuid, waiting.claim.memory_on(0)),))
-    begun = worker_started(grant(waiting, placed, NOON - HOUR), 1, 1, NOON - HOUR)
-    assert begun is not None
-    return begun
+    return running_job(waiting, CARDS[gpu].uuid, at=NOON - HOUR)
 
 
 TEST_GPU = running(job(1, 22, time_limit=11 * HOUR), 0)

@@ -7,10 +7,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fakes import ALICE, NOON, reading
+from fakes import (
+    ALICE,
+    NOON,
+    ended_job,
+    running_job,
+)
 from gpulease.domain.gpu import JobId
-from gpulease.domain.job import Exit, Job, JobUsage, Outcome, grant, worker_gone, worker_started
-from gpulease.domain.lease import Claim, Trigger
+from gpulease.domain.job import Job, JobUsage, Outcome
+from gpulease.domain.lease import Claim
 from gpulease.domain.memory_estimate import (
     LONG_ENOUGH,
     PastRun,
@@ -19,7 +24,6 @@ from gpulease.domain.memory_estimate import (
     size_for,
     size_next_time,
 )
-from gpulease.domain.placement import Placement
 from gpulease.units import GIB, MIB
 
 sizes = st.integers(64 * MIB, 80 * GIB)
@@ -52,14 +56,6 @@ def test_a_run_that_ran_out_of_memory_counts_at_once_and_as_one_run_afterwards()
 def test_a_framework_that_takes_all_it_may_does_not_grow_from_run_to_run() -> None:
     assert size_for([PastRun(4 * GIB, 4 * GIB)]) == 4 * GIB
     assert size_for([PastRun(4 * GIB, 4 * GIB - 1)] * 5) == 4 * GIB
-
-
-def test_a_job_that_held_more_than_its_lease_gets_more() -> None:
-    assert size_for([PastRun(4 * GIB, 5 * GIB)]) == 6 * GIB
-
-
-def test_after_running_out_of_memory_more_is_asked_for() -> None:
-    assert size_for([PastRun(4 * GIB, 4 * GIB, True)]) == 5 * GIB
 
 
 def test_a_lease_that_did_after_one_that_did_not_is_asked_for_again() -> None:
@@ -126,12 +122,9 @@ def ended(
 ) -> Job:
     """Return a job that leased 8G."""
     job = Job(JobId(1), ALICE, "a", "a", Claim(8 * GIB), NOON)
-    running = worker_started(grant(job, Placement(((reading().uuid, 8 * GIB),)), NOON), 1, 1, NOON)
-    assert running is not None
+    running = running_job(job)
     measured = replace(running, leases=tuple(replace(each, used=used) for each in running.leases))
-    done = worker_gone(measured, Trigger.WORKER_EXITED, outcome, None, Exit(code), NOON + ran_for)
-    assert done is not None
-    return done
+    return ended_job(measured, outcome, code, NOON + ran_for)
 
 
 def test_a_job_with_more_than_it_needed_is_advised_what_others_are_told() -> None:

@@ -8,13 +8,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from fakes import NOON, G, reading
+from fakes import (
+    NOON,
+    G,
+    reading,
+    running_job,
+)
 from gpulease.domain.fair_share import PastUse
 from gpulease.domain.gpu import JobId
-from gpulease.domain.job import Job, Owner, grant, worker_started
+from gpulease.domain.job import Job, Owner
 from gpulease.domain.lease import Claim
 from gpulease.domain.limits import UserLimits
-from gpulease.domain.placement import Placement
 from gpulease.domain.plan import Plan, plan
 from gpulease.domain.snapshot import Snapshot
 from gpulease.domain.standing import UserStanding, standings
@@ -29,11 +33,7 @@ def waiting(number: int, user: str, memory: int = 8 * G) -> Job:
 
 
 def running(number: int, user: str, memory: int = 8 * G, span: timedelta = HOUR) -> Job:
-    placed = Placement(((reading().uuid, memory),))
-    job = grant(waiting(number, user, memory), placed, NOON - span)
-    started = worker_started(job, number, number, NOON - span)
-    assert started is not None
-    return started
+    return running_job(waiting(number, user, memory), at=NOON - span)
 
 
 def decided(jobs: Sequence[Job], past: dict[str, float] | None = None, **fields: object) -> Plan:

@@ -5,10 +5,15 @@ from dataclasses import replace
 
 import pytest
 
-from fakes import NOON, G, order, reading
-from gpulease.domain.gpu import GpuReading, GpuUuid, JobId, ProcessReading
-from gpulease.domain.job import Job, grant, worker_started
-from gpulease.domain.placement import Placement
+from fakes import (
+    NOON,
+    G,
+    order,
+    reading,
+    running_job,
+)
+from gpulease.domain.gpu import GpuReading, JobId, ProcessReading
+from gpulease.domain.job import Job
 from gpulease.service.job_samples import MeanUtilization
 from gpulease.service.observation import Observation
 
@@ -16,10 +21,7 @@ A, B = JobId(1), JobId(2)
 
 
 def running(job: JobId, *gpus: str) -> Job:
-    placement = Placement(tuple((GpuUuid(gpu), G) for gpu in gpus))
-    started = worker_started(grant(order().queued(job, NOON), placement, NOON), 1, 2, NOON)
-    assert started is not None
-    return started
+    return running_job(order().queued(job, NOON), *gpus)
 
 
 def busy(uuid: str, percent: int | None, *processes: tuple[int, int | None]) -> GpuReading:
