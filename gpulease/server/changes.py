@@ -10,9 +10,11 @@ from gpulease.domain.lease import State
 from gpulease.errors import BadValue
 from gpulease.server.auth import Access, Caller, Rights
 from gpulease.server.context import Request, RequestContext, acting_on
-from gpulease.server.job_requests import cancel_grace_of, edit_of
+from gpulease.server.job_requests import edit_of
 from gpulease.server.messages import Response, json_response
+from gpulease.server.validation import span
 from gpulease.service.editing import Move, refuse_unless_queued
+from gpulease.setting_parsers import LONGEST_GRACE
 from gpulease.wire.jobs import CancelledView, EditedJobView, EditedView
 from gpulease.wire.requests import (
     LONGEST_NAME,
@@ -37,7 +39,7 @@ class ChangeHandlers:
         """Cancel all jobs that match."""
         caller, context = request.caller, self._context
         asked = request.read(CancelJobsRequest)
-        grace = cancel_grace_of(asked.grace, "these jobs")
+        grace = span("grace", asked.grace, LONGEST_GRACE)
         chosen = chosen_by(asked, caller, context.rights)
         await request.slot.for_expensive()
         cancelled = await context.scheduler.cancel_all(chosen, partial(acting_on, caller), grace)

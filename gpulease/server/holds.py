@@ -150,7 +150,7 @@ def hold_submission_of(
         command=shown,
         claim=claim,
         invocation=Invocation((), "/", environment, options=options),
-        wait_for=span("time to wait", request.wait, at_least=0),
+        wait_for=span("wait", request.wait),
         holder=Holder(process, None if asker is None else asker.process),
         only_lease=request.adopt,
         key=checked_key(request.key),
@@ -163,7 +163,7 @@ def _holder(pid: int | None, caller: Caller, find: FindProcess) -> tuple[Process
     """Return the process that is to hold the lease, and how listings name it."""
     if pid is None:
         return None, "held until its time is over"
-    found = find(within("pid", pid, 1, LARGEST_PID, "hold a lease"))
+    found = find(within("pid", pid, 1, LARGEST_PID))
     if found is None:
         raise BadValue(
             f"cannot hold a lease for process {pid}: no such process",
@@ -219,7 +219,7 @@ def adoption_of(request: AdoptRequest, caller: Caller, context: RequestContext) 
         NotAllowed: the process belongs to another user, and the caller is no admin.
     """
     pid, rights = request.pid, context.rights
-    found = context.processes.living(within("pid", pid, 1, LARGEST_PID, "adopt a process"))
+    found = context.processes.living(within("pid", pid, 1, LARGEST_PID))
     if found is None:
         raise BadValue(
             f"cannot adopt process {pid}: no such process is running",

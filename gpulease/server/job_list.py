@@ -3,7 +3,10 @@
 import asyncio
 from collections.abc import Container
 from dataclasses import replace
-from typing import cast
+from datetime import timedelta
+from typing import Annotated, cast
+
+from msgspec import Meta
 
 from gpulease.domain.job import Outcome
 from gpulease.domain.lease import State
@@ -11,16 +14,15 @@ from gpulease.errors import BadValue
 from gpulease.server.context import LARGEST_ID, Request, RequestContext
 from gpulease.server.messages import JSON, Response, json_response
 from gpulease.server.reasons import shell_status
-from gpulease.server.validation import span, within
+from gpulease.server.validation import LookBack, NamePattern
 from gpulease.server.view_sources import HIDDEN, instant
 from gpulease.service.job_list import FAILED, MOST_LISTED, EndedJob, JobQuery
 from gpulease.wire.jobs import JobKind
 from gpulease.wire.jobs import Outcome as WireOutcome
-from gpulease.wire.requests import LONGEST_NAME
 from gpulease.wire.usage import HistoryView, PastJobView
 
 _MOST_IN_BRIEF = 1000
-_VERB = "list jobs"
+_Number = Annotated[int, Meta(ge=0, le=LARGEST_ID)]
 _ENDS = (*Outcome, FAILED)
 _MICROSECONDS = 1_000_000
 
@@ -37,13 +39,13 @@ class JobListHandlers:
         user: str | None = None,
         state: str | None = None,
         all: bool = False,
-        array: int | None = None,
-        index: int | None = None,
+        array: _Number | None = None,
+        index: _Number | None = None,
         newest: bool = False,
-        after: int | None = None,
-        limit: int | None = None,
-        name: str | None = None,
-        since: float | None = None,
+        after: _Number | None = None,
+        limit: Annotated[int, Meta(ge=1, le=MOST_LISTED)] | None = None,
+        name: NamePattern | None = None,
+        since: LookBack | None = None,
     ) -> Response:
         """List jobs, oldest first: those that wait or hold memory, or all, or those of an array.
 
@@ -54,7 +56,7 @@ class JobListHandlers:
         """
         caller, context = request.caller, self._context
         query = JobQuery(user, state, all, array, index, newest, after, limit, name)
-        query = self._checked(request, query, since, {*State, *_ENDS}, MOST_LISTED)
+        query = self._checked(request, query, since, {*State, *_ENDS})
         if index is None:
             await request.slot.for_expensive()
         content = await context.listings.jobs(
@@ -68,11 +70,11 @@ class JobListHandlers:
         self,
         request: Request,
         user: str | None = None,
-        since: float | None = None,
+        since: LookBack | None = None,
         outcome: str | None = None,
-        name: str | None = None,
-        before: int | None = None,
-        limit: int = _MOST_IN_BRIEF,
+        name: NamePattern | None = None,
+        before: _Number | None = None,
+        limit: Annotated[int, Meta(ge=1, le=_MOST_IN_BRIEF)] = _MOST_IN_BRIEF,
     ) -> Response:
         """List ended jobs in brief, the newest first: those with ids below `before`.
 
@@ -81,7 +83,7 @@ class JobListHandlers:
         query = JobQuery(
             user, outcome or State.ENDED, newest=True, after=before, limit=limit, name=name
         )
-        query = self._checked(request, query, since, {State.ENDED, *_ENDS}, _MOST_IN_BRIEF)
+        query = self._checked(request, query, since, {State.ENDED, *_ENDS})
         await request.slot.for_expensive()
         found = await asyncio.to_thread(self._context.scheduler.store.ended_jobs, query)
         viewer = self._context.redacted_for(request.caller)
@@ -94,25 +96,17 @@ class JobListHandlers:
         query: JobQuery,
         since: float | None,
         states: Container[str],
-        most: int,
     ) -> JobQuery:
         """Return a query with what depends on time and caller.
 
         Raises:
-            BadValue: a value is out of range.
+            BadValue: there is no such state.
         """
         if query.state is not None and query.state not in states:
             known = ", ".join(each for each in (*State, *_ENDS) if each in states)
-            raise BadValue(f"cannot {_VERB}: no state {query.state[:40]!r}", f"states: {known}")
-        if query.limit is not None:
-            within("limit", query.limit, 1, most, _VERB)
-        for number in (query.after, query.array, query.index):
-            if number is not None:
-                within("job", number, 0, LARGEST_ID, _VERB)
-        if query.name is not None and len(query.name) > LONGEST_NAME:
-            raise BadValue(f"cannot {_VERB}: a pattern has at most {LONGEST_NAME} characters")
-        ago = span("time to look back", since, at_least=1, verb=_VERB)
-        begin = None if ago is None else self._context.clock.now() - ago
+            raise BadValue(f"cannot list jobs: no state {query.state[:40]!r}", f"states: {known}")
+        now = self._context.clock.now()
+        begin = None if since is None else now - timedelta(seconds=since)
         viewer = self._context.redacted_for(request.caller)
         return replace(query, name_of=viewer, since=begin)
 

@@ -1,4 +1,4 @@
-"""Requests about jobs, every field checked: a submission, and the spans of `cancel` and `keep`.
+"""Requests about jobs, every field checked: submissions, and new values for waiting jobs.
 
 Nothing here looks at the machine: `service.submission` decides whether it can grant the claim.
 """
@@ -11,7 +11,7 @@ from datetime import timedelta
 from fractions import Fraction
 from pathlib import PurePosixPath
 
-from gpulease.domain.job import EarlySignal, Invocation, Job, JobUsage, TerminalSettings
+from gpulease.domain.job import EarlySignal, Invocation, JobUsage, TerminalSettings
 from gpulease.domain.lease import Claim
 from gpulease.errors import BadValue
 from gpulease.fingerprint import fingerprint_of
@@ -34,9 +34,7 @@ from gpulease.server.validation import (
     within,
 )
 from gpulease.service.editing import Edit
-from gpulease.service.idleness import KEPT_FOR, LONGEST_KEPT
 from gpulease.service.ports import Submission
-from gpulease.setting_parsers import LONGEST_GRACE
 from gpulease.units import format_span
 from gpulease.wire.ranges import checked_name
 from gpulease.wire.requests import (
@@ -45,7 +43,6 @@ from gpulease.wire.requests import (
     ClaimRequest,
     EarlySignalRequest,
     EditRequest,
-    KeepRequest,
     QueueRequest,
     SubmitRequest,
     TerminalRequest,
@@ -90,16 +87,18 @@ def submission_of(
             environment=environment,
             umask=within("umask", request.umask, 0, 0o777),
             soft_limits=_soft_limits(request.soft_limits),
-            nice=within("nice level", request.nice, -20, 19),
+            nice=within("nice", request.nice, -20, 19),
             attached=request.attached,
             options=options_of(request.options, request.claim.memory),
             groups=caller.groups,
             terminal=_terminal(request.terminal),
             early_signal=_early_signal(request.early_signal, claim),
-            grace=_grace(request.grace, defaults.longest_grace),
+            grace=span(
+                "grace", request.grace, defaults.longest_grace, hint="longest_grace in the settings"
+            ),
             ends_with_client=_ends_with_client(request),
         ),
-        wait_for=span("time to wait", request.wait, at_least=0),
+        wait_for=span("wait", request.wait),
         key=checked_key(request.key),
         usage=JobUsage(
             fingerprint=fingerprint_of(argv, request.cwd), retry_factor=_retry(request.retry_oom)
@@ -189,38 +188,6 @@ def _retry(factor: float | None) -> Fraction | None:
     return Fraction(factor).limit_denominator(1000)
 
 
-def cancel_grace_of(seconds: float | None, what: str) -> timedelta | None:
-    """Return the grace that a request to cancel `what` asks for.
-
-    Raises:
-        BadValue: it is out of range.
-    """
-    if seconds is None:
-        return None
-    if not 0 <= seconds <= LONGEST_GRACE.total_seconds():
-        raise BadValue(
-            f"cannot cancel {what} with a grace of {seconds:g} seconds: it is out of range",
-            "cancel can only shorten the grace of the job: --grace 5s",
-        )
-    return timedelta(seconds=seconds)
-
-
-def keep_span_of(request: KeepRequest, job: Job) -> timedelta:
-    """Return for how long a job may be idle.
-
-    Raises:
-        BadValue: it is out of range.
-    """
-    if request.span is None:
-        return KEPT_FOR
-    if not 0 < request.span <= LONGEST_KEPT.total_seconds():
-        raise BadValue(
-            f"cannot keep job {job.label} for {request.span:g} seconds: that is out of range",
-            f"at most a day at a time: gpulease keep {job.label} --for 1d",
-        )
-    return timedelta(seconds=request.span)
-
-
 def _default_name(argv: tuple[str, ...]) -> str:
     """Name a job after its script, or else after its command."""
     script = next((each for each in argv[1:] if not each.startswith("-")), "")
@@ -250,7 +217,7 @@ def _soft_limits(given: Mapping[str, int]) -> Mapping[str, int]:
     for name, value in given.items():
         if not name.startswith("RLIMIT_") or not name.isascii() or len(name) > 32:
             refuse(f"{name[:40]!r} is not a resource limit")
-        within(name, value, -1, (1 << 63) - 1)
+        within(f"soft_limits.{name}", value, -1, (1 << 63) - 1)
     return given
 
 
@@ -259,12 +226,12 @@ def _terminal(asked: TerminalRequest | None) -> TerminalSettings | None:
         return None
     attributes = asked.attributes
     if attributes is not None:
-        within("number of terminal attributes", len(attributes), 6, _MOST_ATTRIBUTES)
+        within("terminal.attributes", len(attributes), 6, _MOST_ATTRIBUTES)
         for each in attributes:
-            within("terminal attribute", each, 0, _LARGEST_ATTRIBUTE)
+            within("terminal.attributes", each, 0, _LARGEST_ATTRIBUTE)
     return TerminalSettings(
-        within("number of rows", asked.rows, 1, 65535),
-        within("number of columns", asked.columns, 1, 65535),
+        within("terminal.rows", asked.rows, 1, 65535),
+        within("terminal.columns", asked.columns, 1, 65535),
         None if attributes is None else tuple(attributes),
         asked.stderr,
     )
@@ -301,16 +268,3 @@ def _ends_with_client(request: SubmitRequest) -> bool:
     if request.ends_with_client and not request.attached:
         refuse("the job would end with a client, and none will attach", "set attached to true")
     return request.ends_with_client
-
-
-def _grace(seconds: float | None, longest: timedelta) -> timedelta | None:
-    if seconds is None:
-        return None
-    if not 0 <= seconds <= longest.total_seconds():
-        raise BadValue.of_field(
-            "grace",
-            f"{seconds:g}s",
-            "it is out of range",
-            f"at most {format_span(longest)} on this machine (longest_grace in the settings)",
-        )
-    return timedelta(seconds=seconds)

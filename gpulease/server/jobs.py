@@ -12,16 +12,19 @@ import msgspec
 
 from gpulease.domain.gpu import JobId
 from gpulease.domain.job import Job
-from gpulease.domain.lease import LONGEST_TIME, State
+from gpulease.domain.lease import State
 from gpulease.domain.limits import NO_LIMITS
 from gpulease.errors import BadValue, NoSuchJob, TooMany, WithinLease, WrongState
 from gpulease.server.auth import Caller
 from gpulease.server.context import Request, RequestContext, acting_on
-from gpulease.server.job_requests import cancel_grace_of, keep_span_of, submission_of
+from gpulease.server.job_requests import submission_of
 from gpulease.server.messages import Response, StreamingResponse, json_response
 from gpulease.server.nested import job_of_caller
 from gpulease.server.output import OutputQuery, frames_of
 from gpulease.server.reasons import explain_view
+from gpulease.server.validation import span
+from gpulease.service.idleness import KEPT_FOR, LONGEST_KEPT
+from gpulease.setting_parsers import LONGEST_GRACE
 from gpulease.wire.frames import FrameKind
 from gpulease.wire.jobs import JobView, SuggestionView
 from gpulease.wire.requests import (
@@ -279,8 +282,7 @@ class JobHandlers:
     async def cancel(self, request: Request, job_id: int) -> Response:
         """Remove a job from the queue, or ask a running one to end."""
         caller, job = request.caller, self._job(job_id)
-        asked = request.read(CancelRequest)
-        grace = cancel_grace_of(asked.grace, f"job {job.label}")
+        grace = span("grace", request.read(CancelRequest).grace, LONGEST_GRACE)
         cancelled = await self._context.scheduler.cancel(job.id, acting_on(caller, job), grace)
         return json_response(self._context.view_for(caller, cancelled))
 
@@ -294,11 +296,7 @@ class JobHandlers:
         """Add time to the time limit of a job, or subtract it."""
         caller, job = request.caller, self._job(job_id)
         by_s = request.read(ExtendRequest).by
-        if not 0 < abs(by_s) <= LONGEST_TIME.total_seconds():
-            raise BadValue(
-                f"cannot extend job {job.label} by {by_s:g} seconds: that is out of range",
-                f"gpulease extend {job.label} +2h",
-            )
+        span("by", abs(by_s), least=1)
         by = timedelta(seconds=by_s)
         scheduler, is_admin = self._context.scheduler, self._context.rights.is_admin(caller)
         limits = NO_LIMITS if is_admin else scheduler.policy.limits(job.owner)
@@ -308,8 +306,8 @@ class JobHandlers:
     async def keep(self, request: Request, job_id: int) -> Response:
         """Allow a job to be idle for some time."""
         caller, job = request.caller, self._job(job_id)
-        span = keep_span_of(request.read(KeepRequest), job)
-        kept = await self._context.scheduler.keep(job.id, span, acting_on(caller, job))
+        asked = span("span", request.read(KeepRequest).span, LONGEST_KEPT, least=1)
+        kept = await self._context.scheduler.keep(job.id, asked or KEPT_FOR, acting_on(caller, job))
         return json_response(self._context.view_for(caller, kept))
 
     async def logs(

@@ -3,6 +3,9 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
+from typing import Annotated, Literal
+
+from msgspec import Meta
 
 from gpulease.domain.job import Owner
 from gpulease.errors import BadValue
@@ -23,7 +26,7 @@ from gpulease.wire.notifications import NotifyTestView
 from gpulease.wire.requests import DrainRequest, PauseRequest
 
 _LONGEST_REASON = 200
-_MOST_DIGITS = 9
+_Rows = Annotated[int, Meta(ge=0)] | Literal["all"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,9 +51,9 @@ class MachineHandlers:
         self._context = context
         self._parts = parts
 
-    async def status(self, request: Request, queue: str | None = None) -> Response:
+    async def status(self, request: Request, queue: _Rows = FIRST_IN_QUEUE) -> Response:
         """Show GPUs, leases, unmanaged processes, and the first `queue` waiting jobs, or "all"."""
-        first = _first_of(queue)
+        first = None if queue == "all" else queue
         viewer = self._context.redacted_for(request.caller)
         await self._context.look()
         content = await self._context.listings.status(first, viewer)
@@ -96,18 +99,6 @@ class MachineHandlers:
         """Send a message as the caller, and show what happened at each of their receivers."""
         uid = request.caller.uid
         return json_response(await self._parts.test_notification(uid))
-
-
-def _first_of(queue: str | None) -> int | None:
-    """Return how many jobs of the queue to show; None: all of them."""
-    if queue is None or queue == "all":
-        return FIRST_IN_QUEUE if queue is None else None
-    if not (queue.isascii() and queue.isdigit() and len(queue) <= _MOST_DIGITS):
-        raise BadValue(
-            f"cannot show {queue[:40]!r} jobs of the queue: that is no number",
-            "queue=20, queue=all",
-        )
-    return int(queue)
 
 
 def _reason(verb: str, given: str | None) -> str:

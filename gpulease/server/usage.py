@@ -9,16 +9,20 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple, dataclass
 from datetime import datetime, timedelta
+from typing import Annotated
+
+from msgspec import Meta
 
 from gpulease.domain.gpu import GpuReading, GpuUuid
 from gpulease.domain.hook_reports import HookReport, HookState
 from gpulease.domain.job import Job, PredictionErrors, UsageBy, UsageTotal, UserWaits
+from gpulease.domain.lease import LONGEST_TIME
 from gpulease.domain.memory_series import JOB_SPAN_S, GpuSeries, Grid, JobSeries, Mean, grid_over
 from gpulease.domain.standing import UserStanding
 from gpulease.errors import BadValue, NotAllowed
 from gpulease.server.context import Request, RequestContext
 from gpulease.server.messages import Response, json_response
-from gpulease.server.validation import refuse, span, within
+from gpulease.server.validation import LookBack
 from gpulease.server.view_sources import instant
 from gpulease.service.hook_reports import Steps
 from gpulease.service.ports import MemoryReader
@@ -51,8 +55,8 @@ _LONGEST_VERSION = 40
 _LONGEST_WHY = 500
 _LONGEST_UUID = 96
 _HOUR_S = 3600.0
-_GPU_VERB, _JOB_VERB = "show the history of a GPU", "show the memory of a job"
-_LEAST_POINTS = 2
+_Until = Annotated[float, Meta(ge=0, le=LONGEST_TIME.total_seconds())]
+_Points = Annotated[int, Meta(ge=2, le=MOST_POINTS)]
 
 
 TotalsOf = Callable[[UsageBy, str | None, datetime | None, datetime], Sequence[UsageTotal]]
@@ -104,7 +108,7 @@ class UsageHandlers:
         self,
         request: Request,
         user: str | None = None,
-        since: float | None = None,
+        since: LookBack | None = None,
         by: str = UsageBy.USER,
     ) -> Response:
         """Show what jobs asked for and used, by user, group, week or month.
@@ -120,9 +124,8 @@ class UsageHandlers:
                 "cannot report on other users: what they run is hidden on this machine",
                 "gpulease report, without --user and --all, shows your own jobs",
             )
-        ago = span("time to look back", since, at_least=1, verb="report")
         now = context.clock.now()
-        begin = None if ago is None else now - ago
+        begin = None if since is None else now - timedelta(seconds=since)
         # A year of jobs takes a while to add up.
         await request.slot.for_expensive()
         used, errors = await asyncio.gather(
@@ -131,11 +134,10 @@ class UsageHandlers:
         )
         return json_response(report_view(UsageBy(by), used, begin, errors))
 
-    async def shares(self, request: Request, since: float = _WEEK_S) -> Response:
+    async def shares(self, request: Request, since: LookBack = _WEEK_S) -> Response:
         """Show the users of the queue: use, share, turn, and waits in the last `since` seconds."""
         context = self._context
-        ago = span("time to look back", since, at_least=1, verb="report shares")
-        begin = context.clock.now() - (ago or timedelta())
+        begin = context.clock.now() - timedelta(seconds=since)
         await request.slot.for_expensive()
         users = await context.scheduler.shares()
         waits = await asyncio.to_thread(self._reports.waits_by_user, begin)
@@ -249,27 +251,25 @@ class MemorySeriesHandlers:
         self,
         request: Request,
         gpu: str,
-        since: float = _HOUR_S,
-        until: float = 0.0,
-        points: int = SOME_POINTS,
+        since: LookBack = _HOUR_S,
+        until: _Until = 0.0,
+        points: _Points = SOME_POINTS,
     ) -> Response:
         """Show the memory of a GPU over time, from `since` to `until` seconds ago."""
         context = self._context
-        _check_points(points, _GPU_VERB)
-        begin = span("time to look back", since, at_least=1, verb=_GPU_VERB) or timedelta()
-        end = span("end of the time", until, at_least=0, verb=_GPU_VERB) or timedelta()
-        if end >= begin:
-            refuse("it would end before it begins", "since=7200, until=3600", _GPU_VERB)
+        if until >= since:
+            raise BadValue.of_field(
+                "until", f"{until:g}", "it is before since", "since=7200, until=3600"
+            )
         now, found = context.clock.now(), await context.gpu(gpu)
-        grid = grid_over(now - begin, now - end, points)
+        grid = grid_over(now - timedelta(seconds=since), now - timedelta(seconds=until), points)
         await request.slot.for_expensive()
         series = await asyncio.to_thread(self._series().gpu, found.uuid, grid)
         return json_response(gpu_history_view(found, grid, series))
 
-    async def job(self, request: Request, job_id: int, points: int = SOME_POINTS) -> Response:
+    async def job(self, request: Request, job_id: int, points: _Points = SOME_POINTS) -> Response:
         """Show the memory of a job over time, on each of its GPUs."""
         context = self._context
-        _check_points(points, _JOB_VERB)
         job = context.existing_job(job_id)
         begin = job.granted_at or job.submitted_at
         grid = grid_over(begin, job.ended_at or context.clock.now(), points, JOB_SPAN_S)
@@ -278,10 +278,6 @@ class MemorySeriesHandlers:
         reader = self._series()
         series = [await asyncio.to_thread(reader.job, job.id, gpu, grid) for gpu in gpus]
         return json_response(job_memory_view(job, grid, series, context.gpu_labels(gpus)))
-
-
-def _check_points(points: int, verb: str) -> None:
-    within("number of points", points, _LEAST_POINTS, MOST_POINTS, verb)
 
 
 def gpu_history_view(gpu: GpuReading, grid: Grid, series: GpuSeries) -> GpuHistoryView:

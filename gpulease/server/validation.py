@@ -8,7 +8,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
 from fractions import Fraction
-from typing import NoReturn
+from typing import Annotated, NoReturn
+
+from msgspec import Meta
 
 from gpulease.domain.gpu import JobId
 from gpulease.domain.lease import LONGEST_TIME, Claim
@@ -20,13 +22,14 @@ from gpulease.domain.queue_options import (
     WantedDependency,
 )
 from gpulease.errors import BadValue, NotAllowed, TooLarge
-from gpulease.units import MOST_PARTS, Share, format_size, round_up_size
+from gpulease.units import MOST_PARTS, Share, format_size, format_span, round_up_size
 from gpulease.wire.notifications import notify_events
 from gpulease.wire.ranges import LARGEST_SIZE, MOST_GPUS, check_claim, check_counts, checked_nice
 from gpulease.wire.requests import (
     LARGEST_EXEC,
     LARGEST_INDEX,
     LARGEST_STRING,
+    LONGEST_NAME,
     MOST_DEPENDENCIES,
     MOST_ELEMENTS,
     ClaimRequest,
@@ -38,9 +41,9 @@ from gpulease.wire.requests import (
 from gpulease.wire.text import clean
 
 _LONGEST_KEY = 64
-_BEGIN, _AFTER = "queue.begin_at", "queue.after"
+_AFTER = "queue.after"
 _YEARS = range(2000, 3000)
-"""Of a begin time; sums of instants and spans stay within what datetime can hold."""
+"""Of an instant; sums of instants and spans stay within what datetime can hold."""
 _DEPENDENCY = re.compile(r"(\d{1,18})(?:_(\d{1,6}))?(?::(ok|fail|any))?", re.ASCII)
 _INDICES = re.compile(r"(\d{1,6})(?:-(\d{1,6})(?::(\d{1,6}))?)?", re.ASCII)
 _LIMIT = re.compile(r"\d{1,6}", re.ASCII)
@@ -56,9 +59,15 @@ class Defaults:
     """The longest grace that a job may ask for."""
 
 
-def refuse(why: str, hint: str | None = None, verb: str = "submit") -> NoReturn:
-    """Refuse a submission, or what `verb` says. Raises: BadValue, always."""
-    raise BadValue(f"cannot {verb}: {why}", hint)
+LookBack = Annotated[float, Meta(ge=1, le=LONGEST_TIME.total_seconds())]
+"""Seconds before now, as a parameter of a query."""
+NamePattern = Annotated[str, Meta(max_length=LONGEST_NAME)]
+"""A shell pattern for names of jobs."""
+
+
+def refuse(why: str, hint: str | None = None) -> NoReturn:
+    """Refuse a submission. Raises: BadValue, always."""
+    raise BadValue(f"cannot submit: {why}", hint)
 
 
 def bytes_string(what: str, text: str) -> str:
@@ -152,27 +161,49 @@ def _memory(asked: ClaimRequest, defaults: Defaults) -> int | Share:
 
 
 def span(
-    what: str, seconds: float | None, at_least: float, verb: str = "submit"
+    field: str,
+    seconds: float | None,
+    most: timedelta = LONGEST_TIME,
+    least: float = 0,
+    hint: str = "write a time as 90s, 30m, 4h or 1d12h",
 ) -> timedelta | None:
     """Return seconds as a span; None stays None."""
     if seconds is None:
         return None
-    if not at_least <= seconds <= LONGEST_TIME.total_seconds():
-        refuse(f"the {what} is out of range", "write a time as 90s, 30m, 4h or 1d12h", verb)
+    if not least <= seconds <= most.total_seconds():
+        why = f"it is {least:g}s to {format_span(most)}"
+        raise BadValue.of_field(field, f"{seconds:g}s", why, hint)
     return timedelta(seconds=seconds)
 
 
-def within(what: str, value: int, least: int, most: int, verb: str = "submit") -> int:
+def within(field: str, value: int, least: int, most: int) -> int:
     """Return `value` if it is in range."""
     if not least <= value <= most:
-        refuse(f"the {what} {value} is out of range ({least} to {most})", verb=verb)
+        raise BadValue.of_field(field, value, f"it is {least} to {most}")
     return value
+
+
+def instant_of(field: str, written: str | None) -> datetime | None:
+    """Return an instant that is not too far away; None stays None."""
+    if written is None:
+        return None
+    try:
+        at = datetime.fromisoformat(written)
+        if at.tzinfo is None:
+            raise BadValue.of_field(field, repr(written[:40]), "it has no time zone")
+        at = at.astimezone(UTC)
+    except (ValueError, OverflowError):
+        why, example = "it is not an instant", "such as 2027-01-31T22:00:00+01:00"
+        raise BadValue.of_field(field, repr(written[:40]), why, example) from None
+    if at.year not in _YEARS:
+        raise BadValue.of_field(field, repr(written[:40]), "it is out of range")
+    return at
 
 
 def options_of(asked: WorkerOptionsRequest, memory: int | None = None) -> dict[str, object]:
     """Return how the frameworks in a job see its GPUs; `memory` is the lease, None if unknown."""
     options = asdict(asked)
-    within("split", asked.split, 1, MOST_PARTS)
+    within("options.split", asked.split, 1, MOST_PARTS)
     if asked.split_sizes:
         _refuse_split(asked.split_sizes, memory)
         options["split"] = len(asked.split_sizes)
@@ -182,9 +213,9 @@ def options_of(asked: WorkerOptionsRequest, memory: int | None = None) -> dict[s
 
 def _refuse_split(sizes: Sequence[int], memory: int | None) -> None:
     """Refuse parts that a lease of `memory` cannot have."""
-    within("number of parts", len(sizes), 1, MOST_PARTS)
+    within("options.split_sizes", len(sizes), 1, MOST_PARTS)
     for size in sizes:
-        within("part", size, 1, LARGEST_SIZE)
+        within("options.split_sizes", size, 1, LARGEST_SIZE)
     whole = sum(sizes)
     if memory is not None and whole > memory:
         parts = ",".join(map(format_size, sizes))
@@ -208,7 +239,7 @@ def queue_options_of(asked: QueueRequest, *, is_admin: bool) -> QueueOptions:
         priority=Priority(asked.priority),
         nice=checked_nice(asked.nice),
         held=asked.held,
-        begin_at=begin_of(asked.begin_at),
+        begin_at=instant_of("queue.begin_at", asked.begin_at),
         requeue=asked.requeue,
         preemptible=asked.preemptible,
     )
@@ -229,27 +260,6 @@ def _refuse_privileges(asked: QueueRequest) -> None:
             "only admins may go below 0",
             "use a value from 0 to 19; a higher one starts later",
         )
-
-
-def begin_of(written: str | None) -> datetime | None:
-    """Return the instant before which a job does not start; None stays None.
-
-    Raises:
-        BadValue: it is not an instant with a time zone, or out of range.
-    """
-    if written is None:
-        return None
-    try:
-        at = datetime.fromisoformat(written)
-        if at.tzinfo is None:
-            raise BadValue.of_field(_BEGIN, repr(written[:40]), "it has no time zone")
-        at = at.astimezone(UTC)
-    except (ValueError, OverflowError):
-        why, example = "it is not an instant", "such as 2027-01-31T22:00:00+01:00"
-        raise BadValue.of_field(_BEGIN, repr(written[:40]), why, example) from None
-    if at.year not in _YEARS:
-        raise BadValue.of_field(_BEGIN, repr(written[:40]), "it is out of range")
-    return at
 
 
 def dependencies_of(asked: Iterable[str]) -> tuple[WantedDependency, ...]:

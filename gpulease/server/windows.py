@@ -3,14 +3,14 @@
 import grp
 import pwd
 from collections.abc import Callable, Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 
 from gpulease.domain.calendar import Window, WindowId
 from gpulease.domain.gpu import GpuReading, GpuUuid
-from gpulease.domain.lease import LONGEST_TIME
 from gpulease.errors import BadValue
 from gpulease.server.context import Request, RequestContext
 from gpulease.server.messages import Response, json_response
+from gpulease.server.validation import instant_of, span
 from gpulease.service.health import named
 from gpulease.service.windows import Windows
 from gpulease.wire.machine import WindowList
@@ -69,8 +69,8 @@ def window_of(asked: ReserveRequest, gpus: Sequence[GpuReading], by: str, now: d
         name="" if asked.name is None else _name_of(asked.name),
         gpus=count,
         uuids=uuids,
-        begins_at=now if asked.begins_at is None else _instant_of(asked.begins_at, now),
-        lasts_for=_span_of(asked.lasts_for),
+        begins_at=instant_of("begins_at", asked.begins_at) or now,
+        lasts_for=span("lasts_for", asked.lasts_for, least=_SHORTEST_S) or timedelta(),
         cron=asked.cron,
         users=_known(asked.users, "user", pwd.getpwnam),
         groups=_known(asked.groups, "group", grp.getgrnam),
@@ -104,28 +104,6 @@ def _name_of(name: str) -> str:
             "leave out --name to name the window after its first user or group",
         )
     return name
-
-
-def _instant_of(text: str, now: datetime) -> datetime:
-    try:
-        found = datetime.fromisoformat(text).astimezone(UTC)
-    except (ValueError, OverflowError):
-        found = None
-    if found is None or abs(found - now) > LONGEST_TIME:
-        raise BadValue(
-            f"cannot reserve GPUs from {text[:40]!r}: it is not an instant of the next ten years",
-            "write it as 2026-12-04T18:00:00Z",
-        )
-    return found
-
-
-def _span_of(seconds: float) -> timedelta:
-    if not _SHORTEST_S <= seconds <= LONGEST_TIME.total_seconds():
-        raise BadValue(
-            "cannot reserve GPUs: a window lasts for at least a minute, and at most ten years",
-            "write --for as 12h or 30m",
-        )
-    return timedelta(seconds=seconds)
 
 
 def _known(names: Sequence[str], what: str, find: Callable[[str], object]) -> tuple[str, ...]:

@@ -9,9 +9,9 @@ from gpulease.domain.gpu import JobId
 from gpulease.domain.queue_options import Condition, Indices, Priority, WantedDependency
 from gpulease.errors import BadValue, NotAllowed
 from gpulease.server.validation import (
-    begin_of,
     dependencies_of,
     indices_of,
+    instant_of,
     queue_options_of,
 )
 from gpulease.wire.requests import MOST_ELEMENTS, QueueRequest
@@ -65,11 +65,11 @@ def test_what_is_no_dependency_is_refused(written: str) -> None:
 
 
 def test_a_begin_time_needs_a_time_zone_and_is_kept_in_utc() -> None:
-    at = begin_of("2027-01-31T22:00:00+01:00")
+    at = instant_of("queue.begin_at", "2027-01-31T22:00:00+01:00")
     assert at == datetime(2027, 1, 31, 21, tzinfo=UTC)
     for written in ("2027-01-31T22:00:00", "tonight", "0001-01-01T00:00:00+14:00"):
         with pytest.raises(BadValue):
-            begin_of(written)
+            instant_of("queue.begin_at", written)
 
 
 def test_only_admins_go_before_others() -> None:

@@ -63,7 +63,7 @@ class SlurmHandlers:
         """End the lease of a job of Slurm, after its last process has ended."""
         request.slot.become_stream(None)
         body = request.read(SlurmEndRequest)
-        job = within("job", number, 0, _LARGEST_NUMBER, "end a lease")
+        job = within("job", number, 0, _LARGEST_NUMBER)
         await self._leases().end(job, exit_of(body.job_exit_code))
         return Response(status=204)
 
@@ -132,11 +132,10 @@ def exit_of(status: int | None) -> Exit | None:
 
 def request_of(asked: SlurmLeaseRequest) -> SlurmRequest:
     """Return a request for a lease. Raises: BadValue."""
-    verb = "lease for a job of Slurm"
-    number = within("job", asked.job_id, 1, _LARGEST_NUMBER, verb)
-    uid = within("uid", asked.job_uid, 0, _LARGEST_NUMBER, verb)
-    gid = within("gid", asked.job_gid, 0, _LARGEST_NUMBER, verb)
-    restarts = within("restarts", asked.job_restart_count, 0, _LARGEST_NUMBER, verb)
+    number = within("job_id", asked.job_id, 1, _LARGEST_NUMBER)
+    uid = within("job_uid", asked.job_uid, 0, _LARGEST_NUMBER)
+    gid = within("job_gid", asked.job_gid, 0, _LARGEST_NUMBER)
+    restarts = within("job_restart_count", asked.job_restart_count, 0, _LARGEST_NUMBER)
     return SlurmRequest(SlurmJob(number, asked.node, restarts), Caller(0, uid, gid).owner)
 
 
