@@ -4,7 +4,7 @@ This is the only reader of the process environment: other modules are given valu
 """
 
 import os
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, fields, replace
 from datetime import timedelta
 from fractions import Fraction
@@ -276,7 +276,11 @@ def read_settings(
     given: dict[str, Any] = {}
     for key, value in _content(path, mistakes, is_users=is_users).items():
         if key in _KEYS_OF:
-            given[key] = _table(mistakes, key, value, *_KEYS_OF[key])
+            keys, example = _KEYS_OF[key]
+            if isinstance(value, dict):
+                given[key] = _table(mistakes, key, value, keys)
+            else:
+                mistakes.not_a_table(key, f"[{key}], and below it {example}")
         elif key in _TABLES:
             given[key] = _exceptions(mistakes, key, value, parsers)
         elif key in parsers:
@@ -305,30 +309,11 @@ def _parsers() -> Mapping[str, Callable[[str], Any]]:
     return {key: hint.__metadata__[0] for key, hint in hints.items() if key not in _TABLES}
 
 
-def _table(
-    mistakes: Mistakes,
-    table: str,
-    value: object,
-    keys: Mapping[str, Callable[[str], Any]],
-    example: str,
-) -> Mapping[str, Any]:
-    """Parse a table of settings, such as [queue]."""
-    if not isinstance(value, dict):
-        mistakes.not_a_table(table, f"[{table}], and below it {example}")
-        return {}
-    for key in value.keys() - keys.keys():
-        mistakes.unknown(f"[{table}] has", key, list(keys))
-    return {
-        key: mistakes.parse(f"[{table}] {key}", each, keys[key])
-        for key, each in value.items()
-        if key in keys
-    }
-
-
 def _exceptions(
     mistakes: Mistakes, table: str, value: object, parsers: Mapping[str, Callable[[str], Any]]
 ) -> Exceptions:
     """Parse the tables [users.NAME] or [groups.NAME]."""
+    per_user = {key: parsers[key] for key in PER_USER}
     read: dict[str, Mapping[str, Any]] = {}
     for name, given in value.items() if isinstance(value, dict) else [("", value)]:
         if not isinstance(given, dict):
@@ -336,30 +321,31 @@ def _exceptions(
             break
         rest = dict(given)
         together = rest.pop(TOGETHER, None) if table == "groups" else None
-        read[name] = _some(mistakes, f"{table}.{name}", rest, PER_USER, parsers)
+        read[name] = _table(mistakes, f"{table}.{name}", rest, per_user)
         where = f"{table}.{name}.{TOGETHER}"
         if isinstance(together, dict):
-            limits = _some(mistakes, where, together, _TOGETHER_KEYS, parsers)
+            limits = _table(
+                mistakes, where, together, {key: parsers[key] for key in _TOGETHER_KEYS}
+            )
             read[name] = {**read[name], TOGETHER: limits}
         elif together is not None:
             mistakes.not_a_table(where, f"[{where}], and below it most_gpus = 8")
     return read
 
 
-def _some(
+def _table(
     mistakes: Mistakes,
-    table: str,
+    name: str,
     given: Mapping[str, object],
-    keys: Sequence[str],
     parsers: Mapping[str, Callable[[str], Any]],
 ) -> Mapping[str, Any]:
-    """Parse a table with some of the general settings."""
-    for key in given.keys() - set(keys):
-        mistakes.unknown(f"[{table}] has", key, keys)
+    """Parse a table of settings, such as [queue]."""
+    for key in given.keys() - parsers.keys():
+        mistakes.unknown(f"[{name}] has", key, list(parsers))
     return {
-        key: mistakes.parse(f"[{table}] {key}", each, parsers[key])
+        key: mistakes.parse(f"[{name}] {key}", each, parsers[key])
         for key, each in given.items()
-        if key in keys
+        if key in parsers
     }
 
 

@@ -6,10 +6,7 @@ typed client checks it with msgspec, which takes longer to import than the inter
 
 from __future__ import annotations
 
-try:
-    import _json
-except ImportError:  # not CPython
-    _json = None  # type: ignore[assignment]
+import _json
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -81,8 +78,6 @@ def decode_plain(text: bytes | str) -> Any:
 
 def _scan(text: bytes | str, context: _Context) -> Any:
     text = (text if isinstance(text, str) else text.decode()).strip(_SPACE)
-    if _json is None:
-        return _scan_slowly(text, context)
     try:
         value, end = _json.make_scanner(context)(text, 0)  # type: ignore[arg-type]
     except StopIteration as error:
@@ -94,19 +89,8 @@ def _scan(text: bytes | str, context: _Context) -> Any:
     return value
 
 
-def _scan_slowly(text: str, context: _Context) -> Any:
-    import json
-
-    hooks = (context.object_hook, context.parse_float, context.parse_int)
-    return json.loads(text, object_hook=hooks[0], parse_float=hooks[1], parse_int=hooks[2])
-
-
 def encode(value: object) -> bytes:
     """Return a value as JSON in ASCII, without spaces; records and namespaces are objects."""
-    if _json is None:
-        import json
-
-        return json.dumps(value, default=vars, separators=(",", ":")).encode()
     write = _json.make_encoder(
         None, vars, _json.encode_basestring_ascii, None, ":", ",", False, False, True
     )
@@ -118,7 +102,7 @@ def indent(body: bytes) -> str:
 
     Characters that a terminal would interpret are escaped: the text may come from another user.
     """
-    if len(body) > _LARGE or _json is None:
+    if len(body) > _LARGE:
         import msgspec
 
         text = msgspec.json.format(body, indent=_INDENT).decode()

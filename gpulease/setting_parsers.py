@@ -4,11 +4,10 @@ Each parser takes the text of one value, and raises `BadValue` if it cannot be u
 """
 
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Mapping
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import Any, TypeVar
 
 from gpulease.errors import BadConfiguration, BadValue, GpuleaseError
 from gpulease.units import format_size, parse_setting_span, parse_size
@@ -20,7 +19,6 @@ _LARGEST_COUNT = 1_000_000
 _LARGEST_FACTOR = 1000
 _LARGEST_FILE = 4 << 20
 _SHOWN_LENGTH = 40
-_LONGEST_INTEGER_BITS = 64
 
 
 def parse_switch(text: str) -> bool:
@@ -106,11 +104,15 @@ def read_toml(path: Path) -> dict[str, Any]:
     # Only the daemon reads a file; commands start faster without this import.
     import tomllib
 
-    text = ""
     try:
-        _refuse_large(path)
-        text = path.read_text(encoding="utf-8")
-        return tomllib.loads(text)
+        size = path.stat().st_size
+        if size > _LARGEST_FILE:
+            raise BadConfiguration(
+                f"cannot read the configuration {path}: it has {format_size(size)}, and the limit "
+                f"is {format_size(_LARGEST_FILE)}",
+                "use [groups.NAME] tables instead of one table for each user",
+            )
+        return tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise BadConfiguration(
             f"cannot read the configuration {path}: no such file",
@@ -118,52 +120,7 @@ def read_toml(path: Path) -> dict[str, Any]:
         ) from None
     except (OSError, ValueError, RecursionError) as error:
         # Numbers of thousands of digits and deeply nested tables raise errors of other kinds.
-        twice = _given_twice(text) if any(word in str(error) for word in _TWICE) else None
-        why = str(error) if twice is None else f"{twice[0]} is given twice"
-        hint = None if twice is None else f"remove one of them: lines {twice[1]} and {twice[2]}"
-        raise BadConfiguration(f"cannot read the configuration {path}: {why}", hint) from error
-
-
-def _refuse_large(path: Path) -> None:
-    size = path.stat().st_size
-    if size > _LARGEST_FILE:
-        raise BadConfiguration(
-            f"cannot read the configuration {path}: it has {format_size(size)}, and the limit is "
-            f"{format_size(_LARGEST_FILE)}",
-            "use [groups.NAME] tables instead of one table for each user",
-        )
-
-
-_TWICE = ("overwrite", "twice")
-"""Words in the errors of tomllib about something that is given twice."""
-_SET, _TABLE = re.compile(r"\s*([\w-]+|\"[^\"]*\")\s*="), re.compile(r"\s*(\[[^\[\]]+\])\s*(?:#|$)")
-
-
-def _given_twice(text: str) -> tuple[str, int, int] | None:
-    """Return the first key or table that is given twice, and its two lines.
-
-    tomllib reports neither.
-    """
-    seen: dict[str, int] = {}
-    table = ""
-    for number, line in enumerate(text.splitlines(), 1):
-        if found := _TABLE.match(line):
-            table = name = found.group(1)
-        elif found := _SET.match(line):
-            name = f"{table} {found.group(1)}".lstrip()
-        else:
-            continue
-        if name in seen:
-            return name, seen[name], number
-        seen[name] = number
-    return None
-
-
-def _text_of(value: float | str) -> str:
-    # Python refuses to write out an integer of thousands of digits.
-    if isinstance(value, int) and value.bit_length() > _LONGEST_INTEGER_BITS:
-        raise BadValue("the number is too large")
-    return str(value)
+        raise BadConfiguration(f"cannot read the configuration {path}: {error}") from error
 
 
 class Mistakes:
@@ -184,9 +141,15 @@ class Mistakes:
         if parser is parse_names and isinstance(value, list):
             value = ",".join(map(str, value))
         if not isinstance(value, str | int | float):
-            return self._add(f'write {where} = "..."', None)
-        with self._noting(where):
-            return parser(_text_of(value))
+            self._add(f'write {where} = "..."', None)
+            return None
+        try:
+            return parser(str(value))
+        except ValueError:
+            self._add(f"{where}: the number is too large", None)  # of thousands of digits
+        except GpuleaseError as error:
+            self._add(f"{where}: {error.message}", error.hint)
+        return None
 
     def unknown(self, what: str, key: str, known: Collection[str]) -> None:
         """Add an unknown key, with a suggestion."""
@@ -214,28 +177,19 @@ class Mistakes:
         Raises:
             BadConfiguration: there are some.
         """
-        if self._count:
-            self._raise(self._shown)
-
-    @contextmanager
-    def _noting(self, where: str) -> Iterator[None]:
-        try:
-            yield
-        except GpuleaseError as error:
-            self._add(f"{where}: {error.message}", error.hint)
+        if not self._count:
+            return
+        prefix = f"cannot use the configuration {self._path}: "
+        if self._count == 1:
+            raise BadConfiguration(prefix + self._shown[0][0], self._shown[0][1])
+        lines = [f"{self._count} mistakes"]
+        for what, hint in self._shown:
+            lines += [f"  {what}", *([f"    hint: {hint}"] if hint else [])]
+        if self._count > len(self._shown):
+            lines.append(f"  and {self._count - len(self._shown)} more")
+        raise BadConfiguration(prefix + "\n".join(lines))
 
     def _add(self, what: str, hint: str | None) -> None:
         self._count += 1
         if len(self._shown) < self.MOST_SHOWN:
             self._shown.append((what, hint))
-
-    def _raise(self, shown: Sequence[tuple[str, str | None]]) -> NoReturn:
-        prefix = f"cannot use the configuration {self._path}: "
-        if self._count == 1:
-            raise BadConfiguration(prefix + shown[0][0], shown[0][1])
-        lines = [f"{self._count} mistakes"]
-        for what, hint in shown:
-            lines += [f"  {what}", *([f"    hint: {hint}"] if hint else [])]
-        if self._count > len(shown):
-            lines.append(f"  and {self._count - len(shown)} more")
-        raise BadConfiguration(prefix + "\n".join(lines))

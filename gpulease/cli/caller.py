@@ -6,7 +6,7 @@ import os
 import termios
 
 from gpulease import locations
-from gpulease.client import submitter
+from gpulease.client import submission
 from gpulease.errors import BadValue, GpuleaseError
 from gpulease.record import record
 
@@ -91,8 +91,8 @@ def this_process() -> Caller:
     return Caller(
         cwd=working_directory(),
         environment=dict(environment()),
-        umask=submitter.umask(),
-        soft_limits=submitter.soft_limits(),
+        umask=submission.umask(),
+        soft_limits=submission.soft_limits(),
         nice=os.getpriority(os.PRIO_PROCESS, 0),
         streams=_streams(),
     )

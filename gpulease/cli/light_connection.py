@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from gpulease.client.known_sockets import listening
 from gpulease.client.light_client import LightClient
+from gpulease.client.transport import listening
 from gpulease.locations import environment
 
 TYPE_CHECKING = False

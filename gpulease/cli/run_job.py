@@ -13,9 +13,9 @@ from gpulease.cli.program import resolve, shell_of
 from gpulease.cli.render import print_stderr, print_stdout
 from gpulease.cli.request import build
 from gpulease.cli.signals import ENDING, Killed, Signals
-from gpulease.client.known_sockets import listening
 from gpulease.client.light_client import LightClient
 from gpulease.client.submission import Submission, submit
+from gpulease.client.transport import listening
 from gpulease.cluster_choice import acts_on_slurm
 from gpulease.errors import BadUsage, BadValue, WithinLease
 from gpulease.locations import environment

@@ -1,6 +1,11 @@
-"""Submitting a job, and following it to its start in the same reply."""
+"""Submitting a job, following it to its start in the same reply, and what a job inherits from the
+process that submits it, besides directory and environment.
+"""
 
 from __future__ import annotations
+
+import os
+import resource
 
 from gpulease.client.light_client import read
 from gpulease.client.transport import LONGEST_SILENCE
@@ -65,3 +70,17 @@ class Submission:
             last = read(line) if line else last
             if last is not None:
                 yield last
+
+
+def umask() -> int:
+    """Return the file mode creation mask."""
+    # No system call reads the mask without setting it.
+    mask = os.umask(0o077)
+    os.umask(mask)
+    return mask
+
+
+def soft_limits() -> dict[str, int]:
+    """Return the soft resource limits by the names of resource.RLIMIT_*; -1 is unlimited."""
+    names = [name for name in dir(resource) if name.startswith("RLIMIT_")]
+    return {name: resource.getrlimit(getattr(resource, name))[0] for name in names}

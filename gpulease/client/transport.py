@@ -1,4 +1,4 @@
-"""Requests to the daemon on one socket, and what can go wrong with them.
+"""The daemon on one of the usual sockets, requests to it, and what can go wrong with them.
 
 It knows no routes, and of JSON only the errors in replies.
 """
@@ -8,8 +8,9 @@ from __future__ import annotations
 import os
 import time
 
+from gpulease import locations
 from gpulease.client import http
-from gpulease.client.unix_socket import dial, peer_uid, trusted_users
+from gpulease.client.unix_socket import answers, dial, peer_uid, trusted_users
 from gpulease.errors import AnswerLost, GpuleaseError, NoDaemon, RecordLocked, TooLarge
 from gpulease.record import record, replace
 from gpulease.wire.text import API_PREFIX, LARGEST_REQUEST
@@ -17,6 +18,7 @@ from gpulease.wire.text import API_PREFIX, LARGEST_REQUEST
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
+    from os import PathLike
     from pathlib import Path
     from typing import TypeVar
 
@@ -32,6 +34,8 @@ _BACK_WITHIN = 10.0
 """Seconds for a daemon to restart after a lost answer; it takes two."""
 _TRY_EVERY = 0.3
 _TRY_LOCKED_EVERY = 1.0
+_DIAL_WITHIN = 5.0
+"""Seconds for a daemon to accept a connection."""
 LONGEST_SILENCE = 120.0
 """Seconds without a keep-alive after which a stream counts as lost."""
 
@@ -234,6 +238,38 @@ class Transport:
             link.close()
             raise not_trusted(self.path, uid)
         return link
+
+
+def listening(
+    named: PathLike[str] | str | None, environment: Mapping[str, str]
+) -> Transport | None:
+    """Return the daemon of --socket (`named`) or GPULEASE_SOCKET, the machine's, or the user's own.
+
+    The first is not asked whether it answers. None: no daemon listens, or more is to be checked:
+    `discovery` and `user_daemon` know what to do then.
+    """
+    if named:
+        return Transport(os.fspath(named), None)
+    if path := environment.get("GPULEASE_SOCKET"):
+        # Another user may have set it (su, sudo -E).
+        return Transport(path, trusted_users())
+    try:
+        dial(locations.SYSTEM_SOCKET, _DIAL_WITHIN).close()
+    except FileNotFoundError:
+        return _own(environment)
+    except OSError:
+        return None  # it restarts
+    return Transport(locations.SYSTEM_SOCKET, trusted_users())
+
+
+def _own(environment: Mapping[str, str]) -> Transport | None:
+    """Return the user's own daemon, if the machine has none."""
+    if os.path.isdir(os.path.dirname(locations.SYSTEM_SOCKET)):
+        return None  # the machine's daemon restarts
+    if "GPULEASE_SIMULATE" in environment:
+        return None  # the user's daemon may simulate other GPUs than this, and a warning says so
+    path = locations.personal_socket(environment)
+    return Transport(path, trusted_users()) if answers(path) else None
 
 
 def _check_size(body: bytes) -> None:

@@ -19,7 +19,7 @@ from types import TracebackType
 from typing import ParamSpec, TypeVar
 
 from gpulease import config
-from gpulease.client import Client, submitter
+from gpulease.client import Client, submission
 from gpulease.errors import (
     AlreadyLeased,
     BadValue,
@@ -151,7 +151,7 @@ class Executor(futures.Executor):
         self._client = client or connect()
         if not new_lease:
             _refuse_inside_a_lease(self._client)
-        self._umask, self._limits = submitter.umask(), submitter.soft_limits()
+        self._umask, self._limits = submission.umask(), submission.soft_limits()
         self._files = CallFiles()
         self._numbers = itertools.count(1)
         self._waiting: deque[_Call] = deque()
