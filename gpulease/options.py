@@ -391,11 +391,6 @@ OPTIONS: Mapping[str, Option] = dict(_taken_out())
 """By the names of parameters."""
 
 
-def defaults() -> dict[str, Any]:
-    """Return the values of the options where none is given, as a parser returns them."""
-    return {name: None if each.is_list else each.default for name, each in OPTIONS.items()}
-
-
 def run_options(values: Mapping[str, Any]) -> RunOptions:
     """Return the options among the values of parameters, as a parser returns them."""
     given: dict[str, Any] = {

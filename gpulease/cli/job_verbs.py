@@ -9,7 +9,13 @@ import typer
 from gpulease.cli.cancel_jobs import cancel_jobs
 from gpulease.cli.connect import SocketOption, connect, named_socket
 from gpulease.cli.job_selection import for_each, select_jobs, selection
-from gpulease.cli.options import AllOption, JobsArgument, NamePatternOption, takes_options_of_edit
+from gpulease.cli.options import (
+    AllOption,
+    JobsArgument,
+    NamePatternOption,
+    takes_its_options,
+    takes_options_of_edit,
+)
 from gpulease.cli.render import print_stdout
 from gpulease.cli.resolved_options import begin_instant, dependencies
 from gpulease.cli.typer_extensions import CommandWithSpan
@@ -139,29 +145,9 @@ def _one(client: Client, word: str) -> int:
     return numbers[0]
 
 
+@takes_its_options
 def cancel(
-    ctx: typer.Context,
-    jobs: JobsArgument = None,
-    name: NamePatternOption = None,
-    every: AllOption = False,
-    user: Annotated[
-        str | None,
-        typer.Option(
-            "-u",
-            "--user",
-            metavar="USER",
-            help="Jobs of this user, all or with --name; for admins.",
-        ),
-    ] = None,
-    grace: Annotated[
-        str | None,
-        typer.Option(
-            "--grace",
-            metavar="SPAN",
-            help="Time between SIGTERM and SIGKILL, if that is shorter than the job's.",
-        ),
-    ] = None,
-    socket: SocketOption = None,
+    ctx: typer.Context, jobs: JobsArgument = None, *, socket: SocketOption = None, **typed: Any
 ) -> int:
     """End jobs, and release the leases of holds.
 
@@ -180,14 +166,7 @@ def cancel(
       gpulease cancel --all --grace 5s
       gpulease cancel --user bob --name 'sweep*'
     """
-    return cancel_jobs(
-        jobs=jobs,
-        name=name,
-        every=every,
-        user=user,
-        grace=grace,
-        socket=named_socket(ctx, socket),
-    )
+    return cancel_jobs(jobs=jobs, socket=named_socket(ctx, socket), **typed)
 
 
 def requeue(

@@ -66,6 +66,7 @@ _MOST_LISTED = 10_000
 _MOST_PAST = 1000
 """The same of past jobs."""
 _MOST_DIGITS = 9
+_MANY = 10**_MOST_DIGITS
 _LONG_NAME = 40
 """Longer names are shortened where a listing would be too wide."""
 _EXAMPLE = "gpulease list --{} 50"
@@ -183,16 +184,18 @@ def most_listed(limit: str | None, last: str | None = None, *, json: bool) -> in
     if limit is None:
         is_terminal = sys.stdout is not None and sys.stdout.isatty()
         return _ON_A_SCREEN if is_terminal and not json else None
-    if limit == "all":
-        return None
-    return _number_of_jobs(limit, "limit")
+    return _limit(limit, _MOST_LISTED)
 
 
-def _number_of_jobs(text: str, option: str) -> int:
+def _limit(limit: str | None, most: int) -> int | None:
+    return None if limit in (None, "all") else _number_of_jobs(str(limit), "limit", most)
+
+
+def _number_of_jobs(text: str, option: str, most: int = _MOST_LISTED) -> int:
     is_number = text.isascii() and text.isdecimal() and len(text) <= _MOST_DIGITS
-    if not is_number or not 0 < int(text) <= _MOST_LISTED:
+    if not is_number or not 0 < int(text) <= most:
         raise BadUsage(
-            f"cannot list {text[:40]!r} jobs: write a number from 1 to {_MOST_LISTED}"
+            f"cannot list {text[:40]!r} jobs: write a number from 1 to {most}"
             + (", or all" if option == "limit" else ""),
             _EXAMPLE.format(option),
         )
@@ -324,7 +327,7 @@ def print_history(
     since: str | None,
     state: str | None,
     name: str | None,
-    limit: int | None,
+    limit: str | None,
     as_csv: bool,
     json: bool,
     socket: Path | str | None,
@@ -333,7 +336,7 @@ def print_history(
     if as_csv and json:
         raise BadValue("cannot list jobs: --csv and --json exclude each other", "use one of them")
     is_cut = limit is None and since is None and not as_csv
-    limit = _FEW if is_cut else limit
+    most = _FEW if is_cut else _limit(limit, _MANY)
     asked = {
         "user": user,
         "since": None if since is None else parse_span(since).total_seconds(),
@@ -345,18 +348,18 @@ def print_history(
     except NoDaemon:
         if not acts_on_slurm(socket):
             raise
-        _print_of_slurm(asked, state, limit, as_csv=as_csv, json=json)
+        _print_of_slurm(asked, state, most, as_csv=as_csv, json=json)
         return
     # One more than the limit says whether others follow.
-    most = limit + 1 if limit is not None and (json or is_cut) else limit
-    pages = _pages(client, asked, most)
+    more = most + 1 if most is not None and (json or is_cut) else most
+    pages = _pages(client, asked, more)
     if as_csv:
         print_stdout(",".join(TRACE))
         for jobs in pages:
             write_stdout(trace_of(jobs))
         return
     found = list(chain.from_iterable(pages))
-    shown = found[:limit]
+    shown = found[:most]
     if json:
         view = {"jobs": shown, "before": shown[-1].id if len(found) > len(shown) else None}
         print_stdout(indent(encode(view)))

@@ -1,4 +1,4 @@
-"""Options and arguments for typer: those that verbs share, and those of the table of options."""
+"""Options and arguments for typer: those that verbs share, and those of the tables of options."""
 
 from collections.abc import Callable, Iterator
 from inspect import Parameter, signature
@@ -6,7 +6,8 @@ from typing import Annotated, Any, Literal, TypeVar
 
 import typer
 
-from gpulease.options import OPTIONS, Option
+from gpulease.cli.everyday_options import OPTIONS
+from gpulease.options import Option
 
 Verb = TypeVar("Verb", bound=Callable[..., object])
 
@@ -18,16 +19,10 @@ JobsArgument = Annotated[
         show_default=False,
     ),
 ]
-NamePatternOption = Annotated[
-    str | None,
-    typer.Option("-n", "--name", metavar="PATTERN", help="Your jobs with such names, as 'sweep*'."),
-]
-AllOption = Annotated[bool, typer.Option("-a", "--all", help="All your jobs that wait or run.")]
 
 
-def declared(name: str, **changed: Any) -> Any:
-    """Return the type of an option of the table, with what typer has to know of it."""
-    option = OPTIONS[name]
+def declared(option: Option, **changed: Any) -> Any:
+    """Return the type of an option of a table, with what typer has to know of it."""
     settings = {
         "metavar": option.metavar,
         "help": option.help,
@@ -39,37 +34,39 @@ def declared(name: str, **changed: Any) -> Any:
 
 
 def _type_of(option: Option) -> Any:
-    if option.choices:
-        return Literal[option.choices]
     if option.is_list:
         return list[str] | None
     kinds: dict[str, Any] = {"str": str, "int": int, "bool": bool}
-    kind = kinds[option.annotation.partition(" ")[0]]
+    kind = Literal[option.choices] if option.choices else kinds[option.annotation.split(" ")[0]]
     return kind | None if option.default is None else kind
 
 
-def takes_options_of_run(verb: Verb) -> Verb:
-    """Give a verb all options of the table, as keyword arguments."""
-    return _with(verb, map(_parameter, OPTIONS))
+NamePatternOption = declared(OPTIONS["show"]["name"])
+AllOption = declared(OPTIONS["show"]["every"])
+
+
+def takes_its_options(verb: Verb) -> Verb:
+    """Give an everyday verb its options of the table, as keyword arguments."""
+    return _with(verb, (_parameter(*each) for each in OPTIONS[verb.__name__].items()))
 
 
 def takes_options_of_hold(verb: Verb) -> Verb:
-    """Give a verb the options that describe a lease without a command."""
-    return _with(verb, (_parameter(name) for name, each in OPTIONS.items() if each.holds))
+    """Give a verb the options of `run` that describe a lease without a command."""
+    return _with(verb, (_parameter(*each) for each in OPTIONS["run"].items() if each[1].holds))
 
 
 def takes_options_of_edit(verb: Verb) -> Verb:
     """Give a verb the options that change waiting jobs; what is not given is None."""
-    return _with(verb, (_edited(name, each) for name, each in OPTIONS.items() if each.edits))
+    return _with(verb, (_edited(*each) for each in OPTIONS["run"].items() if each[1].edits))
 
 
 def takes_option(name: str) -> Callable[[Verb], Verb]:
-    """Declare one parameter of a verb as the table has it."""
+    """Declare one parameter of a verb as `run` has it."""
 
     def declare(verb: Verb) -> Verb:
         own = signature(verb, eval_str=True)
         parameters = (
-            each.replace(annotation=declared(name)) if each.name == name else each
+            each.replace(annotation=declared(OPTIONS["run"][name])) if each.name == name else each
             for each in own.parameters.values()
         )
         vars(verb)["__signature__"] = own.replace(parameters=list(parameters))
@@ -80,14 +77,13 @@ def takes_option(name: str) -> Callable[[Verb], Verb]:
 
 def _edited(name: str, option: Option) -> Parameter:
     flags = (f"{option.long}/--no-{option.long[2:]}",) if option.is_flag else option.flags
-    edited = declared(name, flags=flags, help=option.edits, rich_help_panel=None)
+    edited = declared(option, flags=flags, help=option.edits, rich_help_panel=None)
     return Parameter(name, Parameter.KEYWORD_ONLY, default=None, annotation=edited)
 
 
-def _parameter(name: str) -> Parameter:
-    option = OPTIONS[name]
+def _parameter(name: str, option: Option) -> Parameter:
     default = None if option.is_list else option.default
-    return Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=declared(name))
+    return Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=declared(option))
 
 
 def _with(verb: Verb, options: Iterator[Parameter]) -> Verb:

@@ -1,15 +1,12 @@
 """Everyday command lines, read without typer, which takes ten times as long as all else.
 
-The options of `run` are those of `gpulease.options`; of other verbs those of `quick_options.py`,
-which is generated from their declarations.
 What is not understood at once (help, an unknown or incomplete option, a value that may be wrong) is
 left to typer, which then does all of it, or says what is wrong.
 """
 
 from __future__ import annotations
 
-from gpulease.cli import quick_options
-from gpulease.cli.quick_options import WORDS
+from gpulease.cli.everyday_options import OPTIONS, WORDS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -33,7 +30,7 @@ def parse(line: Sequence[str]) -> tuple[str, dict[str, Any]] | None:
     before: dict[str, Any] = {}
     if len(line) > 2 and line[0] == "--socket":
         before, line = {"socket": line[1]}, line[2:]
-    if not line or line[0] not in WORDS:
+    if not line or line[0] not in OPTIONS:
         return None
     try:
         return line[0], before | read(line[0], line[1:])
@@ -43,26 +40,21 @@ def parse(line: Sequence[str]) -> tuple[str, dict[str, Any]] | None:
 
 def with_defaults(verb: str, typed: Mapping[str, Any]) -> dict[str, Any]:
     """Return the values of all parameters of a verb."""
-    if verb != "run":
-        return {**quick_options.DEFAULTS[verb], **typed}
-    from gpulease.options import defaults
-
-    return {"command": None, **defaults(), "socket": None, **typed}
+    found = {name: None if each.is_list else each.default for name, each in OPTIONS[verb].items()}
+    words = {WORDS[verb]: None} if verb in WORDS else {}
+    return {**words, **found, "socket": None, **typed}
 
 
 def options_of(verb: str) -> dict[str, tuple[str, Any]]:
     """Return the parameter of each option; the value of a flag, or how a value is read."""
-    if verb != "run":
-        return quick_options.OPTIONS[verb]
-    from gpulease.options import OPTIONS
-
     found: dict[str, tuple[str, Any]] = {}
-    for name, option in OPTIONS.items():
+    for name, option in OPTIONS[verb].items():
         for flag in option.flags:
             if option.is_flag:
                 yes, _, no = flag.partition("/")
-                # The opposite switches off a default of the user.
-                found |= {yes: (name, True), no or f"--no-{option.long[2:]}": (name, False)}
+                # With --no-NAME, `run` switches off a default of the user.
+                no = no or (f"--no-{option.long[2:]}" if verb == "run" else flag)
+                found |= {no: (name, False), yes: (name, True)}
             else:
                 found[flag] = name, _kind(option)
     return {**found, "--socket": ("socket", "text")}
@@ -81,7 +73,7 @@ def read(verb: str, line: Sequence[str]) -> dict[str, Any]:
     Raises:
         NotUnderstood: typer has to read the line.
     """
-    parameter, come_last = WORDS[verb]
+    parameter = WORDS.get(verb)
     options = options_of(verb)
     values: dict[str, Any] = {}
     words: list[str] = []
@@ -93,7 +85,7 @@ def read(verb: str, line: Sequence[str]) -> dict[str, Any]:
             _read_option(options, word, left, values)
         else:
             words.append(word)
-            if come_last:
+            if verb == "run":
                 words += left
     if words and parameter is None:
         raise NotUnderstood("it takes no words")
@@ -131,11 +123,9 @@ def read_value(option: Option, text: str) -> str | int:
 def _value(kind: str | tuple[str, ...], text: str) -> str | int:
     if isinstance(kind, tuple) and text not in kind:
         raise NotUnderstood(f"{text!r} is not one of {', '.join(kind)}")
-    if kind not in ("number", "count"):
+    if kind != "number":
         return text
     digits = text.removeprefix("-")
     if not (digits.isascii() and digits.isdecimal() and len(digits) <= _MOST_DIGITS):
         raise NotUnderstood(f"{text!r} is not a whole number")
-    if kind == "count" and int(text) < 1:
-        raise NotUnderstood(f"{text} is below 1")
     return int(text)

