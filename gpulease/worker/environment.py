@@ -133,11 +133,18 @@ def worker_environment(  # noqa: PLR0913  a lease and its context
         ValueError: there is no GPU, or a size or a number of devices is invalid.
     """
     _check(gpus, options)
-    overheads = _overheads(gpus, driver, overhead_of)
+
+    def default(framework: str, gpu: LeasedGpu) -> int:
+        return default_overhead(framework, len(gpus), gpu.name, driver)
+
+    overhead = overhead_of or default
+    overheads = {each: [overhead(each, gpu) for gpu in gpus] for each in FRAMEWORKS}
     pools = _pools(gpus, overheads, options.processes or 1)
     visible = _visible_devices(gpus, simulated, options, alone)
+    kept = {name: value for name, value in base.items() if _stays_inside(name, value)}
+    path = [each for each in kept.get("PYTHONPATH", "").split(":") if each != str(hooks)]
     # LAZY is the default since CUDA 12.2; it saves hundreds of MiB before. A caller may set EAGER.
-    environment = {"CUDA_MODULE_LOADING": "LAZY", **_without_unlimited(base)}
+    environment = {"CUDA_MODULE_LOADING": "LAZY", **kept}
     environment |= {
         "CUDA_VISIBLE_DEVICES": visible,
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
@@ -160,12 +167,17 @@ def worker_environment(  # noqa: PLR0913  a lease and its context
             pools,
             options,
         ),
-        "PYTHONPATH": _python_path(base.get("PYTHONPATH", ""), hooks),
+        # An empty entry means the working directory; an empty variable has no meaning.
+        "PYTHONPATH": ":".join([str(hooks), *(path if kept.get("PYTHONPATH") else ())]),
     }
     environment |= _jax(base, gpus, pools) | _cupy(base, gpus, pools)
     environment |= _paddle(base, pools) | _for_options(base, options)
     environment.pop(_JAX_NEW_FRACTION, None)
     return environment
+
+
+def _stays_inside(name: str, value: str) -> bool:
+    return name not in _UNLIMITED or value.strip().lower() in _UNLIMITED[name]
 
 
 def _check(gpus: Sequence[LeasedGpu], options: WorkerOptions) -> None:
@@ -195,35 +207,8 @@ def _visible_devices(
     )
 
 
-def _without_unlimited(base: Mapping[str, str]) -> dict[str, str]:
-    return {
-        name: value
-        for name, value in base.items()
-        if value.strip().lower() in _UNLIMITED.get(name, (value.strip().lower(),))
-    }
-
-
-def _python_path(callers: str, hooks: Path) -> str:
-    # An empty entry means the working directory and is kept. An empty variable has no meaning and
-    # must not become such an entry.
-    entries = callers.split(":") if callers else []
-    return ":".join([str(hooks), *(entry for entry in entries if entry != str(hooks))])
-
-
 _Sizes = dict[str, list[int]]
 """By framework, bytes on each GPU of the lease, in its order."""
-
-
-def _overheads(
-    gpus: Sequence[LeasedGpu], driver: str | None, overhead_of: OverheadOf | None
-) -> _Sizes:
-    """Return the overhead of each framework."""
-
-    def default(framework: str, gpu: LeasedGpu) -> int:
-        return default_overhead(framework, len(gpus), gpu.name, driver)
-
-    overhead = overhead_of or default
-    return {framework: [overhead(framework, gpu) for gpu in gpus] for framework in FRAMEWORKS}
 
 
 def _pools(gpus: Sequence[LeasedGpu], overheads: _Sizes, processes: int) -> _Sizes:

@@ -73,11 +73,13 @@ def delete_kernel(server, connection_file):
     """Ask the Jupyter server that started this kernel to end it; return whether it will."""
     from urllib.request import Request, urlopen
 
+    from jupyter_core.paths import jupyter_runtime_dir
+
     name = os.path.basename(connection_file)
     if not name.startswith("kernel-"):
         return False
     kernel = os.path.splitext(name)[0][len("kernel-") :]
-    for path in glob.glob(os.path.join(runtime_folder(), "*server-%s.json" % (server or "-"))):
+    for path in glob.glob(os.path.join(jupyter_runtime_dir(), "*server-%s.json" % (server or "-"))):
         try:
             with open(path) as file:
                 found = json.load(file)
@@ -91,12 +93,6 @@ def delete_kernel(server, connection_file):
         except (OSError, ValueError, KeyError):
             continue
     return False
-
-
-def runtime_folder():
-    from jupyter_core.paths import jupyter_runtime_dir
-
-    return jupyter_runtime_dir()
 
 
 def main():

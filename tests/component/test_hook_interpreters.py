@@ -224,22 +224,15 @@ WRITES = """
     """
 
 
-def test_what_a_script_writes_to_visible_devices_stays_in_the_lease(python: str) -> None:
-    written = {"1": "GPU-5", "": "", "-1": "-1", "GPU-5": "GPU-5", "0,": "GPU-3"}
-
-    child = run(python, "-c", dedent(WRITES), *written)
-
-    assert json.loads(child.stdout) == [[value, value] for value in written.values()]
-    assert child.stderr == ""
-
-
 def test_a_number_outside_the_lease_is_mapped_and_one_line_says_so(python: str) -> None:
+    inside = {"1": "GPU-5", "": "", "-1": "-1", "GPU-5": "GPU-5", "0,": "GPU-3"}
     written = {"5": "GPU-5", "3": "GPU-3", "6,7": BOTH, "5,3": "GPU-5,GPU-3"}
+    values = inside | written
 
-    child = run(python, "-c", dedent(WRITES), *written, *written, GPULEASE_STRICT="1")
+    child = run(python, "-c", dedent(WRITES), *values, *values, GPULEASE_STRICT="1")
 
     assert child.returncode == 0
-    assert json.loads(child.stdout) == 2 * [[value, value] for value in written.values()]
+    assert json.loads(child.stdout) == 2 * [[value, value] for value in values.values()]
     lines = child.stderr.splitlines()
     assert len(lines) == len(written)
     for line, value in zip(lines, written, strict=True):
@@ -247,9 +240,7 @@ def test_a_number_outside_the_lease_is_mapped_and_one_line_says_so(python: str) 
 
 
 @pytest.mark.parametrize(("strict", "status"), [("", 0), ("1", 97)])
-@pytest.mark.parametrize(
-    ("written", "found"), [("7", "-1"), ("0,1,2", BOTH), ("GPU-9", "-1"), ("1,1", "-1")]
-)
+@pytest.mark.parametrize(("written", "found"), [("7", "-1"), ("0,1,2", BOTH)])
 def test_a_device_that_is_lost_is_one_line_and_ends_a_strict_job(
     python: str, written: str, found: str, strict: str, status: int
 ) -> None:
@@ -357,17 +348,6 @@ def test_a_child_finds_its_part_of_the_lease_however_the_variable_was_set(
     assert mentions(child.stderr, "gpulease: ", "CUDA_VISIBLE_DEVICES=5 ")
 
 
-def test_a_bash_script_hands_the_hook_on(python: str) -> None:
-    source = "import sys; print(type(sys.meta_path[0]).__name__)"
-
-    child = subprocess.run(
-        ["bash", "-c", f'exec "{python}" -c "{source}"'],
-        env=LEASE, capture_output=True, text=True, timeout=60, check=True,
-    )  # fmt: skip
-
-    assert child.stdout.strip() == "GpuleaseFinder"
-
-
 FAKE = {
     "tensorflow/__init__.py": """
         __version__ = "2.99.0"
@@ -456,40 +436,6 @@ def test_tensorflow_is_held_to_the_lease_at_all_four_entrances(python: str, tmp_
     assert said(python, FOUR_ENTRANCES, PYTHONPATH=path) == [[[[limit], [limit]], "0,1"]] * 4
 
 
-OLD = {
-    # As in TensorFlow 1.13: the context has no config, and no GPUs can be listed.
-    "tensorflow/python/eager/context.py": """
-        from types import SimpleNamespace
-        pywrap_tensorflow = SimpleNamespace()
-
-        class Context:
-            def __init__(self, config=None):
-                self._config, self._context_handle, self.sent = config, None, []
-
-            def _initialize_handle_and_devices(self):
-                self.sent.append(self._config)
-                self._context_handle = object()
-        """,
-}
-OLD_ENTRANCES = """
-import json
-import tensorflow
-from tensorflow.core.protobuf.config_pb2 import ConfigProto
-from tensorflow.python.client.session import BaseSession
-from tensorflow.python.eager.context import Context
-given = ConfigProto()
-contexts = [Context(), Context(given)]
-for context in contexts * 2:
-    context._initialize_handle_and_devices()
-assert contexts[1]._config is given and given.gpu_options.visible_device_list == ""
-protos = [context.sent[-1] for context in contexts]
-protos += [BaseSession().config, BaseSession(config=given).config]
-print(json.dumps([
-    [[d.memory_limit_mb for d in p.gpu_options.experimental.virtual_devices],
-     p.gpu_options.visible_device_list] for p in protos]))
-"""
-
-
 def test_a_tensorflow_that_replaces_its_module_is_held_to_the_lease_in_a_running_python(
     python: str, tmp_path: Path
 ) -> None:
@@ -520,15 +466,6 @@ def test_a_tensorflow_that_replaces_its_module_is_held_to_the_lease_in_a_running
         """
 
     assert said(python, source, hooked=False, PYTHONPATH=path) == "0,1"
-
-
-def test_tensorflow_1_13_is_held_to_the_lease_with_a_config_and_without(
-    python: str, tmp_path: Path
-) -> None:
-    path = write(tmp_path, SERVER | FAKE | OLD)
-
-    limit = 8192 - 1400
-    assert said(python, OLD_ENTRANCES, PYTHONPATH=path) == [[[[limit], [limit]], "0,1"]] * 4
 
 
 def test_a_script_that_clears_its_environment_is_held_to_the_lease_all_the_same(

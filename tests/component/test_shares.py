@@ -84,8 +84,9 @@ Start = Callable[..., Sharing]
 def start(tmp_path: Path) -> Iterator[Start]:
     started: list[Sharing] = []
 
-    def process(**wanted: Any) -> Sharing:
-        started.append(Sharing(variables(tmp_path / "1", **wanted)))
+    def process(wait_s: float = 60, **wanted: Any) -> Sharing:
+        """Start a process that waits so long for others to give way."""
+        started.append(Sharing(variables(tmp_path / "1", **wanted), str(wait_s)))
         return started[-1]
 
     yield process
@@ -166,7 +167,7 @@ def test_a_pool_that_can_shrink_gives_way_to_another_process(start: Start) -> No
 
 
 def test_a_pool_gives_way_no_further_than_what_it_uses(start: Start) -> None:
-    one, two = start(), start()
+    one, two = start(), start(wait_s=4)
     used = 2600 * MIB
 
     one.ask(f"takes torch 0 {used}")
@@ -347,7 +348,7 @@ SharedLease.TestCase.settings = settings(
 
 
 def test_processes_that_start_at_once_stay_inside_the_lease(start: Start) -> None:
-    many = [start() for _ in range(8)]
+    many = [start(wait_s=2) for _ in range(8)]
 
     for each in many:
         each.tell("takes torch 0 0")

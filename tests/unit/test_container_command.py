@@ -59,8 +59,6 @@ def test_the_container_gets_the_devices_the_variables_and_the_hooks(
         "docker -D exec c run --gpus all",
         "docker compose run web",
         "docker -D compose run web",
-        "docker --debug compose run web",
-        "docker --tls compose run web",
         "podman --remote -r compose run web",
         "docker ps",
         "docker",

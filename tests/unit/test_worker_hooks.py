@@ -1,6 +1,5 @@
 """The rules inside the hooks, without a framework: visible devices, division, the ConfigProto."""
 
-import ast
 import copy
 import importlib.util
 import json
@@ -14,9 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from goldens import sentence
-from gpulease.server import usage
 from gpulease.worker.environment import HOOKS, LeasedGpu, WorkerOptions, worker_environment
-from gpulease.worker.overhead import FRAMEWORKS, MIB, default_overhead
+from gpulease.worker.overhead import MIB, default_overhead
 
 
 def hooks_module(name: str) -> Any:
@@ -301,13 +299,6 @@ def test_a_gpu_that_is_not_there_is_left_for_tensorflow_to_refuse() -> None:
     assert clamped(config(visible_device_list="7"), lease()) == ([[4096]], "7")
 
 
-def test_no_gpu_in_sight_means_nothing_to_limit() -> None:
-    proto = config()
-    hooks_module("tensorflow_config").limit_config(proto, lease(), [], cpu_count_is_set=True)
-
-    assert not proto.gpu_options.experimental.virtual_devices
-
-
 @pytest.mark.parametrize(
     ("given_count", "is_a_wish", "devices"),
     [({}, True, 2), ({"CPU": 1}, True, 1), ({"CPU": 1}, False, 2), ({"CPU": 5}, False, 5)],
@@ -328,23 +319,3 @@ def test_a_lease_that_fits_no_context_is_refused_with_the_smallest_that_does() -
 
     with pytest.raises(RuntimeError, match=r"in a lease of 512M(.|\n)*--mem 2G"):
         clamped(config(), granted)
-
-
-def test_the_hooks_read_what_the_daemon_writes() -> None:
-    inside = devices.inside
-    raw = json.dumps({"visible": "3,5", "gpus": [{"uuid": uuid} for uuid in UUIDS]})
-
-    assert inside(None, raw) == "3,5"
-    assert inside("1", raw) == "5"
-
-
-def test_the_daemon_takes_reports_of_every_framework_that_is_hooked() -> None:
-    tree = ast.parse((HOOKS / "sitecustomize.py").read_text())
-    (hooked,) = (
-        ast.literal_eval(node.value)
-        for node in tree.body
-        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "HOOKS"
-    )
-
-    assert set(hooked) == usage.FRAMEWORKS
-    assert set(hooked) <= set(FRAMEWORKS), "each has an overhead and a pool"

@@ -6,13 +6,12 @@ restores it. A pool reports only the thread's current GPU, and making another on
 a context there. So a process that sees several GPUs reports nothing.
 """
 
-import os
 import threading
 from typing import Any, Callable
 
 from . import report
+from .hook import ReportFailure, Undo, version_of, visible_gpus
 from .lease import Lease, LeaseTooSmall
-from .replacement import ReportFailure, Undo
 from .shares import UNCHANGED
 
 IMPLAUSIBLE = 1 << 50
@@ -47,7 +46,7 @@ def _reporting_allocator(cupy: Any, original: Any, lease: Lease) -> Callable[[in
             is_last = len(limited) >= cupy.cuda.runtime.getDeviceCount()
             if (is_last or not limited) and cupy.cuda.get_allocator() is allocate:
                 cupy.cuda.set_allocator(original)
-            version = getattr(cupy, "__version__", "unknown")
+            version = version_of(cupy)
             report.begin(lease, "cupy", version, _Pool(cupy, lease).held)
         except Exception:  # noqa: BLE001  (a failed hook must not end the script)
             pass
@@ -60,7 +59,7 @@ def _take(cupy: Any, lease: Lease, limited: "set[int]") -> None:
     """Take a pool on the current GPU, and limit CuPy's to it."""
     try:
         device = int(cupy.cuda.runtime.getDevice())
-        gpus = lease.named(os.environ.get("CUDA_VISIBLE_DEVICES", ""))
+        gpus = visible_gpus(lease)
         if device in limited or lease.lifted:
             return
         limited.add(device)
@@ -102,14 +101,14 @@ class _Pool:
 
     def held(self) -> "list[dict[str, Any]]":
         """Return the report about the pool on the one GPU."""
-        gpus = self._lease.named(os.environ.get("CUDA_VISIBLE_DEVICES", ""))
+        gpus = visible_gpus(self._lease)
         if len(gpus) != 1 or self._cupy.cuda.runtime.getDeviceCount() != 1:
             return []
         pool = int(self._cupy.get_default_memory_pool().total_bytes())
         limit = self._lease.limit("cupy", gpus[0])
         change = self._change(limit)
         if change:
-            version = getattr(self._cupy, "__version__", "unknown")
+            version = version_of(self._cupy)
             text = "CuPy {} is not limited to the lease: {}".format(version, change)
             report.failed(self._lease, "cupy", version, text)
             return []

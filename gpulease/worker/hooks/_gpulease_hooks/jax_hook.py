@@ -12,8 +12,8 @@ import sys
 from typing import Any
 
 from . import report
-from .lease import Lease, LeaseTooSmall
-from .replacement import ReportFailure, Undo, replace
+from .hook import ReportFailure, Undo, lifting, replace, reporting, version_of, visible_gpus
+from .lease import Lease
 
 OPTIONS = "generate_pjrt_gpu_plugin_options"
 MAKER = "make_c_api_client"
@@ -25,8 +25,10 @@ LIMITED = ("default", "bfc")
 def install(jax: Any, raw: str, report_failure: ReportFailure) -> Undo:
     """Hook the imported JAX; `raw` is the lease as JSON."""
     lease = Lease(raw)
-    if lease.options.get("deterministic"):  # an older daemon sends none
-        _make_deterministic()
+    if lease.options["deterministic"] and DETERMINISTIC not in os.environ.get("XLA_FLAGS", ""):
+        # XLA reads them when it creates its first client.
+        flags = os.environ.get("XLA_FLAGS", "")
+        os.environ["XLA_FLAGS"] = "{} --{}=true".format(flags, DETERMINISTIC).strip()
     client = importlib.import_module("jaxlib.xla_client")
     original = getattr(client, OPTIONS, None)
     if lease.simulated or original is None:
@@ -38,36 +40,15 @@ def install(jax: Any, raw: str, report_failure: ReportFailure) -> Undo:
     def generate_pjrt_gpu_plugin_options(*args: Any, **kwargs: Any) -> Any:
         options = original(*args, **kwargs)
         if not lease.lifted:
-            _limit(options, lease, report_failure)
+            with reporting(report_failure, "JAX is not limited to the lease"):
+                _limit(options, lease)
             if undo_maker is None:
                 lease.check("jax", "JAX")
                 _take(jax, options, lease, report_failure)
         return options
 
     undo = replace([client], OPTIONS, original, generate_pjrt_gpu_plugin_options)
-
-    def lift() -> None:
-        lease.lift()
-        for each in (undo, undo_maker or undo):
-            each()
-
-    return lift
-
-
-def _make_deterministic() -> None:
-    """Add to the flags that XLA reads when it creates its first client."""
-    flags = os.environ.get("XLA_FLAGS", "")
-    if DETERMINISTIC not in flags:
-        os.environ["XLA_FLAGS"] = "{} --{}=true".format(flags, DETERMINISTIC).strip()
-
-
-def _limit(options: "dict[str, Any]", lease: Lease, report_failure: ReportFailure) -> None:
-    try:
-        _limit_options(options, lease)
-    except Exception as error:  # noqa: BLE001  (a failed hook must not end the script)
-        report_failure(
-            "JAX is not limited to the lease: {}: {}".format(type(error).__name__, error)
-        )
+    return lifting(lease, undo, undo_maker or undo)
 
 
 def _hook_maker(
@@ -95,7 +76,7 @@ def _hook_maker(
     return replace([client], MAKER, original, make_c_api_client)
 
 
-def _limit_options(options: "dict[str, Any]", lease: Lease) -> None:
+def _limit(options: "dict[str, Any]", lease: Lease) -> None:
     """Set the smaller of the script's memory fraction and the lease's."""
     fraction = min(gpu["pools"]["jax"] / gpu["total"] for gpu in lease.gpus)
     asked = float(options.get("memory_fraction") or 1.0)
@@ -109,9 +90,9 @@ def _take(jax: Any, options: "dict[str, Any]", lease: Lease, report_failure: Rep
 
     Only now the sizes are known that are reported: a script may ask for less than the lease.
     """
-    try:
+    with reporting(report_failure, "JAX is not limited to what other processes leave"):
         fraction = float(options.get("memory_fraction") or 1.0)
-        gpus = lease.named(os.environ.get("CUDA_VISIBLE_DEVICES", "")) or lease.gpus
+        gpus = visible_gpus(lease) or lease.gpus
         chosen = options.get("visible_devices")
         if chosen is not None:
             gpus = [gpus[each] for each in chosen if each < len(gpus)]
@@ -120,16 +101,7 @@ def _take(jax: Any, options: "dict[str, Any]", lease: Lease, report_failure: Rep
         options["memory_fraction"] = max(1e-6, min(shares + [fraction]))
         for gpu in gpus:
             lease.resize("jax", gpu, int(options["memory_fraction"] * gpu["total"]))
-        version = getattr(jax, "__version__", "unknown")
-        report.begin(lease, "jax", version, lambda: _pools(lease))
-    except LeaseTooSmall:
-        raise
-    except Exception as error:  # noqa: BLE001  (a failed hook must not end the script)
-        report_failure(
-            "JAX is not limited to what other processes leave: {}: {}".format(
-                type(error).__name__, error
-            )
-        )
+        report.begin(lease, "jax", version_of(jax), lambda: _pools(lease))
 
 
 def _pools(lease: Lease) -> "list[dict[str, Any]]":
@@ -137,7 +109,7 @@ def _pools(lease: Lease) -> "list[dict[str, Any]]":
     # Listing the devices would create a client, with a CUDA context.
     if bridge is None or not bridge.backends_are_initialized():
         return []
-    gpus = lease.named(os.environ.get("CUDA_VISIBLE_DEVICES", ""))
+    gpus = visible_gpus(lease)
     pools = []
     for device in sys.modules["jax"].local_devices():
         place = getattr(device, "local_hardware_id", device.id)

@@ -10,8 +10,8 @@ import time
 from typing import Any, Callable
 
 from . import report
+from .hook import ReportFailure, Undo, lifting, replace, version_of
 from .lease import Lease
-from .replacement import ReportFailure, Undo
 
 BEGIN, END = "on_train_batch_begin", "on_train_batch_end"
 
@@ -41,21 +41,15 @@ def install(keras: Any, raw: str, report_failure: ReportFailure) -> Undo:
     """Hook the imported Keras; `raw` is the lease as JSON."""
     lease = Lease(raw)
     try:
-        undo = _hook(keras, lease)
+        return lifting(lease, *_hook(keras, lease))
     except Exception:  # noqa: BLE001  (an unknown Keras is not counted)
         return lease.lift
 
-    def lift() -> None:
-        lease.lift()
-        undo()
 
-    return lift
-
-
-def _hook(keras: Any, lease: "Lease") -> Undo:
+def _hook(keras: Any, lease: "Lease") -> "list[Undo]":
     owner, counter = keras.callbacks.CallbackList, Counter()
     begin, end = vars(owner)[BEGIN], vars(owner)[END]
-    version = getattr(keras, "__version__", "unknown")
+    version = version_of(keras)
 
     @functools.wraps(begin)
     def on_train_batch_begin(self: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
@@ -69,15 +63,10 @@ def _hook(keras: Any, lease: "Lease") -> Undo:
         _quietly(lambda number: counter.end(_within(self, number)), batch)
         return end(self, batch, *args, **kwargs)
 
-    setattr(owner, BEGIN, on_train_batch_begin)
-    setattr(owner, END, on_train_batch_end)
-
-    def undo() -> None:
-        if vars(owner)[END] is on_train_batch_end:
-            setattr(owner, BEGIN, begin)
-            setattr(owner, END, end)
-
-    return undo
+    return [
+        replace([owner], BEGIN, begin, on_train_batch_begin),
+        replace([owner], END, end, on_train_batch_end),
+    ]
 
 
 def _within(callbacks: Any, batch: int) -> int:

@@ -35,14 +35,14 @@ class Lease:
         self.options: dict[str, Any] = fields["options"]
         self._outside: dict[str, int] = fields["outside"]
         self._smallest: dict[str, int] = fields["smallest"]
-        self._advised: dict[str, str] = fields.get("advised", {})
-        """The smallest leases, rounded up and formatted; an older daemon sends none."""
+        self._advised: dict[str, str] = fields["advised"]
+        """The smallest leases, rounded up and formatted."""
         self.job: str = fields["job"]
-        self.daemon: str = fields.get("daemon", "")
+        self.daemon: str = fields["daemon"]
         """The socket on which the daemon takes memory reports; "" for none."""
-        self._ledger: str = fields.get("ledger", "")
+        self._ledger: str = fields["ledger"]
         """The file by which the processes of the job share the lease; "" for none."""
-        self._ranks: "dict[str, str | None]" = fields.get("ranks", {})
+        self._ranks: "dict[str, str | None]" = fields["ranks"]
         """Variables with the number of ranks, and what they were before the job."""
         self._taken: "set[str]" = set()
         self.lifted = False
@@ -92,9 +92,8 @@ class Lease:
 
     def most(self, framework: str, gpu: "dict[str, Any]") -> int:
         """Return the size of the largest pool that `framework` may take on a GPU."""
-        pools = gpu["pools"]  # an older daemon does not know all frameworks
         part = self._place(gpu).part - self.overhead(framework, gpu)
-        return max(0, min(pools.get(framework, min(pools.values())), part))
+        return max(0, min(gpu["pools"][framework], part))
 
     def release(self, framework: str) -> None:
         """Give back the pools of `framework`, which were not created."""
@@ -102,12 +101,11 @@ class Lease:
 
     def overhead(self, framework: str, gpu: "dict[str, Any]") -> int:
         """Return the bytes of `framework` on a GPU beside its pool."""
-        known = gpu.get("outside", self._outside)
-        return int(known.get(framework, max(known.values())))
+        return int(gpu["outside"][framework])
 
     def processes(self) -> int:
         """Return the number of processes that share each GPU, 1 if it is not known."""
-        count = self.options.get("processes") or self._count_of_ranks()
+        count = self.options["processes"] or self._count_of_ranks()
         return max(1, -(-count // len(self.gpus)))
 
     def _count_of_ranks(self) -> int:
@@ -119,8 +117,7 @@ class Lease:
         return 1
 
     def _place(self, gpu: "dict[str, Any]") -> shares.Place:
-        place = gpu.get("place", self.gpus.index(gpu))
-        return shares.Place(place, gpu.get("whole", gpu["memory"]), self.processes())
+        return shares.Place(gpu["place"], gpu["whole"], self.processes())
 
     def _shares(self) -> shares.Shares:
         return shares.of(self.job, self._ledger)
@@ -178,7 +175,7 @@ class Lease:
         Raises:
             LeaseTooSmall: with the smallest lease that is large enough.
         """
-        smallest = self._smallest.get(framework, 0)
+        smallest = self._smallest[framework]
         memory = min(gpu["memory"] for gpu in self.gpus)
         if memory >= smallest:
             return
@@ -189,7 +186,7 @@ class Lease:
                 title,
                 size(memory),
                 size(self._outside[framework]),
-                self._advised.get(framework) or size(smallest),
+                self._advised[framework],
             )
         )
 

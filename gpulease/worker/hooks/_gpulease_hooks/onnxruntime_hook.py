@@ -7,12 +7,11 @@ itself, the provider for TensorRT and providers chosen by a policy have no such 
 
 import functools
 import importlib
-import os
-from typing import Any, Callable
+from typing import Any
 
 from . import report
+from .hook import ReportFailure, Undo, lifting, visible_gpus, wrap
 from .lease import Lease, LeaseTooSmall
-from .replacement import ReportFailure, Undo, replace
 
 CUDA = "CUDAExecutionProvider"
 OPTION = "gpu_mem_limit"
@@ -23,8 +22,7 @@ OLDEST = (1, 8)
 def install(onnxruntime: Any, raw: str, report_failure: ReportFailure) -> Undo:
     """Hook the imported ONNX Runtime; `raw` is the lease as JSON."""
     lease = Lease(raw)
-    # A daemon before this hook sent no pools for it.
-    if lease.simulated or "onnxruntime" not in lease.gpus[0]["pools"]:
+    if lease.simulated:
         return lease.lift
     version = str(getattr(onnxruntime, "__version__", "of unknown version"))
     native = importlib.import_module("onnxruntime.capi._pybind_state")
@@ -33,27 +31,16 @@ def install(onnxruntime: Any, raw: str, report_failure: ReportFailure) -> Undo:
         report_failure("ONNX Runtime {} is not limited to the lease".format(version))
         return lease.lift
     limit = _Limit(lease, version)
-    undos = [_replace(session, "initialize_session", limit.of_session)]
-    for name, wrap in (("add_provider", limit.by_name), ("add_provider_for_devices", limit.by_gpu)):
+    undos = [wrap([session], "initialize_session", limit.of_session)]
+    for name, by in (("add_provider", limit.by_name), ("add_provider_for_devices", limit.by_gpu)):
         if hasattr(native.SessionOptions, name):
-            undos.append(_replace(native.SessionOptions, name, wrap))
-
-    def lift() -> None:
-        lease.lift()
-        for undo in undos:
-            undo()
-
-    return lift
+            undos.append(wrap([native.SessionOptions], name, by))
+    return lifting(lease, *undos)
 
 
 def _is_too_old(version: str) -> bool:
     parts = version.split(".")[:2]
     return all(part.isdigit() for part in parts) and tuple(map(int, parts)) < OLDEST
-
-
-def _replace(owner: Any, name: str, wrap: Callable[[Any], Any]) -> Undo:
-    original = getattr(owner, name)
-    return replace([owner], name, original, functools.wraps(original)(wrap(original)))
 
 
 class _Limit:
@@ -64,6 +51,7 @@ class _Limit:
         self._version = version
 
     def of_session(self, original: Any) -> Any:
+        @functools.wraps(original)
         def initialize_session(
             session: Any, providers: Any, options: Any, *rest: Any, **others: Any
         ) -> Any:
@@ -73,12 +61,14 @@ class _Limit:
         return initialize_session
 
     def by_name(self, original: Any) -> Any:
+        @functools.wraps(original)
         def add_provider(session_options: Any, name: str, options: Any) -> Any:
             return original(session_options, name, self._limited(name, options))
 
         return add_provider
 
     def by_gpu(self, original: Any) -> Any:
+        @functools.wraps(original)
         def add_provider_for_devices(session_options: Any, devices: Any, options: Any) -> Any:
             names = [getattr(each, "ep_name", "") for each in devices]
             name = CUDA if CUDA in names else ""
@@ -112,7 +102,7 @@ class _Limit:
         return size if asked is None else min(size, asked)
 
     def _gpu(self, device: str) -> "dict[str, Any]":
-        gpus = self._lease.named(os.environ.get("CUDA_VISIBLE_DEVICES", ""))
+        gpus = visible_gpus(self._lease)
         if device.isdigit() and int(device) < len(gpus):
             return gpus[int(device)]
         # It is not there, or the variable was changed after CUDA had read it.

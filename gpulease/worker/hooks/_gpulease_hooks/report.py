@@ -73,7 +73,7 @@ class _Reporter:
     def _finish(self) -> None:
         """Send the last figures; the thread must not be inside a framework after that."""
         self._stopped.set()
-        if self.pid == os.getpid() and not self._lease.lifted and not self._pending:
+        if self.pid == os.getpid() and not self._lease.lifted:
             try:
                 self._report(TIMEOUT_OF_LIMIT)
             except Exception:  # noqa: BLE001  (the script has ended as it wanted to)

@@ -10,12 +10,11 @@ created, before they are set, so their sizes are limited there.
 
 import functools
 import importlib
-import os
 from typing import Any, Callable
 
 from . import report
+from .hook import ReportFailure, Undo, lifting, version_of, visible_gpus, wrap
 from .lease import Lease
-from .replacement import ReportFailure, Undo, replace
 
 ALIGNED = 256
 """Sizes of pools are multiples of this."""
@@ -28,33 +27,19 @@ for power, letter in enumerate("kmgtp", 1):
 def install(rmm: Any, raw: str, report_failure: ReportFailure) -> Undo:
     """Hook the imported RMM; `raw` is the lease as JSON."""
     lease = Lease(raw)
-    gpus = lease.named(os.environ.get("CUDA_VISIBLE_DEVICES", ""))
-    # A daemon before this hook sent no pools for it.
-    if lease.simulated or not gpus or "rmm" not in gpus[0]["pools"]:
+    gpus = visible_gpus(lease)
+    if lease.simulated or not gpus:
         return lease.lift
     limits = _Limits(rmm, lease, gpus)
     undos = [
-        _replace([rmm.mr], "set_per_device_resource", limits.setter),
-        _replace([rmm.mr], "set_current_device_resource", limits.current_setter),
-        _replace([rmm, rmm.rmm], "reinitialize", limits.reinitialize),
-        _replace([rmm.mr], "PoolMemoryResource", limits.pool),
-        _replace([rmm.mr], "ArenaMemoryResource", limits.arena),
+        wrap([rmm.mr], "set_per_device_resource", limits.setter),
+        wrap([rmm.mr], "set_current_device_resource", limits.current_setter),
+        wrap([rmm, rmm.rmm], "reinitialize", limits.reinitialize),
+        wrap([rmm.mr], "PoolMemoryResource", limits.pool),
+        wrap([rmm.mr], "ArenaMemoryResource", limits.arena),
     ]
     limits.begin()
-
-    def lift() -> None:
-        lease.lift()
-        for undo in undos:
-            undo()
-        limits.lift()
-
-    return lift
-
-
-def _replace(owners: "list[Any]", name: str, wrap: Callable[[Any], Any]) -> Undo:
-    """Replace a name in modules by what `wrap` makes of it; the returned function restores it."""
-    original = getattr(owners[0], name)
-    return replace(owners, name, original, wrap(original))
+    return lifting(lease, *undos, limits.lift)
 
 
 def size_of(value: Any) -> int:
@@ -193,7 +178,7 @@ class _Limits:
         self._lease.check("rmm", "RMM")
         limit = self._lease.take("rmm", self._gpus[device])
         gpu = {"gpu": self._gpus[device]["uuid"], "limit": limit}
-        version = getattr(self._rmm, "__version__", "unknown")
+        version = version_of(self._rmm)
         report.begin(self._lease, "rmm", version, list, [gpu])
         return limit
 

@@ -6,10 +6,10 @@ GPU (gpu_device.cc, VerifyVirtualDeviceSettings).
 """
 
 import math
-import os
 from typing import Any, Callable
 
 from . import devices
+from .hook import visible_gpus
 from .lease import MIB, Lease, LeaseTooSmall
 
 
@@ -62,7 +62,7 @@ def _limit_memory(config: Any, lease: Lease, pools: "list[tuple[int, int]]") -> 
     split, sizes = _split(options, lease.options)
     _disable_unlimited_allocators(options)
     virtual = options.experimental.virtual_devices
-    gpus = lease.named(os.environ.get(devices.NAME, ""))
+    gpus = visible_gpus(lease)
     if len(gpus) == len(pools):  # else it is unknown which is which
         options.visible_device_list = devices.read_list(options.visible_device_list, gpus)
     visible = _visible(config, len(pools))
@@ -127,8 +127,8 @@ def _split(options: Any, job: "dict[str, Any]") -> "tuple[int, list[float]]":
 
 
 def _split_sizes(job: "dict[str, Any]") -> "list[float]":
-    """Return the sizes in MiB of --split; an older daemon sends none."""
-    return [max(1.0, size / MIB) for size in job.get("split_sizes") or ()]
+    """Return the sizes in MiB of --split."""
+    return [max(1.0, size / MIB) for size in job["split_sizes"]]
 
 
 def _disable_unlimited_allocators(options: Any) -> None:

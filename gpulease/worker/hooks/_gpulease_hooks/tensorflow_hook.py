@@ -16,8 +16,8 @@ import threading
 from typing import Any
 
 from . import devices, report
-from .lease import MIB, Lease, LeaseTooSmall
-from .replacement import ReportFailure, Undo, replace
+from .hook import ReportFailure, Undo, lifting, replace, reporting, visible_gpus
+from .lease import MIB, Lease
 from .tensorflow_config import limit_config, take_pools
 
 SEED = 1
@@ -36,25 +36,20 @@ def install(tensorflow: Any, raw: str, report_failure: ReportFailure) -> Undo:
     version = getattr(tensorflow, "__version__", "of unknown version")
     configure = _Limiter(lease, report_failure, version)
     missing = []
-    undos = [lease.lift]  # in case other code has wrapped a wrapper meanwhile
+    undos = []
     for name, hook in HOOKED:
         try:
             undos.append(hook(configure))
         except (ImportError, AttributeError, KeyError):
             missing.append(name)
     undos.append(_hook_choice(lease))
-    if lease.options.get("deterministic"):  # an older daemon sends none
+    if lease.options["deterministic"]:
         _make_deterministic(tensorflow, report_failure)
     if missing:
         report_failure(
             "TensorFlow {} is not limited to the lease at {}".format(version, ", ".join(missing))
         )
-
-    def lift() -> None:
-        for undo in undos:
-            undo()
-
-    return lift
+    return lifting(lease, *undos)
 
 
 def _make_deterministic(tensorflow: Any, report_failure: ReportFailure) -> None:
@@ -67,11 +62,9 @@ def _make_deterministic(tensorflow: Any, report_failure: ReportFailure) -> None:
     enable = getattr(getattr(config, "experimental", None), "enable_op_determinism", None)
     if enable is None:
         return
-    try:
+    with reporting(report_failure, "TensorFlow is not deterministic"):
         enable()
         tensorflow.random.set_seed(SEED)
-    except Exception as error:  # noqa: BLE001  (a failed hook must not end the script)
-        report_failure("TensorFlow is not deterministic: {}".format(error))
 
 
 class _Limiter:
@@ -91,7 +84,7 @@ class _Limiter:
         """
         if self._lease.lifted:
             return
-        try:
+        with reporting(self._report_failure, "TensorFlow is not limited to the lease"):
             if not self._lease.simulated:
                 _disable_unlimited_allocators()
             limit_config(config, self._lease, _pool_limits(self._lease), creates)
@@ -99,12 +92,6 @@ class _Limiter:
                 self._take(config)
             self._has_created = self._has_created or creates
             _report(config, self._lease, self._version)
-        except LeaseTooSmall:
-            raise
-        except Exception as error:  # noqa: BLE001  (a failed hook must not end the script)
-            self._report_failure(
-                "TensorFlow is not limited to the lease: {}: {}".format(type(error).__name__, error)
-            )
 
     def created(self) -> None:
         """Note that TensorFlow has created its pools. It keeps the first one on each GPU."""
@@ -114,7 +101,7 @@ class _Limiter:
         lease = self._lease
         if not self._has_created and not _is_started():
             lease.release("tensorflow")
-        gpus = lease.named(os.environ.get("CUDA_VISIBLE_DEVICES", "")) or lease.gpus
+        gpus = visible_gpus(lease) or lease.gpus
 
         def take(number: int, wanted: int) -> int:
             known = number < len(gpus)
@@ -151,7 +138,7 @@ def _layout(config: Any, lease: Lease) -> "list[dict[str, Any]]":
             for place, gpu in enumerate(lease.gpus)
         ]
     options = config.gpu_options
-    gpus = lease.named(os.environ.get("CUDA_VISIBLE_DEVICES", ""))
+    gpus = visible_gpus(lease)
     virtual = options.experimental.virtual_devices
     names = [name for name in options.visible_device_list.split(",") if name.isdigit()]
     grows = bool(options.allow_growth) or os.environ.get("TF_FORCE_GPU_ALLOW_GROWTH") == "true"
@@ -289,7 +276,7 @@ def _hook_choice(lease: Lease) -> Undo:
     def set_visible_devices(self: Any, chosen: Any, device_type: Any = None) -> None:
         set_visible(self, chosen, device_type)
         if listed and not chosen and device_type in (None, "GPU"):
-            gpus = lease.named(os.environ.get(devices.NAME, "")) or lease.gpus
+            gpus = visible_gpus(lease) or lease.gpus
             text = "set_visible_devices() without a GPU: this process uses the CPU; the job has {}"
             devices.say(text.format(devices.numbered(gpus)))
 

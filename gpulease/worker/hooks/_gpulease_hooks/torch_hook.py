@@ -15,15 +15,16 @@ it, and otherwise as soon as it has a context there.
 
 import atexit
 import functools
+import importlib
 import os
 import sys
 import threading
 from contextlib import contextmanager
 from typing import Any, Callable, Iterator
 
-from . import report, torch_memory
+from . import report
+from .hook import ReportFailure, Undo, lifting, replace, reporting, visible_gpus
 from .lease import Lease, LeaseTooSmall
-from .replacement import ReportFailure, Undo, replace
 from .shares import UNCHANGED
 
 SETTER = "set_per_process_memory_fraction"
@@ -44,8 +45,10 @@ def install(torch: Any, raw: str, report_failure: ReportFailure) -> Undo:
     The returned function removes the limit, even from a PyTorch that has used the GPU.
     """
     lease = Lease(raw)
-    if lease.options.get("deterministic"):  # an older daemon sends none
-        _make_deterministic(torch, report_failure)
+    if lease.options["deterministic"]:
+        with reporting(report_failure, "PyTorch is not deterministic"):
+            torch.use_deterministic_algorithms(True)  # from 1.8 on
+            torch.backends.cudnn.benchmark = False
     if lease.simulated:
         return lease.lift
     cuda = getattr(torch, "cuda", None)
@@ -62,26 +65,16 @@ def install(torch: Any, raw: str, report_failure: ReportFailure) -> Undo:
     original = getattr(cuda, SETTER)
     limits = _Limits(torch, original, lease)
     undo = _hook_setter(torch, original, lease, limits)
-    undo_memory = torch_memory.hook(torch, limits.of)
+    undos = [_hook_memory(torch, module, name, limits.of) for module, name in FUNCTIONS]
     if not missing:
         cuda._lazy_call(_limiter(torch, limits, lease, report_failure))
 
     def lift() -> None:
-        lease.lift()
-        undo()
-        undo_memory()
+        lifting(lease, undo, *undos)()
         if cuda.is_initialized():
             limits.lift()
 
     return lift
-
-
-def _make_deterministic(torch: Any, report_failure: ReportFailure) -> None:
-    try:
-        torch.use_deterministic_algorithms(True)  # from 1.8 on
-        torch.backends.cudnn.benchmark = False
-    except Exception as error:  # noqa: BLE001  (a failed hook must not end the script)
-        report_failure("PyTorch is not deterministic: {}: {}".format(type(error).__name__, error))
 
 
 def _limiter(
@@ -95,15 +88,9 @@ def _limiter(
         os.environ.pop(UNLIMITED, None)
         if torch.cuda.device_count():
             lease.check("torch", "PyTorch")
-        try:
+        with reporting(report_failure, "PyTorch is not limited to the lease"):
             limits.begin(report_failure)
             report.begin(lease, "torch", torch.__version__, lambda: _pools(torch.cuda, lease))
-        except LeaseTooSmall:
-            raise
-        except Exception as error:  # noqa: BLE001  (a failed hook must not end the script)
-            report_failure(
-                "PyTorch is not limited to the lease: {}: {}".format(type(error).__name__, error)
-            )
 
     return limit
 
@@ -144,7 +131,7 @@ def _smallest(lease: Lease) -> float:
 
 def _gpu_of(torch: Any, lease: Lease, device: int) -> "dict[str, Any] | None":
     """Return the leased GPU that a device is; None if that is unknown."""
-    gpus = lease.named(os.environ.get("CUDA_VISIBLE_DEVICES", ""))
+    gpus = visible_gpus(lease)
     # The variable may have been changed after CUDA had read it.
     return gpus[device] if torch.cuda.device_count() == len(gpus) else None
 
@@ -163,7 +150,7 @@ def _requested_fractions() -> "list[float]":
 
 
 def _pools(cuda: Any, lease: Lease) -> "list[dict[str, Any]]":
-    gpus = lease.named(os.environ.get("CUDA_VISIBLE_DEVICES", ""))
+    gpus = visible_gpus(lease)
     if not cuda.is_initialized() or cuda.device_count() != len(gpus):
         return []
     return [
@@ -189,7 +176,7 @@ def _total(torch: Any, device: int) -> int:
     Where the driver limits a job, only some calls of CUDA return the limit as the total.
     """
     if _is_old(torch) and hasattr(torch.cuda, "mem_get_info"):
-        return int(torch_memory.unhooked(torch.cuda.mem_get_info)(device)[1])
+        return int(_unhooked(torch.cuda.mem_get_info)(device)[1])
     return int(torch.cuda.get_device_properties(device).total_memory)
 
 
@@ -305,19 +292,13 @@ class _Limits:
         In a thread, since C++ creates most contexts without calling a hook. A thread has its own
         current device.
         """
-        try:
+        with reporting(report_failure, "PyTorch is not limited to the lease on every GPU"):
             while devices and not self._over.wait(POLL_EVERY):
                 if self._torch.cuda.is_initialized():
                     for device in list(devices):
                         if self._torch._C._cuda_hasPrimaryContext(device):
                             devices.remove(device)
                             self._limit_late(device)
-        except Exception as error:  # noqa: BLE001  (a failed hook must not end the script)
-            report_failure(
-                "PyTorch is not limited to the lease on every GPU: {}: {}".format(
-                    type(error).__name__, error
-                )
-            )
 
     def _limit_late(self, device: int) -> None:
         try:
@@ -338,3 +319,57 @@ class _Limits:
         finally:
             if cuda.current_device() != before:
                 cuda.set_device(before)
+
+
+# Newer names are those of PyTorch 2.10 and later.
+FUNCTIONS = (
+    ("torch.cuda.memory", "mem_get_info"),
+    ("torch.cuda", "mem_get_info"),
+    ("torch.accelerator.memory", "get_memory_info"),
+    ("torch.accelerator", "get_memory_info"),
+)
+
+
+def _unhooked(function: Any) -> Any:
+    """Return PyTorch's own function."""
+    return getattr(function, "__wrapped__", function)
+
+
+def _hook_memory(
+    torch: Any, module: str, name: str, limit_of: Callable[[int], "int | None"]
+) -> Undo:
+    try:
+        owner = importlib.import_module(module)
+        original = _unhooked(getattr(owner, name))
+    except (ImportError, AttributeError):
+        return lambda: None  # an older PyTorch
+
+    @functools.wraps(original)
+    def memory(*args: Any, **kwargs: Any) -> Any:
+        found = original(*args, **kwargs)
+        try:
+            return _within(torch, found, limit_of, *args, **kwargs)
+        except Exception:  # noqa: BLE001  (a failed hook must not end the script)
+            return found
+
+    return replace([owner], name, original, memory)
+
+
+def _within(
+    torch: Any,
+    found: "tuple[int, int]",
+    limit_of: Callable[[int], "int | None"],
+    device: Any = None,
+    **others: Any,
+) -> "tuple[int, int]":
+    """Return (free, total) of a device, reduced to its pool."""
+    cuda = torch.cuda
+    if device is None:
+        number = cuda.current_device()
+    else:
+        number = cuda.memory._get_device_index(device, optional=True)
+    limit = limit_of(number)
+    if limit is None:
+        return found
+    free, total = found
+    return min(free, max(0, limit - cuda.memory_reserved(number))), min(total, limit)
