@@ -36,8 +36,8 @@ from gpulease.service.job_list import JobQuery
 from gpulease.service.ports import Event
 from gpulease.service.transactions import change_jobs
 from gpulease.shim import process_tree
-from gpulease.shim.main import SOCKET
 from gpulease.shim.record import Record, is_alive, read_record
+from gpulease.shim.spawner import SOCKET
 from gpulease.store.database_file import (
     all_copies,
     is_sound,
@@ -75,9 +75,8 @@ def surviving_jobs(jobs: Path) -> Iterator[SurvivingJob]:
 
 
 def _surviving_job(number: JobId, directory: Path, record: Record, alive: bool) -> SurvivingJob:
-    shim = shim_control.shim_pid(directory) if alive else None
-    if shim is None and alive and record.started is not None:
-        shim = record.started.shim_pid
+    found_shim = shim_control.living_shim(directory) if alive else None
+    shim = None if found_shim is None else found_shim.pid
     if shim is None:
         found = None if alive else _ended(number, directory, record)
         return SurvivingJob(number, record, alive, found)

@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from functools import cache, lru_cache
 from pathlib import Path
+from typing import NamedTuple
 
 from gpulease.shim.process_tree import entry, read_proc
 
@@ -28,13 +29,14 @@ _NO_CONTAINER = "libpod-conmon-"
 """podman's monitor of a container runs outside of it, in a cgroup whose name has its id."""
 _SHORT = 12
 """The digits that `docker ps` and `podman ps` show."""
-_SYSTEMD = ("", "name=systemd")
+_NAMED = "name=systemd"
+_SYSTEMD = ("", _NAMED)
 """The hierarchies of systemd: version 2, and the named one of version 1."""
 
 
 def scope_of(pid: int) -> int | None:
     """Return the job in whose scope a process is, or below it; None for other processes."""
-    for controllers, path in _lines(pid):
+    for controllers, path in _parsed(read_proc(f"/proc/{pid}/cgroup")):
         if controllers in _SYSTEMD and (found := _SCOPE.match(path)):
             return int(found[1])
     return None
@@ -54,7 +56,7 @@ def slurm_directory(pid: int) -> tuple[Path, int | None] | None:
 
     Users can give a cgroup such a name where they may create one, but then they own it.
     """
-    for controllers, path in _lines(pid):
+    for controllers, path in _parsed(read_proc(f"/proc/{pid}/cgroup")):
         if found := _SLURM.match(path):
             mount = _mount_of(controllers)
             directory = None if mount is None else mount / found[1].lstrip("/")
@@ -65,7 +67,7 @@ def slurm_directory(pid: int) -> tuple[Path, int | None] | None:
 
 def slurm_directories() -> Iterator[Path]:
     """Yield the cgroups of Slurm's jobs in version 2."""
-    for hierarchy in _unified():
+    for hierarchy in _mounts().unified:
         for place in ("system.slice/slurmstepd.scope", "system.slice/*_slurmstepd.scope"):
             yield from filter(_is_of_root, hierarchy.glob(f"{place}/*"))
 
@@ -84,7 +86,7 @@ def _is_of_root(directory: Path) -> bool:
 
 def container_of(pid: int) -> str | None:
     """Return the short id of the container that a process is in, or None."""
-    found = _container(pid)
+    found = _container_in(read_proc(f"/proc/{pid}/cgroup"))
     return None if found is None else found[1]
 
 
@@ -94,22 +96,20 @@ def in_container_of_root(pid: int) -> bool:
     Users can give a cgroup such a name where they may create one, but then they own it, and they
     cannot move a process into root's cgroups.
     """
-    found = _container(pid)
+    found = _container_in(read_proc(f"/proc/{pid}/cgroup"))
     if found is None:
         return False
-    directories = [hierarchy / found[0] for hierarchy in _hierarchies()]
+    directories = [hierarchy / found[0] for hierarchy in _mounts().systemd]
     owners = {path.stat().st_uid for path in directories if path.is_dir()}
     return owners == {0}
 
 
-def _container(pid: int) -> tuple[str, str] | None:
-    """Return the cgroup of the container that a process is in, and its short id; or None."""
-    return _container_in(_content(pid))
-
-
 @lru_cache(maxsize=256)
 def _container_in(content: bytes) -> tuple[str, str] | None:
-    """Return the same for what /proc/PID/cgroup contains; many processes share a cgroup."""
+    """Return the cgroup of the container that a process is in, and its short id; or None.
+
+    `content` is that of /proc/PID/cgroup; many processes share a cgroup.
+    """
     for _, path in _parsed(content):
         names = path.strip("/").split("/")
         for place, name in reversed(tuple(enumerate(names, 1))):
@@ -122,7 +122,7 @@ def _container_in(content: bytes) -> tuple[str, str] | None:
 def members(job: int) -> set[int]:
     """Return the pids of all processes in the scope of a job, or in a cgroup below it."""
     found: set[int] = set()
-    for hierarchy in _hierarchies():
+    for hierarchy in _mounts().systemd:
         for directory, _, _ in os.walk(hierarchy / SLICE / scope_name(job)):
             found |= _procs(Path(directory))
     # A process in a pid namespace that is not visible from here is shown as 0.
@@ -131,7 +131,7 @@ def members(job: int) -> set[int]:
 
 def directory_of(job: int) -> Path | None:
     """Return the directory of a job's scope in cgroups of version 2, or None."""
-    for hierarchy in _hierarchies():
+    for hierarchy in _mounts().systemd:
         path = hierarchy / SLICE / scope_name(job)
         if (path / "cgroup.events").exists():
             return path
@@ -140,7 +140,8 @@ def directory_of(job: int) -> Path | None:
 
 def device_directory_of(job: int) -> Path | None:
     """Return the directory of a job's scope in the hierarchy of device rules, or None."""
-    for hierarchy in (*_mounts()[2], *_unified()):
+    first = (path for options, path in _mounts().first if "devices" in options)
+    for hierarchy in (*first, *_mounts().unified):
         if (path := hierarchy / SLICE / scope_name(job)).is_dir():
             return path
     return None
@@ -148,15 +149,15 @@ def device_directory_of(job: int) -> Path | None:
 
 def own_directory() -> Path | None:
     """Return the directory of this process's cgroup of version 2, or None."""
-    for controllers, path in _lines(os.getpid()):
-        if not controllers and _unified():
-            return _unified()[0] / path.lstrip("/")
+    for controllers, path in _parsed(read_proc("/proc/self/cgroup")):
+        if not controllers and (mount := _mount_of("")) is not None:
+            return mount / path.lstrip("/")
     return None
 
 
 def scopes() -> Iterator[tuple[int, Path]]:
     """Yield the job and the directory of every scope in cgroups of version 2."""
-    for hierarchy in _hierarchies():
+    for hierarchy in _mounts().systemd:
         for path in (hierarchy / SLICE).glob("gpulease-job-*.scope"):
             found = _SCOPE.match(f"/{SLICE}/{path.name}")
             if found and (path / "cgroup.events").exists():
@@ -165,7 +166,7 @@ def scopes() -> Iterator[tuple[int, Path]]:
 
 def has_version_2() -> bool:
     """Return whether cgroups of version 2 are mounted."""
-    return bool(_unified())
+    return bool(_mounts().unified)
 
 
 def _procs(directory: Path) -> set[int]:
@@ -175,20 +176,11 @@ def _procs(directory: Path) -> set[int]:
         return set()  # it was just removed, or is a threaded cgroup
 
 
-def _lines(pid: int) -> Iterator[tuple[str, str]]:
-    return _parsed(_content(pid))
-
-
 def _parsed(content: bytes) -> Iterator[tuple[str, str]]:
     """Yield the controllers and the path of each line of /proc/PID/cgroup."""
     for line in os.fsdecode(content).split("\n")[:-1]:
         _, controllers, path = line.split(":", 2)
         yield controllers, path
-
-
-def _content(pid: int) -> bytes:
-    """Return what /proc/PID/cgroup contains; nothing if there is no such process."""
-    return read_proc(f"/proc/{pid}/cgroup")
 
 
 _SETTLED_S = 10.0
@@ -227,7 +219,7 @@ class ContainerProcesses:
                 if settles_at != _OUTSIDE:
                     # The age first: what is read later belongs to a process at least as old.
                     is_settled = _boot_s() >= settles_at
-                    content = _content(pid)
+                    content = read_proc(f"/proc/{pid}/cgroup")
                     if _container_in(content) is not None:
                         inside.append(pid)
                     elif content and is_settled:
@@ -243,46 +235,35 @@ def _boot_s() -> float:
 def _mount_of(controllers: str) -> Path | None:
     """Return where the hierarchy of these controllers is mounted; "" is version 2."""
     if not controllers:
-        return next(iter(_unified()), None)
+        return next(iter(_mounts().unified), None)
     wanted = set(controllers.split(","))
-    return next((path for options, path in _mounts()[3] if wanted <= options), None)
+    return next((path for options, path in _mounts().first if wanted <= options), None)
 
 
-def _hierarchies() -> tuple[Path, ...]:
-    return _mounts()[0]
+class _Mounts(NamedTuple):
+    unified: tuple[Path, ...]
+    """Of version 2."""
+    first: tuple[tuple[frozenset[str], Path], ...]
+    """Of version 1, with their options."""
 
-
-def _unified() -> tuple[Path, ...]:
-    return _mounts()[1]
-
-
-_Mounts = tuple[
-    tuple[Path, ...],
-    tuple[Path, ...],
-    tuple[Path, ...],
-    tuple[tuple[frozenset[str], Path], ...],
-]
+    @property
+    def systemd(self) -> tuple[Path, ...]:
+        """Those in which systemd puts the processes of a unit."""
+        return (*self.unified, *(path for options, path in self.first if _NAMED in options))
 
 
 @cache
 def _mounts() -> _Mounts:
-    """Return the mounts of systemd's hierarchies, of version 2, of the devices controller, and all
-    of version 1 with their options.
-    """
-    followed, unified, devices, first = [], [], [], []
+    unified, first = [], []
     for line in Path("/proc/self/mountinfo").read_text(encoding="utf-8").splitlines():
         before, _, after = line.partition(" - ")
-        kind, _, listed = after.split(" ", 2)
-        path, options = Path(before.split()[4]), frozenset(listed.split(","))
+        kind, _, options = after.split(" ", 2)
+        path = Path(before.split()[4])
         if kind == "cgroup2":
             unified.append(path)
-        if kind == "cgroup2" or (kind == "cgroup" and "name=systemd" in options):
-            followed.append(path)
-        if kind == "cgroup":
-            first.append((options, path))
-        if kind == "cgroup" and "devices" in options:
-            devices.append(path)
-    return tuple(followed), tuple(unified), tuple(devices), tuple(first)
+        elif kind == "cgroup":
+            first.append((frozenset(options.split(",")), path))
+    return _Mounts(tuple(unified), tuple(first))
 
 
 _FIRST = 0xEFFFFFFC

@@ -286,7 +286,7 @@ class JobRunner:
             await asyncio.to_thread(self._kill, directory)
             return
         if not is_asked and not self.was_launched(job):
-            self._end_reasons[job.id] = _OUTCOMES.get(reason, Outcome.CANCELLED)
+            self._end_reasons[job.id] = _outcome(reason)
             # Its socket is missing, so the shim cannot be asked.
             if (shim := shim_on_record(job)) is not None:
                 deliver(shim, signal.SIGCONT)
@@ -326,17 +326,9 @@ def _unwritable(job: Job, error: OSError) -> RecordUnwritable:
     )
 
 
-_OUTCOMES = {
-    "exited": Outcome.EXITED,
-    "signaled": Outcome.SIGNALED,
-    "cancelled": Outcome.CANCELLED,
-    "time_limit": Outcome.TIME_LIMIT,
-    "over_lease": Outcome.OVER_LEASE,
-    "idle": Outcome.IDLE,
-    "preempted": Outcome.PREEMPTED,
-    "requeued": Outcome.REQUEUED,
-    "launch_failed": Outcome.LAUNCH_FAILED,
-}
+def _outcome(reason: str) -> Outcome:
+    """Return the outcome that a record gives as its reason; a shim may be stopped for others."""
+    return Outcome(reason) if reason in set(Outcome) else Outcome.CANCELLED
 
 
 def _worker_news(event: shim_control.ShimEvent) -> WorkerNews | None:
@@ -355,7 +347,7 @@ def _worker_news(event: shim_control.ShimEvent) -> WorkerNews | None:
 
 def worker_exited(event: shim_control.Exited) -> WorkerExited:
     """Return the end of a worker, as its record has it."""
-    outcome = _OUTCOMES.get(event.reason, Outcome.CANCELLED)
+    outcome = _outcome(event.reason)
     exit_ = Exit(event.exit_code, event.signal)
     if event.failed is not None:
         exit_ = Exit(event.failed.exit_code)

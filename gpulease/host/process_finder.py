@@ -12,22 +12,25 @@ under any name (user_namespaces(7)) and run it from outside through /proc/PID/ro
 
 import asyncio
 import os
+import pwd
 import shlex
 import stat
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
-from datetime import datetime
+from dataclasses import replace
+from datetime import UTC, datetime
 from errno import EINVAL, ENOENT, ESRCH
 from functools import cache
 from pathlib import Path
 
+import psutil
+
 from gpulease.domain.gpu import GpuUuid, JobId
 from gpulease.domain.job import Job, Process
 from gpulease.host import cgroups
-from gpulease.host.proc_reader import name_of, real_uid, uids_of
+from gpulease.host.proc_reader import command_of, name_of, real_uid, uids_of
 from gpulease.host.processes import PidReuse, ProcessTable
-from gpulease.service.ports import LivingProcess
+from gpulease.service.ports import LivingProcess, ProcessIdentity
 from gpulease.shim import process_tree
 from gpulease.shim.process_tree import entry, is_stopped
 from gpulease.slurm.node.processes import SlurmProcesses
@@ -144,11 +147,6 @@ def _descriptor(process: Process) -> int | None:
 _NAME = "nvidia-cuda-mps-server"
 
 
-def mps_servers(pids: Iterable[int]) -> frozenset[int]:
-    """Return those of `pids` that are MPS servers, as far as this user can see."""
-    return frozenset(pid for pid in pids if _is_server(pid))
-
-
 def _is_server(pid: int) -> bool:
     link = Path(f"/proc/{pid}/exe")
     try:
@@ -180,17 +178,21 @@ def _is_closed(program: Path) -> bool:
 
 
 _LONGEST_COMMAND = 4096
+_CUT_OFF_AT = 15
+"""Bytes of a process's name that the kernel keeps, see proc_pid_comm(5)."""
 
 
-@dataclass(frozen=True, slots=True)
-class JobIdentity:
-    """The identity of a process, for display."""
+def _user_name(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
 
-    user: str | None
-    name: str | None
-    command: str | None
-    started_at: datetime | None = None
-    container: str | None = None
+
+def _full_name(name: str, command: Sequence[str]) -> str:
+    """Return the name of a process, completed from its command if the kernel cut it off."""
+    program = os.path.basename(command[0]) if command else ""  # noqa: PTH119  not always a path
+    return program if len(os.fsencode(name)) >= _CUT_OFF_AT and program.startswith(name) else name
 
 
 def _readable(text: str) -> str:
@@ -227,23 +229,26 @@ class Finder:
         self._pid_reuse = PidReuse()
         self.slurm = SlurmProcesses()
 
-    def identify(self, pid: int) -> JobIdentity | None:
+    def identify(self, pid: int) -> ProcessIdentity | None:
         """Return the identity of a process, or None if it has ended."""
-        found = self._table.identify(pid)
-        if found is None:
+        try:
+            process = psutil.Process(pid)
+            with process.oneshot():
+                uid, started_at = process.uids().effective, process.create_time()
+        except psutil.Error:
             return None
-        command = shlex.join(found.command)[:_LONGEST_COMMAND]
-        return JobIdentity(
-            found.user,
-            _readable(found.name),
-            _readable(command) or None,
-            found.started_at,
-            found.container,
+        command = command_of(pid) or ()
+        return ProcessIdentity(
+            _user_name(uid),
+            _readable(_full_name(name_of(pid), command)),
+            _readable(shlex.join(command)[:_LONGEST_COMMAND]) or None,
+            datetime.fromtimestamp(started_at, UTC),
+            cgroups.container_of(pid),
         )
 
     def mps_servers(self, pids: Iterable[int]) -> frozenset[int]:
-        """Return those of `pids` that are MPS servers."""
-        return mps_servers(pids)
+        """Return those of `pids` that are MPS servers, as far as this user can see."""
+        return frozenset(pid for pid in pids if _is_server(pid))
 
     def inherited(self, pids: Iterable[int]) -> frozenset[int]:
         """Note the driver's list; return the pids that another process has by now."""

@@ -15,25 +15,19 @@ kernel may give the pid to a process that has none of that memory.
 import asyncio
 import hmac
 import os
-import pwd
 import signal
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from collections.abc import Callable, Collection, Iterable, Mapping
+from datetime import timedelta
 from functools import partial
-
-import psutil
 
 from gpulease.domain.gpu import JobId
 from gpulease.host import cgroups
-from gpulease.host.proc_reader import command_of, name_of, read, real_uid
+from gpulease.host.proc_reader import read, real_uid
 from gpulease.shim import process_tree
 from gpulease.shim.process_tree import Entry, deliver, entry, other_thread, processes
 
 MARKER = "GPULEASE_WORKER"
 _MARKER_START = MARKER.encode() + b"="
-_CUT_OFF_AT = 15
-"""Bytes of a process's name that the kernel keeps, see proc_pid_comm(5)."""
 _LARGEST_ENVIRONMENT = 8 << 20
 _DEEPEST = 4096
 _MOST_DIGITS = 19
@@ -53,22 +47,6 @@ def _unsigned(mark: str | None) -> str | None:
     return None if mark is None else "/".join(mark.split("/")[:2])
 
 
-@dataclass(frozen=True, slots=True)
-class ProcessIdentity:
-    """The user, name and command of a process."""
-
-    pid: int
-    user: str
-    """The uid in digits if it has no name."""
-    uid: int
-    name: str
-    command: tuple[str, ...]
-    """Empty for a kernel thread and for a process that hides it."""
-    started_at: datetime
-    container: str | None
-    """The short id of its container."""
-
-
 class ProcessTable:
     """Looks up processes. What cannot change while a process lives is read once."""
 
@@ -78,25 +56,6 @@ class ProcessTable:
         self.containers = cgroups.ContainerProcesses()
         self._markers: dict[tuple[int, int], str] = {}
         """By pid and start time, since pids are reused."""
-
-    def identify(self, pid: int) -> ProcessIdentity | None:
-        """Return the identity of a process, or None if it does not exist."""
-        try:
-            process = psutil.Process(pid)
-            with process.oneshot():
-                uid = process.uids().effective
-                command = command_of(pid) or ()
-                return ProcessIdentity(
-                    pid,
-                    _user_name(uid),
-                    uid,
-                    _full_name(name_of(pid), command),
-                    command,
-                    datetime.fromtimestamp(process.create_time(), UTC),
-                    cgroups.container_of(pid),
-                )
-        except psutil.Error:
-            return None
 
     def in_scopes(self, pids: Iterable[int], jobs: Collection[JobId]) -> dict[int, JobId]:
         """Return the job of each of `pids` that is in the scope of one of `jobs`."""
@@ -296,23 +255,11 @@ def environment_of(pid: int) -> bytes:
     return b"" if other is None else read(pid, f"task/{other}/environ", _LARGEST_ENVIRONMENT) or b""
 
 
-def _user_name(uid: int) -> str:
-    try:
-        return pwd.getpwuid(uid).pw_name
-    except KeyError:
-        return str(uid)
-
-
-def _full_name(name: str, command: Sequence[str]) -> str:
-    """Return the name of a process, completed from its command if the kernel cut it off."""
-    program = os.path.basename(command[0]) if command else ""  # noqa: PTH119  not always a path
-    return program if len(os.fsencode(name)) >= _CUT_OFF_AT and program.startswith(name) else name
-
-
 class PidReuse:
     """Remembers which process had each listed pid at first."""
 
-    def __init__(self) -> None:
+    def __init__(self, look: Callable[[int], Entry | None] = entry) -> None:
+        self._look = look
         self._first: dict[int, int | None] = {}
         """The start of each process, in clock ticks since boot; None if there was no process."""
 
@@ -323,7 +270,7 @@ class PidReuse:
         """
         here: dict[int, int | None] = {}
         for pid in set(pids):
-            found = entry(pid)
+            found = self._look(pid)
             here[pid] = None if found is None else found.started
         self._first = {pid: self._first.get(pid, started) for pid, started in here.items()}
         return frozenset(

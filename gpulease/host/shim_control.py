@@ -9,7 +9,6 @@ import asyncio
 import contextlib
 import json
 import os
-import socket
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from dataclasses import dataclass
@@ -21,7 +20,6 @@ import psutil
 
 from gpulease.domain.job import Job
 from gpulease.host.proc_reader import real_uid
-from gpulease.peer_credentials import peer_credentials
 from gpulease.shim.process_tree import Entry, entry
 from gpulease.shim.record import (
     Exited,
@@ -48,7 +46,6 @@ __all__ = [
     "follow",
     "notify",
     "set_time_limit",
-    "shim_pid",
     "stop",
 ]
 
@@ -122,21 +119,6 @@ async def notify(directory: Path, text: str) -> bool:
     Return False if there is no shim to do so.
     """
     return await _command(directory, FrameKind.NOTICE, {"text": text})
-
-
-def shim_pid(directory: Path) -> int | None:
-    """Return the pid of the shim that listens in `directory`, even if it does not respond."""
-    fd = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        with socket.socket(socket.AF_UNIX) as asking:
-            asking.setblocking(False)
-            asking.connect(f"/proc/self/fd/{fd}/socket")
-            # The process that called listen(2).
-            return peer_credentials(asking).pid
-    except OSError:
-        return None
-    finally:
-        os.close(fd)
 
 
 async def _look(directory: Path) -> AsyncGenerator[ShimEvent, None]:
@@ -258,10 +240,7 @@ def living_shim(directory: Path) -> Entry | None:
     record = read_record(directory)
     if record is None or record.exited is not None or not is_alive(directory):
         return None
-    # The record of an older shim does not begin with its pid. Then its socket shows the pid, but
-    # the socket belongs to the user, who can prevent that.
-    known = record.started.shim_pid if record.started else record.claimed_by
-    pid = shim_pid(directory) if known is None else known
+    pid = record.started.shim_pid if record.started else record.claimed_by
     return None if pid is None else entry(pid)
 
 

@@ -399,19 +399,18 @@ class GpuProbe(Protocol):
         """Return the health reports since the last call; never blocks."""
 
 
-class ProcessIdentity(Protocol):
+@dataclass(frozen=True, slots=True)
+class ProcessIdentity:
     """The identity of a process, for display."""
 
-    @property
-    def user(self) -> str | None: ...
-    @property
-    def name(self) -> str | None: ...
-    @property
-    def command(self) -> str | None: ...
-    @property
-    def started_at(self) -> datetime | None: ...
-    @property
-    def container(self) -> str | None: ...
+    user: str
+    """The uid in digits if it has no name."""
+    name: str
+    command: str | None
+    """None for a kernel thread and for a process that hides it."""
+    started_at: datetime
+    container: str | None
+    """The short id of its container."""
 
 
 @dataclass(frozen=True, slots=True)

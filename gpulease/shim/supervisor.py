@@ -22,8 +22,8 @@ from gpulease.shim.clients import (
     ShimClients,
 )
 from gpulease.shim.launch_request import EarlySignalSpec, ShimSpec
-from gpulease.shim.main_process import MainProcess
 from gpulease.shim.output import InputStream, JobLog, OutputStream
+from gpulease.shim.process_tree import MainProcess
 from gpulease.shim.record import Failure, JobEvents, failure
 from gpulease.shim.worker import Worker
 from gpulease.wire.frames import BadFrame, FrameKind

@@ -16,7 +16,6 @@ from gpulease.record import record
 from gpulease.shim.launch_request import (
     IdentitySpec,
     ShimSpec,
-    TerminalSpec,
     WorkerSpec,
     read_worker_spec,
 )
@@ -209,11 +208,13 @@ def start_worker(request: int, spec: ShimSpec) -> Worker:
         StepFailed: the terminal could not be opened.
     """
     failure, theirs = os.pipe()
+    terminal: PseudoTerminal | None = None
     if spec.terminal is None:
         ours, ends = _pipes(spec.stdin, theirs)
-        terminal = None
     else:
-        terminal = _terminal(spec.terminal)
+        with step("terminal", "cannot open a terminal for the job", _TERMINAL_HINT):
+            terminal = open_terminal(spec.terminal)
+            terminal.control()
         ours, ends = _terminal_ends(terminal, spec.terminal.stderr, theirs)
     pid = _fork(read_worker_spec(request), ends, terminal is not None)
     for end in set(vars(ends).values()) - ({terminal.slave} if terminal else set()):
@@ -236,13 +237,6 @@ def _pipes(wants_stdin: bool, failure: int) -> tuple[_Ours, _Ends]:
     else:
         stdin_end = os.open(_NULL, os.O_RDONLY | os.O_CLOEXEC)
     return (stdin, stdout, stderr), _Ends(stdin_end, stdout_end, stderr_end, failure)
-
-
-def _terminal(spec: TerminalSpec) -> PseudoTerminal:
-    with step("terminal", "cannot open a terminal for the job", _TERMINAL_HINT):
-        terminal = open_terminal(spec)
-        terminal.control()
-        return terminal
 
 
 def _terminal_ends(terminal: PseudoTerminal, for_stderr: bool, failure: int) -> tuple[_Ours, _Ends]:
@@ -271,7 +265,11 @@ def _fork(spec: WorkerSpec, ends: _Ends, on_terminal: bool) -> int:
 def _be_worker(spec: WorkerSpec, ends: _Ends, shim: int, on_terminal: bool) -> NoReturn:
     """Become the command. Whatever this touches the kernel copies, so that it is short."""
     try:
-        _lead_group(ends.stdin if on_terminal else None)
+        # A group in the shim's session, as in that of a shell, which the kernel lets stop. If all
+        # parents were in other sessions, the group would be orphaned, and Ctrl-Z without effect.
+        os.setpgid(0, 0)
+        if on_terminal:
+            take_foreground(ends.stdin)
         _reset_signals(shim)
         # All other descriptors close when the command runs; Python makes them so (PEP 446).
         for target, end in enumerate((ends.stdin, ends.stdout, ends.stderr)):
@@ -279,22 +277,12 @@ def _be_worker(spec: WorkerSpec, ends: _Ends, shim: int, on_terminal: bool) -> N
         _set_attributes(spec)
         become_command(spec.argv, spec.environment)
     except StepFailed as failed:
-        _report(ends.failure, failed.failure)
+        os.write(ends.failure, encode(vars(failed.failure)))
     except BaseException as error:  # noqa: BLE001 - the shim must learn of every error
-        _report(ends.failure, Failure("worker", None, f"cannot start the job: {error!r}"))
+        failure = Failure("worker", None, f"cannot start the job: {error!r}")
+        os.write(ends.failure, encode(vars(failure)))
     finally:
         os._exit(127)
-
-
-def _lead_group(terminal: int | None) -> None:
-    """Lead a process group in the shim's session, as in that of a shell.
-
-    The kernel lets such a group stop. If all parents were in other sessions, the group would be
-    orphaned, and Ctrl-Z would have no effect.
-    """
-    os.setpgid(0, 0)
-    if terminal is not None:
-        take_foreground(terminal)
 
 
 def _reset_signals(shim: int) -> None:
@@ -314,15 +302,11 @@ def _set_attributes(spec: WorkerSpec) -> None:
             raise error
     os.umask(spec.umask)
     with step("limits", "cannot set the limits of the job"):
-        _set_nice(spec.nice)
+        try:
+            os.setpriority(os.PRIO_PROCESS, 0, spec.nice)
+        except PermissionError:
+            pass  # the user may not have this value, and keeps that of the daemon
         _set_limits(spec.soft_limits)
-
-
-def _set_nice(nice: int) -> None:
-    try:
-        os.setpriority(os.PRIO_PROCESS, 0, nice)
-    except PermissionError:
-        return  # the user may not have this value, and keeps that of the daemon
 
 
 def _set_limits(soft_limits: Mapping[str, int]) -> None:
@@ -337,14 +321,6 @@ def _set_limits(soft_limits: Mapping[str, int]) -> None:
             resource.setrlimit(number, (bounded, hard))
 
 
-def _report(pipe: int, failure: Failure) -> None:
-    os.write(pipe, encode(vars(failure)))
-
-
-class NotTheUser(Exception):
-    """The system calls succeeded, but this process still has rights of another user."""
-
-
 def become_user(identity: IdentitySpec) -> None:
     """Set the real, effective and saved uid and gid, and the groups.
 
@@ -352,36 +328,36 @@ def become_user(identity: IdentitySpec) -> None:
     rights than the user has.
 
     Raises:
-        OSError: a call failed.
-        NotTheUser: this process still has rights of its former user.
+        StepFailed: this process still has rights of its former user.
     """
-    if identity.groups is None:
-        os.initgroups(identity.user, identity.gid)
-    else:
-        os.setgroups(identity.groups)
-    os.setresgid(identity.gid, identity.gid, identity.gid)
-    os.setresuid(identity.uid, identity.uid, identity.uid)
-    # The daemon's keyring would be inherited by the jobs of all users, who could read its keys,
-    # such as Kerberos tickets.
-    leave_session_keyring()
-    if identity.uid != 0:
-        drop_capabilities()
-    forbid_tracing()
-    _verify(identity)
+    sentence = f"cannot switch to user {identity.user}"
+    with step("identity", sentence):
+        if identity.groups is None:
+            os.initgroups(identity.user, identity.gid)
+        else:
+            os.setgroups(identity.groups)
+        os.setresgid(identity.gid, identity.gid, identity.gid)
+        os.setresuid(identity.uid, identity.uid, identity.uid)
+        # The daemon's keyring would be inherited by the jobs of all users, who could read its keys,
+        # such as Kerberos tickets.
+        leave_session_keyring()
+        if identity.uid != 0:
+            drop_capabilities()
+        forbid_tracing()
+        if (why := _rights_left(identity)) is not None:
+            raise StepFailed(Failure("identity", None, f"{sentence}: {why}"))
 
 
-def _verify(identity: IdentitySpec) -> None:
+def _rights_left(identity: IdentitySpec) -> str | None:
+    """Return what this process still has of its former user, although every call succeeded."""
     if os.getresuid() != (identity.uid,) * 3 or os.getresgid() != (identity.gid,) * 3:
-        raise NotTheUser(f"it still has uid {os.getresuid()} and gid {os.getresgid()}")
+        return f"it still has uid {os.getresuid()} and gid {os.getresgid()}"
     if identity.groups is not None and set(os.getgroups()) != set(identity.groups):
-        raise NotTheUser(f"it is still in the groups {os.getgroups()}")
-    if identity.uid != 0 and _can_return():
-        raise NotTheUser("it could become root again")
-
-
-def _can_return() -> bool:
+        return f"it is still in the groups {os.getgroups()}"
     try:
-        os.setuid(0)
+        if identity.uid != 0:
+            os.setuid(0)
+            return "it could become root again"
     except PermissionError:
-        return False
-    return True
+        pass
+    return None

@@ -95,10 +95,13 @@ def _run(
     )  # fmt: skip
 
 
-def test_the_extra_names_the_distributions_of_the_packages_that_are_checked() -> None:
-    extra = _project()["optional-dependencies"]["daemon"]
+@pytest.mark.parametrize(("extra", "needed"), [("daemon", NEEDED), ("web", WEB_NEEDED)])
+def test_the_extras_name_the_distributions_of_the_packages_that_are_checked(
+    extra: str, needed: tuple[str, ...]
+) -> None:
+    listed = {_name(each) for each in _project()["optional-dependencies"][extra]}
     homes = packages_distributions()
-    assert {homes[name][0].lower() for name in NEEDED} == {_name(each) for each in extra}
+    assert {homes[name][0].lower().replace("_", "-") for name in needed} == listed
     assert missing() == ()
 
 
@@ -150,12 +153,6 @@ def test_the_web_server_says_how_to_install_its_packages(python: Path) -> None:
     assert "pip install '.[web]'" in done.stderr, done
 
 
-def test_the_extra_of_the_web_server_has_what_it_checks() -> None:
-    homes = packages_distributions()
-    extra = {_name(each) for each in _project()["optional-dependencies"]["web"]}
-    assert {homes[name][0].lower().replace("_", "-") for name in WEB_NEEDED} == extra
-
-
 @pytest.fixture
 def hiding(tmp_path: Path) -> Path:
     """Return a directory with modules that hide gpulease and what it imports."""
@@ -181,15 +178,6 @@ def test_modules_on_the_users_pythonpath_are_the_jobs_alone(
         assert ran.stdout.strip().endswith(f":{hiding}"), ran
 
 
-def test_modules_in_the_current_directory_hide_none_of_the_commands(
-    python: Path, hiding: Path
-) -> None:
-    shutil.rmtree(hiding / "gpulease")
-    line = [python, "-m", "gpulease.cli", "list", "--help"]
-    done = subprocess.run(line, cwd=hiding, check=False, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done
-
-
 def test_a_daemon_for_one_user_starts_despite_the_users_pythonpath(
     environment: dict[str, str], hiding: Path, no_daemon_of_the_machine: None
 ) -> None:
@@ -203,7 +191,7 @@ def test_a_daemon_for_one_user_starts_despite_the_users_pythonpath(
             os.kill(daemon.pid, signal.SIGTERM)
 
 
-@pytest.mark.parametrize("program", ["gpuleased", "gpulease-web", "gpulease-setup"])
+@pytest.mark.parametrize("program", ["gpuleased", "gpulease-web"])
 def test_the_other_programs_start_despite_the_users_pythonpath(program: str, hiding: Path) -> None:
     shutil.rmtree(hiding / "gpulease")
     line = [Path(sys.executable).with_name(program), "--help"]

@@ -147,8 +147,6 @@ def test_what_a_dead_shim_leaves_in_the_scope_is_ended_whatever_it_has_dropped(
         f"docker/{CONTAINER}",
         f"machine.slice/libpod-{CONTAINER}.scope/container",
         f"kubepods.slice/kubepods-pod1.slice/cri-containerd-{CONTAINER}.scope",
-        f"kubepods/besteffort/pod1/{CONTAINER}",
-        f"kubepods.slice/crio-{CONTAINER}.scope",
     ],
 )
 def test_a_container_is_known_by_the_cgroup_that_its_runtime_made(

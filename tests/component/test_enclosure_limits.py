@@ -185,15 +185,6 @@ def test_where_the_driver_limits_a_job_its_shares_are_of_the_limit(
     assert (gpu["memory"], gpu["total"], gpu["pools"]["jax"]) == (4 * G, 4 * G, pool)
 
 
-def test_a_limit_below_the_lease_is_what_the_pools_are_made_for(rig: Rig, directory: Path) -> None:
-    kept = 3 * G - 256 * 1024**2
-    found = rig.lease(directory, {FIRST: 3 * G - 1})
-
-    assert found["GPULEASE_MEMORY"] == str(kept)
-    (gpu,) = json.loads(found["GPULEASE_HOOK"])["gpus"]
-    assert gpu["pools"]["torch"] == kept - default_overhead("torch", 1, driver="615.10")
-
-
 def test_on_a_gpu_that_the_driver_does_not_limit_shares_are_of_all_of_it(
     rig: Rig, directory: Path
 ) -> None:
@@ -251,28 +242,6 @@ def test_what_ended_while_no_daemon_was_there_is_lifted_and_what_lives_is_not(
     assert rig.limits() == {}
 
 
-def test_a_cgroup_that_has_gone_needs_no_lifting(rig: Rig) -> None:
-    by_hand.kill_and_remove(rig.scope)
-    run(LimitRemoval(rig.limiter, lambda job: True).of(JobId(rig.job), [FIRST]))
-    assert not any("SetMemoryLimits" in call for call in rig.stand_in.calls())
-    rig.scope.mkdir()
-
-
-def test_a_driver_without_limits_leaves_no_line_for_each_job_that_ends(
-    tmp_path: Path, directory: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(logging.INFO)
-    older = StandIn(tmp_path, gpus=[Card()], driver="580.65.06")
-    with (
-        by_hand.scope() as (job, _),
-        ProbeProcess(older.environment(), deadline=1.0) as probe,
-    ):
-        lifting = LimitRemoval(Limiter(probe), lambda _: True)
-        for _ in range(100):
-            run(lifting.of(JobId(job), [FIRST]))
-        assert [each.getMessage() for each in caplog.records] == []
-
-
 def test_a_limit_that_cannot_be_lifted_is_said_once_for_each_gpu(
     rig: Rig, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -299,17 +268,6 @@ def test_a_launch_that_cannot_be_noted_leaves_no_limit_behind(rig: Rig, director
     run(scenario())
     assert rig.limits() == {}
     assert read_record(directory) is None, "so that it can be launched again"
-
-
-def test_without_limits_to_be_had_none_are_tried(rig: Rig, directory: Path) -> None:
-    async def scenario() -> None:
-        launcher = Launcher(sandbox=Sandbox(lambda: None, rig.note, rig.make))
-        await launcher.launch(shell(directory, "true", job=rig.job, memory={FIRST: G}))
-        await launcher.close()
-
-    run(scenario())
-    assert rig.noted == [AppliedEnforcement()]
-    assert rig.stand_in.limits() == {}
 
 
 class Renewed:

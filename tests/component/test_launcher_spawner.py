@@ -23,7 +23,6 @@ from process_rig import (
     end_session,
     end_shim,
     events_of,
-    finish,
     is_alive,
     is_running,
     job_directory,
@@ -202,21 +201,6 @@ def test_the_stock_is_refilled_and_ends_with_the_spawner(directory: Path) -> Non
         end_shim(place)
 
 
-def test_the_stock_ends_with_the_launcher(directory: Path) -> None:
-    async def scenario() -> None:
-        launcher = Launcher()
-        started = await launcher.launch(shell(directory, "sleep 1000"))
-        spawner = spawner_of(started.shim_pid)
-        while len(stock_of(spawner)) < STOCK:
-            await asyncio.sleep(0.01)
-        stock = stock_of(spawner)
-        await launcher.close()
-        await asyncio.to_thread(wait_until, lambda: not any(map(is_running, stock)))
-        assert is_running(started.shim_pid)
-
-    run(scenario())
-
-
 def test_a_spawner_that_cannot_fork_refuses_launches(monkeypatch: pytest.MonkeyPatch) -> None:
     def fork() -> int:
         raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
@@ -314,18 +298,3 @@ def test_the_spawner_has_nothing_of_the_daemon(
     assert "DAEMONS_SECRET" not in environment
     assert cwd == "/"
     assert descriptors == DESCRIPTORS
-
-
-def test_a_closed_launcher_can_launch_again(directory: Path) -> None:
-    one, two = directories_in(directory, 2)
-
-    async def scenario() -> None:
-        launcher = Launcher()
-        await launcher.launch(shell(one, "exit 0"))
-        await launcher.close()
-        await launcher.close()
-        await launcher.launch(shell(two, "exit 0"))
-        await launcher.close()
-
-    run(scenario())
-    assert finish(shell(directory, "exit 0")).exit_code == 0

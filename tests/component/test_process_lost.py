@@ -117,14 +117,6 @@ def test_survivors_are_found_by_their_marker(directory: Path, marker: str) -> No
     assert table.survivors(f"{marker}0") == set()
 
 
-def test_survivors_are_asked_to_go(directory: Path, marker: str) -> None:
-    fled = survivor_of_a_lost_shim(directory, marker)
-
-    run(ProcessTable().end_survivors(marker, timedelta(minutes=10)))
-
-    assert not is_running(fled)
-
-
 def test_survivors_that_dropped_their_environment_are_found_by_their_session(
     directory: Path, marker: str
 ) -> None:
@@ -193,14 +185,6 @@ def headless(directory: Path, marker: str) -> tuple[Started, int]:
     pid = int(wait_until(lambda: output(directory)))
     wait_until(lambda: threads_of(pid).get(pid) == "Z", "the end of its main thread")
     return started, pid
-
-
-def test_who_has_lost_but_the_main_thread_is_killed_with_the_job(
-    directory: Path, headless: tuple[Started, int]
-) -> None:
-    run(stop(directory, "cancelled", timedelta(0)))
-
-    wait_until(lambda: not threads_of(headless[1]), "its end")
 
 
 def test_who_has_lost_but_the_main_thread_is_found_behind_a_lost_shim(

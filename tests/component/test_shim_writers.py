@@ -117,23 +117,6 @@ def test_on_pipes_the_first_keeps_the_input(directory: Path) -> None:
     assert output(directory) == "one\nthree\n"
 
 
-def test_signals_of_a_watcher_count(directory: Path) -> None:
-    start(pipe_job(directory, "echo up; exec sleep 1000"))
-    with Client(directory, "attach") as first, Client(directory, "attach") as second:
-        read_until(first, b"up")
-        second.until(FrameKind.WATCHING)
-        second.send(FrameKind.SIGNAL, signal=int(signal.SIGTERM))
-        assert json.loads(first.until(FrameKind.EXITED))["signal"] == signal.SIGTERM
-
-
-def test_a_second_reader_of_a_job_on_pipes_does_not_slow_it(directory: Path) -> None:
-    start(pipe_job(directory, f"read line; head -c {20 * MIB} /dev/zero"))
-    with Client(directory, "attach") as first, Client(directory, "attach") as stalled:
-        stalled.until(FrameKind.STARTED)
-        first.send(FrameKind.STDIN, b"\n")
-        assert len(first.collect()[FrameKind.STDOUT]) == 20 * MIB
-
-
 def test_a_watcher_attaches_when_the_first_has_gone_and_finds_the_input_over(
     directory: Path,
 ) -> None:

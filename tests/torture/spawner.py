@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from typing import Any
 
-from gpulease.shim import main as shim_main
 from gpulease.shim import spawner
 from gpulease.shim.record import JobEvents
 from torture.points import cross
@@ -38,8 +37,8 @@ def _wound_the_writing() -> None:
 
 
 if __name__ == "__main__":
-    wound(shim_main, "claim", "shim: before its claim", "shim: after its claim")
-    wound(shim_main, "start_worker", "shim: before it forks", "shim: after it has forked")
+    wound(spawner, "claim", "shim: before its claim", "shim: after its claim")
+    wound(spawner, "start_worker", "shim: before it forks", "shim: after it has forked")
     wound(JobEvents, "note_start", "shim: before the start is noted", None)
     wound(JobEvents, "note_end", "shim: before the end is noted", None)
     _wound_the_writing()

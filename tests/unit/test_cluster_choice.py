@@ -65,41 +65,28 @@ def test_a_file_without_the_word_is_not_parsed(files: Files) -> None:
 
 
 @pytest.mark.parametrize(
-    ("variables", "socket", "expected"),
+    ("variables", "socket", "new_lease", "expected"),
     [
-        ({}, None, True),
-        ({}, "/run/s", False),
-        ({"GPULEASE_SOCKET": "/run/s"}, None, False),
-        ({"GPULEASE_JOB": "7"}, None, False),
-        ({"GPULEASE_JOB": "7", "SLURM_JOB_ID": "9"}, None, True),
-        ({"GPULEASE_SOCKET": "/run/s", "SLURM_JOB_ID": "9"}, None, False),
+        ({}, None, None, True),
+        ({}, "/run/s", None, False),
+        ({"GPULEASE_SOCKET": "/run/s"}, None, None, False),
+        ({"GPULEASE_JOB": "7"}, None, None, False),
+        ({"GPULEASE_JOB": "7"}, None, True, True),
+        ({"GPULEASE_JOB": "7", "SLURM_JOB_ID": "9"}, None, None, True),
+        ({"GPULEASE_JOB": "7", "SLURM_JOB_ID": "9"}, None, False, False),
+        ({"GPULEASE_SOCKET": "/run/s", "SLURM_JOB_ID": "9"}, None, None, False),
     ],
 )
 def test_a_socket_or_a_lease_means_the_daemon_of_this_machine(
-    monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], socket: str | None, expected: bool
+    monkeypatch: pytest.MonkeyPatch,
+    variables: dict[str, str],
+    socket: str | None,
+    new_lease: bool | None,
+    expected: bool,
 ) -> None:
     for name in ("GPULEASE_SOCKET", "GPULEASE_JOB", "SLURM_JOB_ID"):
         monkeypatch.delenv(name, raising=False)
     for name, value in {"GPULEASE_CLUSTER": "slurm", **variables}.items():
         monkeypatch.setenv(name, value)
 
-    assert acts_on_slurm(socket) is expected
-
-
-def test_a_command_within_a_job_of_slurm_runs_within_its_lease(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.delenv("GPULEASE_SOCKET", raising=False)
-    for name, value in {"CLUSTER": "slurm", "JOB": "7"}.items():
-        monkeypatch.setenv(f"GPULEASE_{name}", value)
-    monkeypatch.setenv("SLURM_JOB_ID", "9")
-
-    assert not acts_on_slurm(None, new_lease=False)
-
-
-def test_a_new_lease_within_a_lease_is_one_of_slurm(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("GPULEASE_SOCKET", raising=False)
-    monkeypatch.setenv("GPULEASE_CLUSTER", "slurm")
-    monkeypatch.setenv("GPULEASE_JOB", "7")
-
-    assert acts_on_slurm(None, new_lease=True)
+    assert acts_on_slurm(socket, new_lease=new_lease) is expected

@@ -11,16 +11,6 @@ from gpulease.call_thread import CallThread, Retry
 _PATIENCE = 10.0
 
 
-def test_a_call_brings_its_result() -> None:
-    caller: CallThread[int] = CallThread("test", time.monotonic)
-    call = caller.submit(lambda: 7)
-
-    assert call.wait(_PATIENCE)
-    assert call.outcome.result() == 7
-    assert not caller.is_busy
-    caller.close()
-
-
 def test_a_call_brings_its_failure_to_whoever_asks_for_the_outcome() -> None:
     caller: CallThread[int] = CallThread("test", time.monotonic)
 
@@ -48,16 +38,6 @@ def test_no_call_is_begun_behind_one_that_has_not_returned() -> None:
     assert fresh.wait(_PATIENCE)
     assert fresh.outcome.result() == 9
     caller.close()
-
-
-def test_close_ends_the_thread() -> None:
-    caller: CallThread[None] = CallThread("soon gone", time.monotonic)
-    (thread,) = [each for each in threading.enumerate() if each.name == "soon gone"]
-
-    caller.close()
-
-    thread.join(_PATIENCE)
-    assert not thread.is_alive()
 
 
 class Watch:

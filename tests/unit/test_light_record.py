@@ -30,12 +30,6 @@ def test_records_are_equal_by_kind_and_value() -> None:
         hash(Point(1))
 
 
-def test_a_copy_may_differ_in_some_fields() -> None:
-    point = Point(1)
-    assert replace(point, y=5) == Point(1, 5)
-    assert point == Point(1)
-
-
 @pytest.mark.parametrize(
     "call",
     [

@@ -21,11 +21,9 @@ def shape(command: str, cwd: str = "/home/alice") -> CommandFingerprint:
         ("python train.py --lr 0.1", "python train.py --lr 0.2"),
         ("python train.py --lr=0.1 --big", "python3 ./train.py --big --lr 7"),
         (f"{PYTHON} -u train.py", "python /home/alice/train.py"),
-        ("python -W ignore train.py", "python train.py"),
         ("python train.py --shift -3 data/a.csv", "python train.py --shift -4 data/b.csv"),
         ("torchrun --nproc-per-node 2 train.py -v", "torchrun train.py -v"),
         ("bash sweep.sh 3", "bash sweep.sh 4"),
-        ("./bench 3", "./bench 4"),
     ],
 )
 def test_runs_that_differ_in_values_are_alike_and_not_the_same(one: str, other: str) -> None:
