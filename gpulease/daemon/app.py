@@ -26,7 +26,6 @@ from gpulease.domain.lease import Lease
 from gpulease.domain.limits import UserLimits
 from gpulease.domain.queue_options import PolicyName, QueuePolicy
 from gpulease.errors import BadConfiguration
-from gpulease.gpu.nvml_process import NvmlProcess
 from gpulease.host.cgroups import in_initial_pid_namespace
 from gpulease.host.holds import HoldLauncher, WaitingClients
 from gpulease.host.hook_coverage import HookCoverage, on_record
@@ -447,7 +446,6 @@ def _doctor(
         levels=sources.enforcement.views,
         health=lambda: health_checks(scheduler, health, base.clock),
         library=base.probe.library,
-        restriction=base.probe.restriction if isinstance(base.probe, NvmlProcess) else lambda: None,
         # A pause is no fault of the machine.
         closed=lambda: None if base.store.pause() is not None else scheduler.closed,
         slurm=slurm.checks,

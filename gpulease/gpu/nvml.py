@@ -156,17 +156,17 @@ class NvmlProbe:
                 known = [] if self._trouble is not None else self._devices
                 calls = [(device, self._start_reading(device)) for device in known]
                 if not calls:
-                    return self.unreadable(self._trouble or "")
+                    return self._all_unreadable(self._trouble or "")
             try:
                 collected = self._collect(calls, begun_at)
             except DriverGone as failure:
                 with self._lock:
                     self._fail(str(failure))
-                    return self.unreadable(str(failure))
+                    return self._all_unreadable(str(failure))
             self._plan_retry([readings[0] for readings in collected])
             return tuple(reading for readings in collected for reading in readings)
 
-    def unreadable(self, reason: str) -> tuple[GpuReading, ...]:
+    def _all_unreadable(self, reason: str) -> tuple[GpuReading, ...]:
         """Return every GPU that the driver listed, as unreadable for this reason."""
         return tuple(
             reading

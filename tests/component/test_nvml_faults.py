@@ -12,10 +12,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from daemon_rig import wait_for
 from gpulease.domain.gpu import Fault, GpuReading
 from gpulease.gpu.new_session import readable_gpus
-from gpulease.gpu.nvml_process import NvmlProcess
 from nvml_stand_in import DRIVER, HANG, Card, Code, ProbeProcess, StandIn
 
 G = 1024**3
@@ -392,24 +390,3 @@ def test_a_call_that_hangs_in_a_replaced_driver_is_left_behind(stand_in: StandIn
         stand_in.change(0, delays={})
 
         assert [each.total for each in probe.read_until(are_well)] == [8 * G, 16 * G]
-
-
-def test_a_process_for_nvml_that_ends_between_two_readings_is_started_again(
-    stand_in: StandIn, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name, value in stand_in.environment().items():
-        monkeypatch.setenv(name, value)
-    gpus = NvmlProcess(timedelta(seconds=3), first_retry=timedelta(milliseconds=1))
-    try:
-        assert are_well(gpus.read())
-        (child,) = (
-            each
-            for each in psutil.Process().children()
-            if "gpulease.gpu.nvml_process" in each.cmdline()
-        )
-        child.kill()
-        os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
-        assert faults(gpus.read()) == [Fault.UNREADABLE] * 2
-        wait_for("another one reads", lambda: are_well(gpus.read()))
-    finally:
-        gpus.close()
