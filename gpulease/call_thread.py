@@ -82,8 +82,7 @@ class CallThread(Generic[T]):
         self._queue: SimpleQueue[Call[T] | None] = SimpleQueue()
         self._latest: Call[T] | None = None
         # A daemon thread: one that hangs must not keep the process from exiting.
-        self._thread = threading.Thread(target=self._serve, name=name, daemon=True)
-        self._thread.start()
+        threading.Thread(target=self._serve, name=name, daemon=True).start()
 
     @property
     def is_busy(self) -> bool:
@@ -103,11 +102,9 @@ class CallThread(Generic[T]):
         self._queue.put(call)
         return call
 
-    def close(self, *, wait: bool = False) -> None:
-        """Let the thread end once its calls have returned, and wait for that if asked to."""
+    def close(self) -> None:
+        """Let the thread end once its calls have returned."""
         self._queue.put(None)
-        if wait:
-            self._thread.join()
 
     def _serve(self) -> None:
         while (call := self._queue.get()) is not None:

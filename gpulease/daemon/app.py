@@ -11,13 +11,12 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 from gpulease.config import Settings
-from gpulease.daemon.accounting import LogTail, PoolWatch
 from gpulease.daemon.clock import SystemClock
-from gpulease.daemon.disk_space import kept_free
 from gpulease.daemon.doctor import Doctor, health_checks
 from gpulease.daemon.enforcement_setup import EnforcementSetup, build_enforcement
 from gpulease.daemon.foundation import Foundation, open_foundation, simulated_gpus
-from gpulease.daemon.housekeeping import Sampler
+from gpulease.daemon.housekeeping import PoolWatch, Sampler
+from gpulease.daemon.job_output import LogTail, kept_free
 from gpulease.daemon.metrics import Metrics
 from gpulease.daemon.user_policy import UserPolicy, groups_of, with_names_of_groups
 from gpulease.domain.health import HealthAction

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gpulease.config import DATABASE_NAME, Settings
-from gpulease.daemon.disk_space import free_space
+from gpulease.daemon.job_output import free_space
 from gpulease.daemon.worker_threads import ObservationThread, WriterThread
 from gpulease.errors import (
     BadConfiguration,
@@ -88,7 +88,7 @@ def open_foundation(settings: Settings, clock: Clock) -> Foundation:
         probe=open_probe(settings, store),
         clock=clock,
         writer=WriterThread("writer", store.batch),
-        observation_thread=ObservationThread("observer"),
+        observation_thread=ObservationThread(),
     )
 
 

@@ -1,18 +1,11 @@
-"""What the daemon's timers do: sampling, backups, retention, and checks of the state directory."""
+"""What the daemon's timers do: sampling, backups, and checks of the state directory."""
 
 import asyncio
 import contextlib
 import logging
-import os
-import shutil
-from collections.abc import Awaitable, Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Sequence
 from datetime import datetime, timedelta
-from functools import partial
-from pathlib import Path
 
-from gpulease.config import Settings
-from gpulease.domain.gpu import JobId
 from gpulease.domain.lease import State
 from gpulease.domain.memory_series import HOLDS_FOR_S, JobSpan, JobSpans
 from gpulease.domain.snapshot import ledgers
@@ -21,128 +14,15 @@ from gpulease.host.state_dir import StateDirectory
 from gpulease.service.job_samples import PoolOf, job_samples
 from gpulease.service.log_once import LogOnce
 from gpulease.service.observation import Observation, snapshot
-from gpulease.service.ports import Clock, InThread
+from gpulease.service.ports import Clock, InThread, Store
 from gpulease.service.scheduler import Scheduler
+from gpulease.service.usage import Usage
 from gpulease.store.database_file import back_up, newest
 from gpulease.store.memory_history import MemoryHistory, Sample
-from gpulease.store.retention import Retention
 from gpulease.store.store import SqlStore
-from gpulease.units import Share
+from gpulease.store.usage import PoolUsage
 
 _log = logging.getLogger(__name__)
-
-_BLOCK = 512
-"""The unit of st_blocks in bytes, on every file system; holes are not counted."""
-
-
-@dataclass(frozen=True, slots=True)
-class KeptOutput:
-    """The output of one ended job."""
-
-    job: JobId
-    uid: int
-    ended_at: datetime
-    size: int
-    """Bytes on disk."""
-
-
-class StateCleaner:
-    """Removes output and records that are older, or more, than the settings keep."""
-
-    def __init__(
-        self,
-        state: StateDirectory,
-        store: SqlStore,
-        settings: Callable[[], Settings],
-        clock: Clock,
-        in_writer: InThread,
-    ) -> None:
-        self._state = state
-        self._store = store
-        self._settings = settings
-        self._clock = clock
-        self._in_writer = in_writer
-        self._retention = Retention(store)
-        self._kept: dict[JobId, KeptOutput] = {}
-        """Measured once per job, since the output of an ended job does not change."""
-
-    async def limit_output(self) -> None:
-        """Remove output of ended jobs until the rest is within the limit (most_output).
-
-        Starts with the oldest output of the user who keeps the most, so that users who fill the
-        disk lose their own output.
-        """
-        await asyncio.to_thread(self._limit_output)
-
-    def _limit_output(self) -> None:
-        self._measure()
-        most = self._settings().most_output
-        if isinstance(most, Share):
-            most = most.of(shutil.disk_usage(self._state.path).total)
-        for kept in over_limit(self._kept.values(), most):
-            self._remove(kept.job)
-
-    def _measure(self) -> None:
-        found = set(self._state.numbers())
-        for gone in self._kept.keys() - found:
-            del self._kept[gone]
-        for number, uid, ended_at in self._store.ended(found - self._kept.keys()):
-            size = _size_of(self._state.job(number))
-            self._kept[number] = KeptOutput(number, uid, ended_at, size)
-
-    async def remove_old(self) -> None:
-        """Remove output and records after their retention periods."""
-        settings, now = self._settings(), self._clock.now()
-        await asyncio.to_thread(self._remove_output_before, now - settings.keep_output_for)
-        border = now - settings.keep_jobs_for
-        while True:
-            over = await asyncio.to_thread(self._retention.expired, border, settings.most_ended)
-            if not over:
-                return
-            # The output first: only the record leads to it.
-            await asyncio.to_thread(self._remove_all, over)
-            try:
-                await self._in_writer(partial(self._retention.delete, over))
-            except RecordUnwritable as error:
-                _log.debug("%s; old jobs stay on record", error.message)
-                return
-
-    def _remove_output_before(self, border: datetime) -> None:
-        self._measure()
-        for kept in [each for each in self._kept.values() if each.ended_at < border]:
-            self._remove(kept.job)
-
-    def _remove_all(self, jobs: Sequence[JobId]) -> None:
-        for job in jobs:
-            self._remove(job)
-
-    def _remove(self, job: JobId) -> None:
-        shutil.rmtree(self._state.job(job), ignore_errors=True)
-        self._kept.pop(job, None)
-
-
-def over_limit(kept: Iterable[KeptOutput], most: int) -> list[KeptOutput]:
-    """Return the outputs to remove, in order, so that at most `most` bytes are left."""
-    by_user: dict[int, list[KeptOutput]] = {}
-    for each in sorted(kept, key=lambda one: one.job, reverse=True):
-        by_user.setdefault(each.uid, []).append(each)
-    sums = {uid: sum(each.size for each in theirs) for uid, theirs in by_user.items()}
-    removed = []
-    while sum(sums.values()) > most:
-        uid = max(sums, key=lambda one: sums[one])
-        oldest = by_user[uid].pop()
-        sums[uid] -= oldest.size
-        removed.append(oldest)
-    return removed
-
-
-def _size_of(directory: Path) -> int:
-    try:
-        with os.scandir(directory) as entries:  # paths would double the time for many jobs
-            return sum(each.stat(follow_symlinks=False).st_blocks * _BLOCK for each in entries)
-    except OSError:
-        return 0
-
 
 _DAILY = timedelta(days=1)
 
@@ -350,17 +230,36 @@ class Sampler:
             await self._in_writer(lambda: self._history.thin(self._clock.now()))
 
 
-class IdleTimer:
-    """Measures how long a personal daemon has had nothing to do."""
+_WRITE_POOLS_EVERY = timedelta(seconds=15)
 
-    def __init__(self, scheduler: Scheduler, clock: Clock, connections: Callable[[], int]) -> None:
-        self._scheduler = scheduler
-        self._clock = clock
-        self._connections = connections
-        self._busy_at = clock.steady()
 
-    def idle_s(self) -> float:
-        """Return the seconds since the last live job or connection."""
-        if self._scheduler.store.live() or self._connections():
-            self._busy_at = self._clock.steady()
-        return (self._clock.steady() - self._busy_at).total_seconds()
+class PoolWatch:
+    """Combines reports of pools with observations, and stores the results at intervals."""
+
+    def __init__(self, usage: Usage, pools: PoolUsage, store: Store, in_writer: InThread) -> None:
+        self._usage = usage
+        self._pools = pools
+        self._store = store
+        self._in_writer = in_writer
+        self._wrote_at: datetime | None = None
+
+    async def observe(self, seen: Observation) -> None:
+        """Add an observation; write every 15 seconds."""
+        await self._usage.observe(seen)
+        since = None if self._wrote_at is None else seen.at - self._wrote_at
+        if since is None or not timedelta(0) <= since < _WRITE_POOLS_EVERY:
+            self._wrote_at = seen.at
+            await self.write()
+
+    async def write(self) -> None:
+        """Store what has changed; after a failure, the next call stores it."""
+        live = {job.id for job in self._store.live()}
+        rows = self._usage.unwritten()
+        # Retention may have removed a job in the meantime.
+        on_record = [row for row in rows if self._store.job(row.job) is not None]
+        try:
+            await self._in_writer(lambda: self._pools.record(on_record))
+        except RecordUnwritable as error:
+            _log.debug("%s; the pools stay in memory", error.message)
+            return
+        self._usage.written(rows, live)

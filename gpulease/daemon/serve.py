@@ -13,8 +13,8 @@ from gpulease import user_daemon
 from gpulease.build import described
 from gpulease.config import Settings, renew
 from gpulease.daemon.app import DaemonApp, build
-from gpulease.daemon.disk_space import DiskSpace
-from gpulease.daemon.housekeeping import Backups, FileWatch, IdleTimer, StateCleaner
+from gpulease.daemon.housekeeping import Backups, FileWatch
+from gpulease.daemon.job_output import DiskSpace, StateCleaner
 from gpulease.daemon.systemd import Notifier, status_line
 from gpulease.daemon.user_policy import warn_of_unknown_names
 from gpulease.errors import GpuleaseError, RecordUnwritable, StateUnwritable
@@ -278,15 +278,23 @@ def _leave_when_idle(
     guard: SocketGuard,
     leave: asyncio.Event,
 ) -> None:
-    idle = IdleTimer(app.scheduler, app.base.clock, lambda: server.open_connections)
+    busy_at = app.base.clock.steady()
+
+    def is_idle() -> bool:
+        """Return whether there was neither a live job nor a connection for this span."""
+        nonlocal busy_at
+        now = app.base.clock.steady()
+        if app.base.store.live() or server.open_connections:
+            busy_at = now
+        return now - busy_at >= span
 
     async def check() -> None:
-        if idle.idle_s() < span.total_seconds():
+        if not is_idle():
             return
         # Close the socket first, then serve callers that connected just before, and stay for them.
         guard.close()
         await asyncio.sleep(_LATE_CONNECTIONS_S)
-        if idle.idle_s() >= span.total_seconds():
+        if is_idle():
             _log.info("stopping: no job and no request for a while")
             leave.set()
 

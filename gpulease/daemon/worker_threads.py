@@ -21,19 +21,19 @@ _WELL_AFTER_S = 60.0
 """Time without a failure. On a nearly full disk, small writes succeed between failures."""
 
 
-class WorkerThread:
-    """One thread, which runs calls in order and away from the event loop."""
+class ObservationThread:
+    """Runs observations of the GPUs in order, and away from the event loop."""
 
-    def __init__(self, name: str) -> None:
-        self._thread: CallThread[Any] = CallThread(name, time.monotonic)
+    def __init__(self) -> None:
+        self._thread: CallThread[Any] = CallThread("observer", time.monotonic)
 
     def __call__(self, call: Callable[[], T]) -> Awaitable[T]:
         """Return the result of `call`, awaited."""
         return asyncio.wrap_future(self._thread.enqueue(call).outcome)
 
     def close(self) -> None:
-        """Finish the pending calls."""
-        self._thread.close(wait=True)
+        """Do not wait for a call: a driver that hangs must not delay the daemon's end."""
+        self._thread.close()
 
 
 class _Call(NamedTuple):
@@ -145,11 +145,3 @@ def _settle(answers: Iterable[_Answer]) -> None:
             outcome.set_result(result)
         else:
             outcome.set_exception(error)
-
-
-class ObservationThread(WorkerThread):
-    """Runs observations of the GPUs; a driver that hangs must not delay the daemon's end."""
-
-    def close(self) -> None:
-        """Do not wait for a call that hangs."""
-        self._thread.close()

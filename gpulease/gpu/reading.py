@@ -276,7 +276,6 @@ def _read_list(name: str, handle: Handle, total: int | None, default: _List | No
     versions = [
         f"{name}{version}" for version in ("_v3", "_v2") if nvml_binding.has(f"{name}{version}")
     ]
-    highest = _highest_pid()
     exists, failure = False, None
     for version in versions or [name]:
         try:
@@ -287,7 +286,7 @@ def _read_list(name: str, handle: Handle, total: int | None, default: _List | No
             failure = error
             continue
         exists |= answer is not None
-        if answer is not None and all(0 < int(process.pid) <= highest for process in answer):
+        if answer is not None and all(0 < int(process.pid) <= _LARGEST_PID for process in answer):
             return [(int(process.pid), _held(process, total)) for process in answer]
     if failure is not None and failure.code != nvml_errors.NO_PERMISSION:
         raise failure
@@ -307,13 +306,6 @@ def _ask_list(version: str, handle: Handle) -> Any:
 def _held(process: Any, total: int | None) -> int | None:
     memory = process.usedGpuMemory
     return None if memory is None else _size(int(memory), at_most=total)
-
-
-def _highest_pid() -> int:
-    try:
-        return int(Path("/proc/sys/kernel/pid_max").read_text(encoding="ascii"))
-    except (OSError, ValueError):
-        return _LARGEST_PID
 
 
 _CAPABILITIES = Path("/proc/driver/nvidia/capabilities")

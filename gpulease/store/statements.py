@@ -6,7 +6,8 @@ long for them as SQLite does. `rows` makes their values.
 
 import json
 from collections.abc import Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
+from fractions import Fraction
 from functools import lru_cache
 from typing import Any
 
@@ -28,19 +29,23 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects.sqlite import dialect
 
-from gpulease.domain.gpu import GpuReading, JobId
-from gpulease.domain.job import CommandFingerprint, Job, Outcome
-from gpulease.domain.lease import State
+from gpulease.domain.gpu import GpuReading, GpuUuid, JobId
+from gpulease.domain.hook_reports import HookReport, HookState, Reports
+from gpulease.domain.job import CommandFingerprint, Job, Outcome, Owner
+from gpulease.domain.lease import Claim, State
 from gpulease.domain.memory_estimate import PastRun
 from gpulease.service.metrics import MOST_EARLIER_USERS
+from gpulease.service.ports import PastJob
 from gpulease.store.rows import job_of
 from gpulease.store.tables import (
+    HookRow,
     Instant,
     InvocationRow,
     JobRow,
     LeaseRow,
     Row,
 )
+from gpulease.units import Share
 
 _tables = Row.metadata.tables
 _jobs, _leases, _invocations = _tables["jobs"], _tables["leases"], _tables["invocations"]
@@ -225,3 +230,83 @@ def runs_like(
         PastRun(leased, used or 0, bool(ran_out), outcome == Outcome.OVER_LEASE)
         for leased, used, ran_out, outcome in found
     ]
+
+
+_MOST_PAST_JOBS = 50_000
+"""The latest jobs that a start of the daemon reads, in about a second."""
+
+
+def jobs_ended_since(connection: Connection, since: datetime) -> Sequence[PastJob]:
+    """Return the latest jobs that ended since then after they held memory, the earliest first."""
+    leased = select(func.sum(LeaseRow.memory)).where(LeaseRow.job == JobRow.id).scalar_subquery()
+    wanted = (
+        select(
+            JobRow.uid, JobRow.gid, JobRow.user, JobRow.memory, JobRow.share, JobRow.gpus,
+            JobRow.exclusive, JobRow.time_limit_us, JobRow.alike, JobRow.same,
+            JobRow.submitted_at, JobRow.granted_at, JobRow.started_at, JobRow.ended_at,
+            JobRow.outcome, JobRow.utilization, leased.label("leased"),
+        )
+        .where(JobRow.ended_at >= since, JobRow.granted_at.is_not(None), leased.is_not(None))
+        .order_by(JobRow.ended_at.desc())
+        .limit(_MOST_PAST_JOBS)
+    )  # fmt: skip
+    return [_past(row) for row in reversed(connection.execute(wanted).all())]
+
+
+def _past(row: Any) -> PastJob:
+    limit = row.time_limit_us
+    claim = Claim(
+        row.memory if row.share is None else Share(Fraction(row.share)),
+        row.gpus,
+        row.exclusive,
+        None if limit is None else timedelta(microseconds=limit),
+    )
+    return PastJob(
+        owner=Owner(row.uid, row.gid, row.user),
+        claim=claim,
+        fingerprint=None if row.alike is None else CommandFingerprint(row.alike, row.same),
+        submitted_at=row.submitted_at,
+        granted_at=row.granted_at,
+        started_at=row.started_at,
+        released_at=max(row.ended_at, row.granted_at),
+        memory=row.leased,
+        outcome=Outcome(row.outcome),
+        utilization=row.utilization,
+    )
+
+
+def reports_of(connection: Connection, job: JobId) -> Reports:
+    """Return the reports of a job, oldest first."""
+    rows = connection.execute(select(HookRow).where(HookRow.job == job).order_by(HookRow.at))
+    return tuple(
+        HookReport(
+            pid=row.pid,
+            framework=row.framework,
+            version=row.version,
+            state=HookState(row.state),
+            at=row.at,
+            limits=tuple((GpuUuid(gpu), limit) for gpu, limit in json.loads(row.limits).items()),
+            why=row.why,
+        )
+        for row in rows
+    )
+
+
+def replace_reports(connection: Connection, job: JobId, reports: Reports) -> None:
+    """Store the reports of a job in place of its former ones."""
+    connection.execute(delete(HookRow).where(HookRow.job == job))
+    if reports:
+        connection.execute(insert(HookRow), [_report_values(job, each) for each in reports])
+
+
+def _report_values(job: JobId, report: HookReport) -> dict[str, object]:
+    return {
+        "job": job,
+        "pid": report.pid,
+        "framework": report.framework,
+        "version": report.version,
+        "state": report.state.value,
+        "limits": json.dumps(dict(report.limits)),
+        "why": report.why,
+        "at": report.at,
+    }

@@ -12,7 +12,7 @@ import sqlite3
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -35,13 +35,11 @@ from gpulease.service.ports import Event, PastJob
 from gpulease.store import machine, statements
 from gpulease.store.database_file import DiskReserve
 from gpulease.store.engine import open_engine, startup_error, translate_errors
-from gpulease.store.hook_reports import reports_of
 from gpulease.store.job_list import ended_page, job_page
 from gpulease.store.live_state import LiveState, Machine
-from gpulease.store.past_jobs import ended_since
 from gpulease.store.rows import invocation_key, unpack
 from gpulease.store.schema import bring_up_to_date
-from gpulease.store.statements import jobs_with
+from gpulease.store.statements import jobs_ended_since, jobs_with, reports_of
 from gpulease.store.tables import EventRow, GpuRow, JobRow, PropertyRow
 from gpulease.store.transaction import SqlTransaction
 from gpulease.store.writer import CommitMetrics, Writer
@@ -220,7 +218,7 @@ class SqlStore:
         If the file cannot be read, return none: the queue learns from those that end from now on.
         """
         with suppress(RecordUnwritable), self.reading() as connection:
-            return ended_since(connection, since)
+            return jobs_ended_since(connection, since)
         return ()
 
     def take_released(self) -> Sequence[PastJob]:
@@ -311,12 +309,6 @@ def _numbers(jobs: Iterable[JobId]) -> ColumnElement[int]:
     return numbers.c.value
 
 
-_COUNT = (
-    "SELECT jobs.state, holders.job IS NOT NULL, count(*) FROM jobs "
-    "LEFT JOIN holders ON holders.job = jobs.id GROUP BY 1, 2"
-)
-
-
 @dataclass(frozen=True, slots=True)
 class JobCounts:
     """The numbers of jobs in a database."""
@@ -329,26 +321,23 @@ class JobCounts:
     ended: int = 0
 
 
+_COUNT = """
+    SELECT
+        count(*) FILTER (WHERE state = 'queued'),
+        count(*) FILTER (WHERE state NOT IN ('queued', 'ended') AND holders.job IS NULL),
+        count(*) FILTER (WHERE state NOT IN ('queued', 'ended') AND holders.job IS NOT NULL),
+        count(*) FILTER (WHERE state = 'ended')
+    FROM jobs LEFT JOIN holders ON holders.job = jobs.id
+"""
+
+
 def count_jobs(database: Path) -> JobCounts | None:
     """Count the jobs in a database; None if it cannot be read. A missing file counts as empty."""
     if not database.exists():
         return JobCounts()
-    counts = dict.fromkeys(("waiting", "running", "holds", "ended"), 0)
     try:
-        connection = sqlite3.connect(f"{database.absolute().as_uri()}?mode=ro", uri=True)
-        try:
-            for state, is_held, number in connection.execute(_COUNT):
-                counts[_kind(State(state), held=bool(is_held))] += number
-        finally:
-            connection.close()
-    except (sqlite3.Error, ValueError):
+        uri = f"{database.absolute().as_uri()}?mode=ro"
+        with closing(sqlite3.connect(uri, uri=True)) as connection:
+            return JobCounts(*connection.execute(_COUNT).fetchone())
+    except sqlite3.Error:
         return None
-    return JobCounts(**counts)
-
-
-def _kind(state: State, *, held: bool) -> str:
-    if state is State.QUEUED:
-        return "waiting"
-    if state is State.ENDED:
-        return "ended"
-    return "holds" if held else "running"

@@ -19,7 +19,6 @@ from gpulease.domain.queue_options import ArrayElement, Indices, QueuePause
 from gpulease.errors import NoSuchJob
 from gpulease.service.ports import Event, PastJob, Submission, UserCount
 from gpulease.store import machine, statements
-from gpulease.store.hook_reports import replace_reports
 from gpulease.store.live_state import LiveState
 from gpulease.store.rows import (
     holder_values,
@@ -31,7 +30,7 @@ from gpulease.store.rows import (
     pack,
     unpack,
 )
-from gpulease.store.statements import jobs_with, runs_like
+from gpulease.store.statements import jobs_with, replace_reports, runs_like
 from gpulease.store.tables import JobRow
 from gpulease.store.writer import Writer
 from gpulease.units import KIB

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gpulease.daemon.disk_space import Log, shortened
+from gpulease.daemon.job_output import Log, shortened
 from gpulease.domain.gpu import JobId
 from gpulease.shim.output import LEAST_KEPT, JobLog, shorten_log
 from gpulease.store.database_file import DiskReserve

@@ -9,7 +9,7 @@ import pytest
 
 from fakes import ALICE, BOB, NOON, FakeClock, order
 from gpulease.config import Settings
-from gpulease.daemon.housekeeping import KeptOutput, StateCleaner, over_limit
+from gpulease.daemon.job_output import KeptOutput, StateCleaner, over_limit
 from gpulease.domain.gpu import JobId
 from gpulease.domain.job import Outcome, Owner, asked_to_end
 from gpulease.domain.lease import Trigger
