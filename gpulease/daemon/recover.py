@@ -13,7 +13,7 @@ import pwd
 import shlex
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -81,7 +81,8 @@ def _surviving_job(number: JobId, directory: Path, record: Record, alive: bool) 
         found = None if alive else _ended(number, directory, record)
         return SurvivingJob(number, record, alive, found)
     for pid in (each.pid for each in process_tree.descendants(shim)):
-        environment = _environment(pid)
+        pairs = (os.fsdecode(part).partition("=") for part in environment_of(pid).split(b"\0"))
+        environment = {name: value for name, _, value in pairs}
         installation, _, job = environment.get(MARKER, "").partition("/")
         if job.partition("/")[0] != str(number) or not installation:
             continue
@@ -90,11 +91,6 @@ def _surviving_job(number: JobId, directory: Path, record: Record, alive: bool) 
         readings = tuple(reading for reading, _ in gpus)
         return SurvivingJob(number, record, alive, found, readings, installation)
     return SurvivingJob(number, record, alive, None)
-
-
-def _environment(pid: int) -> dict[str, str]:
-    pairs = (os.fsdecode(part).partition("=") for part in environment_of(pid).split(b"\0"))
-    return {name: value for name, _, value in pairs}
 
 
 def _gpus(environment: dict[str, str]) -> list[tuple[GpuReading, int]]:
@@ -192,8 +188,8 @@ def recover(settings: Settings) -> list[str]:
     try:
         if path.exists() and is_sound(path) and _can_be_opened(path):
             report.append(f"{path} is intact")
-            with _opened(path) as store:
-                _add_launched(store, state, report, above=None)
+            with closing(SqlStore(path)) as store:
+                _add_records(store, state, report, is_old=False)
                 report.append(_summary(store))
         else:
             _restore(path, state, report)
@@ -207,51 +203,33 @@ def recover(settings: Settings) -> list[str]:
 
 
 def _restore(path: Path, state: StateDirectory, report: list[str]) -> None:
-    with _scratch(state.path / _SCRATCH) as scratch:
+    scratch = state.path / _SCRATCH
+    # An earlier attempt may have left it.
+    shutil.rmtree(scratch, ignore_errors=True)
+    scratch.mkdir(mode=0o700)
+    try:
         target = scratch / DATABASE_NAME
         copy = _newest_copy(path, target, report)
         _describe(copy, report)
-        with _opened(target) as store:
+        with closing(SqlStore(target)) as store:
             store.skip_ids_up_to(last_possible_id(path, max(state.numbers(), default=0)))
-            newest = store.jobs(JobQuery(ended=True, newest=True, limit=1)).jobs
-            last = newest[0].id if newest else JobId(0)
-            survivors = _add_launched(store, state, report, above=last)
-            _add_ends(store, survivors, state, report)
+            _add_records(store, state, report, is_old=True)
             report.append(_summary(store))
-        if not is_sound(target):
-            raise AssertionError("the new database is not sound")
+        assert is_sound(target)
         _keep_aside(path, report)
         _put_in_place(target, path)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
     report.append(f"{path} is restored; start gpuleased again")
 
 
 def _can_be_opened(path: Path) -> bool:
     """Tell whether what a start reads has the right type, which only we know."""
     try:
-        with _opened(path):
+        with closing(SqlStore(path)):
             return True
     except (ArithmeticError, LookupError, TypeError, ValueError):
         return False
-
-
-@contextmanager
-def _scratch(directory: Path) -> Iterator[Path]:
-    """Return an empty working directory; remove what an earlier attempt left there."""
-    shutil.rmtree(directory, ignore_errors=True)
-    directory.mkdir(mode=0o700)
-    try:
-        yield directory
-    finally:
-        shutil.rmtree(directory, ignore_errors=True)
-
-
-@contextmanager
-def _opened(path: Path) -> Iterator[SqlStore]:
-    store = SqlStore(path)
-    try:
-        yield store
-    finally:
-        store.close()
 
 
 def _newest_copy(path: Path, target: Path, report: list[str]) -> Path | None:
@@ -322,29 +300,39 @@ def _summary(store: SqlStore) -> str:
     return f"{len(states) - waiting} jobs hold memory, {waiting} are queued"
 
 
-def _add_launched(
-    store: SqlStore, state: StateDirectory, report: list[str], *, above: JobId | None
-) -> list[SurvivingJob]:
-    """Add what the directories and processes of jobs show; return what is news.
+def _add_records(
+    store: SqlStore, state: StateDirectory, report: list[str], *, is_old: bool
+) -> None:
+    """Add what the directories and processes of jobs show and the database lacks.
 
-    Jobs that have ended are added if their ids are above `above`: the database has forgotten the
-    others on purpose.
+    To an old copy, also the ends of jobs, and jobs that came after it and have ended. From the
+    present database, those were removed on purpose, and the daemon adds the ends when it starts.
     """
     seen = list(surviving_jobs(state.jobs))
     store.skip_ids_up_to(max(state.numbers(), default=0))
     store.installation(next((it.installation for it in seen if it.installation), None))
-    over = {job for job, *_ in store.ended(each.job for each in seen)}
-    news = [each for each in seen if each.job not in over]
+    newest = store.jobs(JobQuery(ended=True, newest=True, limit=1)).jobs
+    last = newest[0].id if newest else JobId(0)
+    ended = {job for job, *_ in store.ended(each.job for each in seen)}
+    number = 0
     with store.batch():
-        for each in news:
-            if (known := store.job(each.job)) is not None:
-                _add_launch(store, known, each, report)
-            elif each.alive or (above is not None and each.job > above):
-                _add_job(store, each, state.job(each.job), report)
-    return news
+        for each in seen:
+            if each.job in ended:
+                continue
+            known = store.job(each.job)
+            if known is None and (each.alive or (is_old and each.job > last)):
+                known = _add_job(store, each, state.job(each.job), report)
+            if known is not None:
+                now = _add_news(store, known, each, state.job(each.job), report, is_old=is_old)
+                number += now.state is State.ENDED
+    if number:
+        report.append(f"jobs that have ended since, according to their directories: {number}")
 
 
-def _add_job(store: SqlStore, survivor: SurvivingJob, directory: Path, report: list[str]) -> None:
+def _add_job(
+    store: SqlStore, survivor: SurvivingJob, directory: Path, report: list[str]
+) -> Job | None:
+    """Add a job that the database lacks; None if too little is known of it."""
     found, at = survivor.found, datetime.now(UTC)
     if found is not None:
         with store.write() as tx:
@@ -360,21 +348,34 @@ def _add_job(store: SqlStore, survivor: SurvivingJob, directory: Path, report: l
             f"job {survivor.job} is running, but its lease is unknown: its memory counts as "
             "unmanaged"
         )
+    return found
 
 
-def _add_launch(store: SqlStore, known: Job, survivor: SurvivingJob, report: list[str]) -> None:
+def _add_news(
+    store: SqlStore,
+    known: Job,
+    survivor: SurvivingJob,
+    directory: Path,
+    report: list[str],
+    *,
+    is_old: bool,
+) -> Job:
+    """Change a job of the database to what its directory shows, and return it."""
     at = datetime.now(UTC)
     changed = _as_launched(known, survivor, at)
-    if changed is not None:
+    if survivor.alive and changed != known:
+        report.append(f"job {known.id} was launched, according to its directory")
+    if is_old:
+        changed = _as_recorded(changed, survivor, directory)
+    if changed != known:
         with change_jobs(store) as tx:
             tx.add_gpus(survivor.gpus, at)
-            tx.save(changed, Event(at, _EVENT, "launched, according to its directory"))
-        if survivor.alive:
-            report.append(f"job {known.id} was launched, according to its directory")
+            tx.save(changed, Event(at, _EVENT, "from its directory"))
+    return changed
 
 
-def _as_launched(known: Job, survivor: SurvivingJob, at: datetime) -> Job | None:
-    """Return a job of the database as launched; None if it is launched there already."""
+def _as_launched(known: Job, survivor: SurvivingJob, at: datetime) -> Job:
+    """Return a job of the database as launched."""
     leases = survivor.found.leases if survivor.found is not None else ()
     if known.state is State.QUEUED:
         # The daemon reads the rest from the job's directory when it starts.
@@ -383,26 +384,7 @@ def _as_launched(known: Job, survivor: SurvivingJob, at: datetime) -> Job | None
         return replace(known, state=State.GRANTED, leases=leases, granted_at=granted_at)
     if known.holds_memory and not known.leases and leases:
         return replace(known, leases=leases)
-    return None
-
-
-def _add_ends(
-    store: SqlStore, survivors: list[SurvivingJob], state: StateDirectory, report: list[str]
-) -> None:
-    """Add what became of jobs since the copy was made."""
-    ended = 0
-    with store.batch():
-        for each in survivors:
-            job = store.job(each.job)
-            if job is None or not job.holds_memory:
-                continue
-            changed = _as_recorded(job, each, state.job(each.job))
-            if changed != job:
-                with change_jobs(store) as tx:
-                    tx.save(changed, Event(datetime.now(UTC), _EVENT, "from its directory"))
-                ended += changed.state is State.ENDED
-    if ended:
-        report.append(f"jobs that have ended since, according to their directories: {ended}")
+    return known
 
 
 def _as_recorded(job: Job, survivor: SurvivingJob, directory: Path) -> Job:
