@@ -106,6 +106,8 @@ class NvmlProbe:
         """The GPUs that the latest new session could read."""
         self._faulty: frozenset[GpuUuid] = frozenset()
         """The GPUs that this session last failed to read; not those that were late."""
+        self._late: set[GpuUuid] = set()
+        """The GPUs whose last reading was not waited for to its end."""
         self._health = HealthListener(clock)
         self._present = present
         self._count = 0
@@ -356,7 +358,9 @@ class NvmlProbe:
         if call.began_at >= begun_at and call.wait_while_progressing(
             self._deadline, total, self._clock
         ):
+            self._late.discard(device.uuid)
             return call.outcome.result()
+        self._late.add(device.uuid)
         silent_for = self._clock() - call.progress_at
         detail = f"the driver has not answered for {_span(silent_for)}"
         if silent_for < self._deadline:
@@ -365,7 +369,7 @@ class NvmlProbe:
 
     def _plan_retry(self, readings: Sequence[GpuReading]) -> None:
         faulty = [reading.uuid for reading in readings if reading.fault is not None]
-        self._faulty = frozenset(uuid for uuid in faulty if not self._readers[uuid].is_busy)
+        self._faulty = frozenset(faulty) - self._late
         has_more = self._count_present() > self._count
         if not faulty:
             self._retry.reset()

@@ -49,8 +49,6 @@ def obey(probe: NvmlProbe, command: str) -> dict[str, Any]:
         return {"threads": threading.active_count()}
     if command.startswith(("limit ", "lift ", "obstacle ", "kept ")):
         return obey_about_limits(DriverLimits(probe), *command.split(" "))
-    if command == "cpu":
-        return {"cpu": time.process_time()}
     if command == "health":
         return {"heard": [asdict(heard) for heard in probe.health()]}
     begun_at = time.monotonic()
@@ -63,7 +61,6 @@ def obey_about_limits(
     limits: DriverLimits, verb: str, gpu: str, cgroup: str, memory: str = "0"
 ) -> dict[str, Any]:
     """Do as told about the driver's memory limits."""
-    begun_at = time.monotonic()
     try:
         if verb == "obstacle":
             result: Any = limits.why_unavailable(GpuUuid(gpu), Path(cgroup))
@@ -75,7 +72,7 @@ def obey_about_limits(
             result = limits.remove_limit(GpuUuid(gpu), Path(cgroup))
     except NotLimited as failure:
         result = str(failure)
-    return {"result": result, "seconds": time.monotonic() - begun_at}
+    return {"result": result}
 
 
 def answer(fields: dict[str, Any]) -> None:

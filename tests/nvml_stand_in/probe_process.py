@@ -89,10 +89,6 @@ class ProbeProcess:
         """Return how many threads the process has."""
         return int(self._ask("threads")["threads"])
 
-    def cpu_seconds(self) -> float:
-        """Return the processor time that the process has used."""
-        return float(self._ask("cpu")["cpu"])
-
     def close(self) -> int:
         """Close the probe, end the process, and return its exit status."""
         if self._process.stdin is not None and not self._process.stdin.closed:
