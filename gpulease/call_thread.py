@@ -6,6 +6,7 @@ only.
 """
 
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
@@ -14,24 +15,20 @@ from datetime import timedelta
 from queue import SimpleQueue
 from typing import Any, Generic, TypeVar
 
-Monotonic = Callable[[], float]
-"""Seconds on a clock that never goes back."""
-
 T = TypeVar("T")
 _thread = threading.local()
 
 
 def note_progress() -> None:
     """Note that the call running on this thread has completed a step."""
-    running: tuple[Call[Any], Monotonic] | None = getattr(_thread, "running", None)
+    running: Call[Any] | None = getattr(_thread, "running", None)
     if running is not None:
-        call, clock = running
-        call.progress_at = clock()
+        running.progress_at = time.monotonic()
 
 
 @dataclass(slots=True)
 class Call(Generic[T]):
-    """One call. Its instants are seconds of the thread's clock."""
+    """One call. Its instants are seconds of `time.monotonic`."""
 
     work: Callable[[], T]
     began_at: float
@@ -48,37 +45,36 @@ class Call(Generic[T]):
             return False
         return True
 
-    def wait_while_progressing(self, step: float, total: float, clock: Monotonic) -> bool:
+    def wait_while_progressing(self, step: float, total: float) -> bool:
         """Wait while each step takes at most `step` seconds and the call at most `total`.
 
         Return whether it has ended.
         """
         until = self.began_at + total
-        while not self.wait(min(until, self.progress_at + step) - clock()):
-            if clock() >= min(until, self.progress_at + step):
+        while not self.wait(min(until, self.progress_at + step) - time.monotonic()):
+            if time.monotonic() >= min(until, self.progress_at + step):
                 return self.outcome.done()
         return True
 
-    def run(self, clock: Monotonic) -> None:
+    def run(self) -> None:
         """Do the work and keep its outcome for those who still wait."""
         if not self.outcome.set_running_or_notify_cancel():
             return
-        _thread.running = self, clock
+        _thread.running = self
         try:
             result = self.work()
         except BaseException as error:  # noqa: BLE001 - raised again where the outcome is read
-            self.ended_at = clock()
+            self.ended_at = time.monotonic()
             self.outcome.set_exception(error)
         else:
-            self.ended_at = clock()
+            self.ended_at = time.monotonic()
             self.outcome.set_result(result)
 
 
 class CallThread(Generic[T]):
     """One thread that makes one call at a time."""
 
-    def __init__(self, name: str, clock: Monotonic) -> None:
-        self._clock = clock
+    def __init__(self, name: str) -> None:
         self._queue: SimpleQueue[Call[T] | None] = SimpleQueue()
         self._latest: Call[T] | None = None
         # A daemon thread: one that hangs must not keep the process from exiting.
@@ -97,7 +93,7 @@ class CallThread(Generic[T]):
 
     def enqueue(self, work: Callable[[], T]) -> Call[T]:
         """Begin `work` when all earlier calls have returned."""
-        now = self._clock()
+        now = time.monotonic()
         call = Call(work, now, now)
         self._queue.put(call)
         return call
@@ -108,13 +104,13 @@ class CallThread(Generic[T]):
 
     def _serve(self) -> None:
         while (call := self._queue.get()) is not None:
-            call.run(self._clock)
+            call.run()
 
 
 class Retry:
     """The time of the next attempt, if one is planned; pauses double from one to the next."""
 
-    def __init__(self, first: timedelta, clock: Monotonic) -> None:
+    def __init__(self, first: timedelta, clock: Callable[[], float] = time.monotonic) -> None:
         self._first = first.total_seconds()
         self._pause = self._first
         self._at: float | None = None

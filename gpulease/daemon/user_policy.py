@@ -8,12 +8,10 @@ import grp
 import logging
 import os
 import pwd
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
 from datetime import datetime
 from functools import partial
-from itertools import islice
 from typing import Any
 
 from gpulease.call_thread import CallThread
@@ -139,28 +137,18 @@ def _name_of_group(gid: str) -> str:
 _log = logging.getLogger(__name__)
 
 
-_MOST_LOOKUPS = 1000
-"""Names to look up: each lookup may ask a directory server."""
-
-
 def unknown_names(settings: Settings) -> list[str]:
     """Return a warning for each table of a user or group that does not exist now."""
-    warnings = []
     tables = (
         ("users", "user", settings.users, pwd.getpwnam),
         ("groups", "group", settings.groups, grp.getgrnam),
     )
-    for table, what, names, find in tables:
-        warnings += [
-            f"[{table}.{name}] has no effect: no such {what}"
-            for name in islice(names, _MOST_LOOKUPS)
-            if not _is_known(name, find)
-        ]
-        if len(names) > _MOST_LOOKUPS:
-            warnings.append(
-                f"[{table}]: only the first {_MOST_LOOKUPS} of {len(names)} names were looked up"
-            )
-    return warnings
+    return [
+        f"[{table}.{name}] has no effect: no such {what}"
+        for table, what, names, find in tables
+        for name in names
+        if not _is_known(name, find)
+    ]
 
 
 def _is_known(name: str, find: Callable[[str], object]) -> bool:
@@ -174,7 +162,7 @@ def _is_known(name: str, find: Callable[[str], object]) -> bool:
 def warn_of_unknown_names(settings: Settings) -> None:
     """Log the unknown names; in a thread, since a directory may answer slowly."""
     if settings.users or settings.groups:
-        thread: CallThread[None] = CallThread("names", time.monotonic)
+        thread: CallThread[None] = CallThread("names")
         thread.enqueue(partial(_warn, settings))
         thread.close()
 

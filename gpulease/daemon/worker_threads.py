@@ -25,7 +25,7 @@ class ObservationThread:
     """Runs observations of the GPUs in order, and away from the event loop."""
 
     def __init__(self) -> None:
-        self._thread: CallThread[Any] = CallThread("observer", time.monotonic)
+        self._thread: CallThread[Any] = CallThread("observer")
 
     def __call__(self, call: Callable[[], T]) -> Awaitable[T]:
         """Return the result of `call`, awaited."""

@@ -8,13 +8,14 @@ An event set belongs to a session of NVML. No round begins while NVML is being i
 and the sets are freed before a session ends; see `NvmlProbe`.
 """
 
+import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from functools import partial
 from typing import Any
 
-from gpulease.call_thread import Call, CallThread, Monotonic
+from gpulease.call_thread import Call, CallThread
 from gpulease.domain.gpu import GpuUuid
 from gpulease.domain.health import GpuModes, HealthFigures, HealthReport
 from gpulease.gpu import nvml_binding
@@ -51,8 +52,7 @@ class _Listener:
 class HealthListener:
     """The threads and event sets of all GPUs; called by one thread at a time."""
 
-    def __init__(self, clock: Monotonic) -> None:
-        self._clock = clock
+    def __init__(self) -> None:
         self._listeners: dict[GpuUuid, _Listener] = {}
 
     @property
@@ -66,7 +66,7 @@ class HealthListener:
         for device in devices:
             if device.uuid not in self._listeners:
                 name = f"nvml-health-{device.uuid}"
-                self._listeners[device.uuid] = _Listener(CallThread(name, self._clock))
+                self._listeners[device.uuid] = _Listener(CallThread(name))
             listener = self._listeners[device.uuid]
             if listener.thread.is_busy:
                 continue
@@ -103,9 +103,9 @@ class HealthListener:
         """Take the events of one GPU; read its figures if they are due or there were events."""
         if listener.listens is None:
             listener.events, listener.listens = _listen_to(handle)
-        xids = _take_xids(listener.events, self._clock) if listener.events is not None else ()
+        xids = _take_xids(listener.events) if listener.events is not None else ()
         due = listener.read_at is None or (
-            self._clock() - listener.read_at >= _FIGURES_EVERY.total_seconds()
+            time.monotonic() - listener.read_at >= _FIGURES_EVERY.total_seconds()
         )
         if not due and not xids:
             return HealthReport(uuid, listens=listener.listens)
@@ -114,7 +114,7 @@ class HealthListener:
         except NvmlFailure:
             # The GPU's readings report that it cannot be read. The events still count.
             return HealthReport(uuid, xids, listens=listener.listens)
-        listener.read_at, listener.figures = self._clock(), figures
+        listener.read_at, listener.figures = time.monotonic(), figures
         return HealthReport(uuid, xids, figures, listener.listens, modes)
 
 
@@ -138,10 +138,10 @@ def _listen_to(handle: Handle) -> tuple[Any, bool | None]:
     return None, listens
 
 
-def _take_xids(events: Any, clock: Monotonic) -> tuple[int, ...]:
+def _take_xids(events: Any) -> tuple[int, ...]:
     xids: list[int] = []
-    until = clock() + _LONGEST_ROUND.total_seconds()
-    while clock() < until:
+    until = time.monotonic() + _LONGEST_ROUND.total_seconds()
+    while time.monotonic() < until:
         event = _try(nvml_binding.EVENT_WAIT, events, _EVENT_WAIT_MS)
         if event is None:
             break

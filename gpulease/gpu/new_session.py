@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from datetime import timedelta
 from functools import partial
 
-from gpulease.call_thread import Call, CallThread, Monotonic, Retry
+from gpulease.call_thread import Call, CallThread, Retry
 from gpulease.daemon_packages import own_environment
 from gpulease.domain.gpu import GpuUuid
 from gpulease.gpu import nvml_binding
@@ -29,9 +29,9 @@ _LONGEST_PAUSE = timedelta(minutes=5)
 class NewSession:
     """Starts one such process from time to time while a GPU cannot be read."""
 
-    def __init__(self, first_retry: timedelta, clock: Monotonic) -> None:
-        self._retry = Retry(first_retry, clock)
-        self._thread: CallThread[Mapping[GpuUuid, int]] = CallThread("nvml-new-session", clock)
+    def __init__(self, first_retry: timedelta) -> None:
+        self._retry = Retry(first_retry)
+        self._thread: CallThread[Mapping[GpuUuid, int]] = CallThread("nvml-new-session")
         self._call: Call[Mapping[GpuUuid, int]] | None = None
 
     def poll(self) -> Mapping[GpuUuid, int]:

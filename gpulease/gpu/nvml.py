@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
-from gpulease.call_thread import Call, CallThread, Monotonic, Retry
+from gpulease.call_thread import Call, CallThread, Retry
 from gpulease.domain.gpu import Fault, GpuReading, GpuUuid
 from gpulease.domain.health import HealthReport
 from gpulease.errors import NoGpus
@@ -80,16 +80,13 @@ def _start_and_list(stop_first: HealthListener | None) -> _Listing:
 class NvmlProbe:
     """The GPUs as NVML shows them. May be used from several threads."""
 
-    def __init__(
-        self, deadline: timedelta, first_retry: timedelta, clock: Monotonic, present: Path
-    ) -> None:
+    def __init__(self, deadline: timedelta, first_retry: timedelta, present: Path) -> None:
         self._deadline = deadline.total_seconds()
-        self._clock = clock
         self._reading = threading.Lock()
         """Held for a whole `read`."""
         self._lock = threading.Lock()
         """Held while calls are started; never while waiting for a GPU."""
-        self._lister: CallThread[_Listing] = CallThread("nvml-lister", clock)
+        self._lister: CallThread[_Listing] = CallThread("nvml-lister")
         self._listing: Call[_Listing] | None = None
         self._readers: dict[GpuUuid, CallThread[_Readings]] = {}
         self._mig_devices: dict[GpuUuid, _Readings] = {}
@@ -100,15 +97,15 @@ class NvmlProbe:
         self._driver: str | None = None
         self._library: str | None = None
         self._trouble: str | None = None
-        self._retry = Retry(first_retry, clock)
-        self._new_session = NewSession(first_retry, clock)
+        self._retry = Retry(first_retry)
+        self._new_session = NewSession(first_retry)
         self._found: frozenset[GpuUuid] = frozenset()
         """The GPUs that the latest new session could read."""
         self._faulty: frozenset[GpuUuid] = frozenset()
         """The GPUs that this session last failed to read; not those that were late."""
         self._late: set[GpuUuid] = set()
         """The GPUs whose last reading was not waited for to its end."""
-        self._health = HealthListener(clock)
+        self._health = HealthListener()
         self._present = present
         self._count = 0
         """The GPUs in `present` when they were listed; NVML may leave some of them out."""
@@ -120,7 +117,6 @@ class NvmlProbe:
         *,
         start_timeout: timedelta = START_TIMEOUT,
         first_retry: timedelta = timedelta(seconds=2),
-        clock: Monotonic = time.monotonic,
         present: Path = _PRESENT,
     ) -> Self:
         """Initialise NVML and list the GPUs.
@@ -131,13 +127,12 @@ class NvmlProbe:
             start_timeout: for this method; a driver without persistence mode wakes its GPUs one
                 after the other, for some seconds each.
             first_retry: the first pause between attempts while a GPU cannot be read.
-            clock: seconds that never go back.
             present: where the driver has a directory for each GPU.
 
         Raises:
             NoGpus: no driver, no GPU, no permission, or no answer; the message says which.
         """
-        probe = cls(deadline, first_retry, clock, present)
+        probe = cls(deadline, first_retry, present)
         try:
             probe._adopt(probe._first_listing(start_timeout))
         except NoGpus:
@@ -153,7 +148,7 @@ class NvmlProbe:
         """
         with self._reading:
             with self._lock:
-                begun_at = self._clock()
+                begun_at = time.monotonic()
                 self._list_if_due(begun_at + self._deadline)
                 known = [] if self._trouble is not None else self._devices
                 calls = [(device, self._start_reading(device)) for device in known]
@@ -185,10 +180,10 @@ class NvmlProbe:
             NoAnswer: the work missed the deadline, or the driver does not list the GPU.
             NvmlFailure: the driver refused.
         """
-        until = self._clock() + self._deadline
+        until = time.monotonic() + self._deadline
         while True:
             call, is_ours = self._start_other(uuid, work, until)
-            if not call.wait(until - self._clock()):
+            if not call.wait(until - time.monotonic()):
                 raise NoAnswer(f"the driver has not answered for {self._age(call)}")
             if is_ours:
                 answer: T = call.outcome.result()
@@ -219,7 +214,7 @@ class NvmlProbe:
             for thread in (*self._readers.values(), *self._others.values()):
                 thread.close()
             if idle:
-                last: CallThread[None] = CallThread("nvml-stop", self._clock)
+                last: CallThread[None] = CallThread("nvml-stop")
                 last.submit(partial(_stop, self._health)).wait(self._deadline)
                 last.close()
 
@@ -247,7 +242,7 @@ class NvmlProbe:
             ended = self._health if self._is_idle() else None
             self._listing = self._lister.submit(partial(_start_and_list, stop_first=ended))
         call = self._listing
-        if not call.wait(min(until, call.began_at + self._deadline) - self._clock()):
+        if not call.wait(min(until, call.began_at + self._deadline) - time.monotonic()):
             self._trouble = f"the driver is being initialised again, {self._age(call)} so far"
             return
         self._listing = None
@@ -298,7 +293,7 @@ class NvmlProbe:
 
     def _start_reading(self, device: Device) -> Call[_Readings]:
         if device.uuid not in self._readers:
-            self._readers[device.uuid] = CallThread(f"nvml-{device.uuid}", self._clock)
+            self._readers[device.uuid] = CallThread(f"nvml-{device.uuid}")
         return self._readers[device.uuid].submit(partial(read_with_mig_devices, device))
 
     def _start_other(
@@ -309,14 +304,14 @@ class NvmlProbe:
         Raises:
             NoAnswer: NVML is being initialised, or the driver does not list the GPU.
         """
-        if not self._lock.acquire(timeout=max(0.0, until - self._clock())):
+        if not self._lock.acquire(timeout=max(0.0, until - time.monotonic())):
             raise NoAnswer("the driver is being initialised again")
         try:
             found = next((each for each in self._devices if each.uuid == uuid), None)
             if self._trouble is not None or found is None or found.handle is None:
                 raise NoAnswer(self._trouble or "the driver does not list this GPU")
             if uuid not in self._others:
-                self._others[uuid] = CallThread(f"nvml-set-{uuid}", self._clock)
+                self._others[uuid] = CallThread(f"nvml-set-{uuid}")
             bound = partial(work, found.handle)
             call = self._others[uuid].submit(bound)
             return call, call.work is bound
@@ -355,13 +350,11 @@ class NvmlProbe:
         total = max(
             self._deadline, min(_DEADLINES_PER_READING * self._deadline, _LONGEST_READING_S)
         )
-        if call.began_at >= begun_at and call.wait_while_progressing(
-            self._deadline, total, self._clock
-        ):
+        if call.began_at >= begun_at and call.wait_while_progressing(self._deadline, total):
             self._late.discard(device.uuid)
             return call.outcome.result()
         self._late.add(device.uuid)
-        silent_for = self._clock() - call.progress_at
+        silent_for = time.monotonic() - call.progress_at
         detail = f"the driver has not answered for {_span(silent_for)}"
         if silent_for < self._deadline:
             detail = f"the driver is slow: the reading has taken {self._age(call)} so far"
@@ -392,7 +385,7 @@ class NvmlProbe:
         return tuple(unreadable(device, self._mig_devices.get(device.uuid, ()), reading))
 
     def _age(self, call: Call[Any]) -> str:
-        ended_at = self._clock() if call.ended_at is None else call.ended_at
+        ended_at = time.monotonic() if call.ended_at is None else call.ended_at
         return _span(ended_at - call.began_at)
 
 

@@ -12,7 +12,6 @@ that user is read meanwhile.
 
 import os
 import threading
-import time
 from collections import Counter
 from functools import partial
 from pathlib import Path
@@ -88,7 +87,7 @@ class ProcReader:
 
     def _idle_thread(self) -> CallThread[bytes]:
         with self._lock:
-            return self._idle.pop() if self._idle else CallThread("proc-reader", time.monotonic)
+            return self._idle.pop() if self._idle else CallThread("proc-reader")
 
 
 def _content(path: str, most: int) -> bytes:

@@ -35,23 +35,16 @@ def availabilities(connection: Connection) -> Mapping[GpuUuid, GpuAvailability]:
     """Return the availability of each GPU with a drain, a fault or an accepted fault."""
     something = or_(*(column.is_not(None) for column in _COLUMNS))
     rows = connection.execute(select(GpuRow.uuid, *_COLUMNS).where(something))
-    return {GpuUuid(row[0]): _availability(*row[1:]) for row in rows}
+    return {GpuUuid(row.uuid): _availability(row) for row in rows}
 
 
-def _availability(
-    drained: str | None,
-    by: str | None,
-    drained_at: datetime | None,
-    why: str | None,
-    kind: str | None,
-    seen_at: datetime | None,
-    excused: str | None,
-) -> GpuAvailability:
-    return GpuAvailability(
-        None if drained is None else Drain(by, drained, drained_at),
-        HardwareFault(kind or "fault", why, seen_at) if why and seen_at else None,
-        excused,
-    )
+def _availability(row: Any) -> GpuAvailability:
+    fault = None
+    if row.ailment and row.ailment_at:
+        fault = HardwareFault(row.ailment_kind or "fault", row.ailment, row.ailment_at)
+    is_drained = row.drained is not None
+    drain = Drain(row.drained_by, row.drained, row.drained_at) if is_drained else None
+    return GpuAvailability(drain, fault, row.excused)
 
 
 def set_availability(connection: Connection, gpu: GpuUuid, availability: GpuAvailability) -> None:

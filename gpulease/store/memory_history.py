@@ -44,6 +44,7 @@ from gpulease.store.statements import REMEMBER_GPU, seen_gpu
 from gpulease.store.store import SqlStore
 from gpulease.store.tables import GpuMemoryRow, Instant, JobRow, LeaseRow
 
+_US = 1_000_000
 NOW = 0
 """The `resolution` of the row that holds the latest sample."""
 
@@ -179,10 +180,21 @@ class MemoryHistory:
         """Merge old rows into the next coarser resolution, and delete the oldest."""
         with self._store.write_connection() as connection:
             for table in _TABLES:
-                for place in range(len(table.merges)):
-                    _fold(connection, table, place, now)
-                oldest = table.resolutions[-1]
-                _delete(connection, table, oldest, now - oldest.keep_for)
+                *merged, oldest = table.resolutions
+                coarser = table.resolutions[1:]
+                for fine, coarse, merge in zip(merged, coarser, table.merges, strict=True):
+                    # One row for each coarse span that is entirely older than rows of this age.
+                    before_s = int((now - fine.keep_for).timestamp())
+                    border = datetime.fromtimestamp(
+                        before_s // coarse.seconds * coarse.seconds, UTC
+                    )
+                    spans = {"fine": fine.seconds, "coarse": coarse.seconds}
+                    width = coarse.seconds * _US
+                    connection.execute(merge, {**spans, "width": width, "border": border})
+                    gone = {"resolution": fine.seconds, "border": border}
+                    connection.execute(table.delete, gone)
+                gone = {"resolution": oldest.seconds, "border": now - oldest.keep_for}
+                connection.execute(table.delete, gone)
 
 
 def _add_samples(connection: Connection, samples: Sequence[Sample]) -> None:
@@ -218,7 +230,7 @@ def _span_values(span: JobSpan) -> dict[str, object]:
     return {
         "gpu": span.gpu,
         "resolution": JOB_SPAN_S,
-        "at": span.at_s * 1_000_000,
+        "at": span.at_s * _US,
         "job": span.job,
         **{
             f"{value}{part}": known
@@ -279,32 +291,6 @@ _TABLES = (
 )  # fmt: skip
 
 
-def _fold(connection: Connection, table: _Table, place: int, now: datetime) -> None:
-    """Write one row for each coarse span that is entirely older than rows of this resolution."""
-    fine, coarse = table.resolutions[place : place + 2]
-    border = _floor(now - fine.keep_for, coarse.seconds)
-    connection.execute(
-        table.merges[place],
-        {
-            "coarse": coarse.seconds,
-            "fine": fine.seconds,
-            "width": coarse.seconds * 1_000_000,
-            "border": border,
-        },
-    )
-    _delete(connection, table, fine, border)
-
-
-def _floor(at: datetime, seconds: int) -> datetime:
-    return datetime.fromtimestamp(int(at.timestamp()) // seconds * seconds, UTC)
-
-
-def _delete(
-    connection: Connection, table: _Table, resolution: Resolution, border: datetime
-) -> None:
-    connection.execute(table.delete, {"resolution": resolution.seconds, "border": border})
-
-
 def delete_job_memory(connection: Connection, jobs: Sequence[JobId]) -> None:
     """Delete the memory over time of ended jobs.
 
@@ -327,7 +313,6 @@ def delete_job_memory(connection: Connection, jobs: Sequence[JobId]) -> None:
         connection.execute(_DELETE_OF_JOB, spans)
 
 
-_US = 1_000_000
 # Rows move from a finer resolution to a coarser one, so an instant is in one of them only. The
 # database merges what is in one step: rows that are longer than a step stay alone. What is outside
 # the range that was asked for is not merged with what is in it.

@@ -6,7 +6,6 @@ from collections.abc import Iterable
 from dataclasses import asdict
 from datetime import datetime, timedelta
 from fractions import Fraction
-from typing import Any
 
 from gpulease.domain.gpu import GpuUuid, JobId
 from gpulease.domain.job import (
@@ -58,7 +57,7 @@ def job_values(job: Job) -> dict[str, object]:
         "share": str(share.percent) if share else None,
         "gpus": claim.gpus,
         "exclusive": claim.exclusive,
-        "time_limit_us": claim.time_limit // _MICROSECOND if claim.time_limit else None,
+        "time_limit_us": _microseconds(claim.time_limit),
         "gpu_uuids": ",".join(claim.named) or None,
         "gpu_model": claim.model,
         "min_vram": claim.min_vram,
@@ -312,6 +311,7 @@ def _claim_of(row: JobRow) -> Claim:
 
 def pack(invocation: Invocation) -> bytes:
     """Return an invocation as compressed JSON; PEP 383 surrogates survive as escapes."""
+    early = invocation.early_signal
     content = {
         "argv": invocation.argv,
         "cwd": invocation.cwd,
@@ -323,9 +323,10 @@ def pack(invocation: Invocation) -> bytes:
         "options": dict(invocation.options),
         "groups": invocation.groups,
         "terminal": invocation.terminal and asdict(invocation.terminal),
-        "early_signal": invocation.early_signal and _early_signal_values(invocation.early_signal),
+        "early_signal": early
+        and {"signal": early.signal, "before_us": early.before // _MICROSECOND},
         "ends_with_client": invocation.ends_with_client,
-        "grace_us": None if invocation.grace is None else invocation.grace // _MICROSECOND,
+        "grace_us": _microseconds(invocation.grace),
     }
     return zlib.compress(json.dumps(content).encode("ascii"), level=1)
 
@@ -335,24 +336,13 @@ def unpack(packed: bytes) -> Invocation:
     content = json.loads(zlib.decompress(packed))
     # What came with later versions is not in the rows of earlier ones.
     groups, terminal = content.pop("groups", None), content.pop("terminal", None)
-    early_signal, grace = content.pop("early_signal", None), content.pop("grace_us", None)
+    early, grace = content.pop("early_signal", None), content.pop("grace_us", None)
+    if terminal is not None and terminal["attributes"]:
+        terminal["attributes"] = tuple(terminal["attributes"])
     return Invocation(
         **{**content, "argv": tuple(content["argv"])},
         groups=None if groups is None else tuple(groups),
-        terminal=None if terminal is None else _terminal_of(terminal),
-        early_signal=None if early_signal is None else _early_signal_of(early_signal),
+        terminal=terminal and TerminalSettings(**terminal),
+        early_signal=early and EarlySignal(early["signal"], early["before_us"] * _MICROSECOND),
         grace=None if grace is None else grace * _MICROSECOND,
     )
-
-
-def _terminal_of(content: dict[str, Any]) -> TerminalSettings:
-    attributes = content["attributes"]
-    return TerminalSettings(**{**content, "attributes": attributes and tuple(attributes)})
-
-
-def _early_signal_values(wanted: EarlySignal) -> dict[str, int]:
-    return {"signal": wanted.signal, "before_us": wanted.before // _MICROSECOND}
-
-
-def _early_signal_of(content: dict[str, int]) -> EarlySignal:
-    return EarlySignal(content["signal"], content["before_us"] * _MICROSECOND)

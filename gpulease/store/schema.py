@@ -43,7 +43,12 @@ def bring_up_to_date(path: Path, engine: Engine) -> None:
     if found == HEAD:
         return
     if found is not None:
-        _refuse_newer(path, found)
+        if found not in known_revisions():
+            raise StateUnusable(
+                f"cannot use the database {path}: its schema {found} is newer than this gpulease, "
+                f"which knows {HEAD}",
+                "install the gpulease that wrote it, or a newer one; the file is unchanged",
+            )
         try:
             copy_database(path, path.with_name(f"{path.name}.{found}.backup"))
         except sqlite3.DatabaseError as error:
@@ -53,8 +58,12 @@ def bring_up_to_date(path: Path, engine: Engine) -> None:
 
 def _revision(path: Path) -> str | None:
     """Return the revision of the file, or None for a new one."""
-    if not path.exists() or path.stat().st_size == 0:
-        _refuse_truncated(path)
+    if not path.exists():  # it was removed on purpose, to start with an empty database
+        return None
+    if path.stat().st_size == 0:
+        if any(path.parent.glob(f"{path.name}.*.backup")):
+            # A new one has none: it was truncated.
+            raise damaged(path, "it is empty, but has backups")
         return None
     try:
         with closing(sqlite3.connect(path)) as connection:
@@ -97,15 +106,6 @@ def _agrees_with_index(connection: sqlite3.Connection, table: str, which: str) -
     return bool(connection.execute(query).fetchone()[0])
 
 
-def _refuse_truncated(path: Path) -> None:
-    """Refuse an empty file with backups beside it: it was truncated, since a new one has none.
-
-    A missing file was removed on purpose, to start with an empty database.
-    """
-    if path.exists() and any(path.parent.glob(f"{path.name}.*.backup")):
-        raise damaged(path, "it is empty, but has backups")
-
-
 def read_revision(path: Path, connection: sqlite3.Connection) -> str | None:
     """Return the revision of the schema, or None for an empty file.
 
@@ -129,15 +129,6 @@ def known_revisions() -> set[str]:
     from alembic.script import ScriptDirectory
 
     return {script.revision for script in ScriptDirectory(str(MIGRATIONS)).walk_revisions()}
-
-
-def _refuse_newer(path: Path, found: str) -> None:
-    if found not in known_revisions():
-        raise StateUnusable(
-            f"cannot use the database {path}: its schema {found} is newer than this gpulease, "
-            f"which knows {HEAD}",
-            "install the gpulease that wrote it, or a newer one; the file is unchanged",
-        )
 
 
 def copy_database(path: Path, to: Path) -> None:

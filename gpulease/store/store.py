@@ -71,7 +71,14 @@ class SqlStore:
                 last = connection.scalar(select(func.max(JobRow.id)))
                 users = connection.scalars(statements.LATEST_USERS).all()
                 self.metrics = JobMetrics(steady_s, live, last, users)
-                self._state = _load(connection, live, self.metrics)
+                present = Machine(
+                    frozenset(map(GpuUuid, connection.scalars(select(GpuRow.uuid)))),
+                    machine.availabilities(connection),
+                    machine.pause_of(connection),
+                    tuple(machine.all_windows(connection)),
+                )
+                sizes = statements.invocation_sizes(connection)
+                self._state = LiveState(live, sizes, present, self.metrics)
             self.commits = CommitMetrics(steady_s)
             self._writer = Writer(path, self.engine, self.reserve, self._state, self.commits)
         except DatabaseError as error:
@@ -291,16 +298,6 @@ class SqlStore:
             connection.execute(upsert(PropertyRow).on_conflict_do_nothing(), name)
             wanted = select(PropertyRow.value).where(PropertyRow.key == key)
             return connection.execute(wanted).scalar_one()
-
-
-def _load(connection: Connection, live: Sequence[Job], metrics: JobMetrics) -> LiveState:
-    present = Machine(
-        frozenset(map(GpuUuid, connection.scalars(select(GpuRow.uuid)))),
-        machine.availabilities(connection),
-        machine.pause_of(connection),
-        tuple(machine.all_windows(connection)),
-    )
-    return LiveState(live, statements.invocation_sizes(connection), present, metrics)
 
 
 def _numbers(jobs: Iterable[JobId]) -> ColumnElement[int]:

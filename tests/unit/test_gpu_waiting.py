@@ -1,7 +1,6 @@
 """Calls that may hang, and attempts that are made again."""
 
 import threading
-import time
 from datetime import timedelta
 
 import pytest
@@ -12,7 +11,7 @@ _PATIENCE = 10.0
 
 
 def test_a_call_brings_its_failure_to_whoever_asks_for_the_outcome() -> None:
-    caller: CallThread[int] = CallThread("test", time.monotonic)
+    caller: CallThread[int] = CallThread("test")
 
     call = caller.submit(lambda: 1 // 0)
 
@@ -24,7 +23,7 @@ def test_a_call_brings_its_failure_to_whoever_asks_for_the_outcome() -> None:
 
 
 def test_no_call_is_begun_behind_one_that_has_not_returned() -> None:
-    caller: CallThread[int] = CallThread("test", time.monotonic)
+    caller: CallThread[int] = CallThread("test")
     release = threading.Event()
     hanging = caller.submit(lambda: int(release.wait(_PATIENCE)))
 
