@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
-from pathlib import Path
 from typing import Any, Self, TypeVar
 
 from gpulease.call_thread import Call, CallThread, Retry
@@ -41,9 +40,6 @@ _DEADLINES_PER_READING = 5
 """A reading, which is many calls, may take this many times the deadline of one call."""
 _LONGEST_READING_S = 20.0
 """The scheduler waits for at most two readings; the unit's WatchdogSec is longer."""
-_PRESENT = Path("/proc/driver/nvidia/gpus")
-"""Has a directory for each GPU that the driver is bound to, also those that came after the session
-of NVML, which does not list them."""
 START_TIMEOUT = timedelta(minutes=2)
 """For all GPUs of a machine to wake up; the unit's TimeoutStartSec is longer."""
 
@@ -80,7 +76,7 @@ def _start_and_list(stop_first: HealthListener | None) -> _Listing:
 class NvmlProbe:
     """The GPUs as NVML shows them. May be used from several threads."""
 
-    def __init__(self, deadline: timedelta, first_retry: timedelta, present: Path) -> None:
+    def __init__(self, deadline: timedelta, first_retry: timedelta) -> None:
         self._deadline = deadline.total_seconds()
         self._reading = threading.Lock()
         """Held for a whole `read`."""
@@ -106,9 +102,6 @@ class NvmlProbe:
         self._late: set[GpuUuid] = set()
         """The GPUs whose last reading was not waited for to its end."""
         self._health = HealthListener()
-        self._present = present
-        self._count = 0
-        """The GPUs in `present` when they were listed; NVML may leave some of them out."""
 
     @classmethod
     def open(
@@ -117,7 +110,6 @@ class NvmlProbe:
         *,
         start_timeout: timedelta = START_TIMEOUT,
         first_retry: timedelta = timedelta(seconds=2),
-        present: Path = _PRESENT,
     ) -> Self:
         """Initialise NVML and list the GPUs.
 
@@ -127,12 +119,11 @@ class NvmlProbe:
             start_timeout: for this method; a driver without persistence mode wakes its GPUs one
                 after the other, for some seconds each.
             first_retry: the first pause between attempts while a GPU cannot be read.
-            present: where the driver has a directory for each GPU.
 
         Raises:
             NoGpus: no driver, no GPU, no permission, or no answer; the message says which.
         """
-        probe = cls(deadline, first_retry, present)
+        probe = cls(deadline, first_retry)
         try:
             probe._adopt(probe._first_listing(start_timeout))
         except NoGpus:
@@ -266,8 +257,8 @@ class NvmlProbe:
     def _is_listing_due(self) -> bool:
         """Tell whether to initialise NVML now, which interrupts all GPUs.
 
-        While some can be read, only for GPUs that a new session reads and this one does not, such
-        as those that came later, and not while a call hangs: the session could not be ended.
+        While some can be read, only for GPUs that a new session reads and this one does not, and
+        not while a call hangs: the session could not be ended.
         """
         if self._trouble is not None:
             return self._retry.is_due
@@ -285,7 +276,6 @@ class NvmlProbe:
         self._driver = listing.driver or self._driver
         self._library = listing.library or self._library
         self._devices = match(self._devices, listing.devices)
-        self._count = self._count_present()
 
     def _fail(self, reason: str) -> None:
         self._trouble = reason
@@ -363,19 +353,11 @@ class NvmlProbe:
     def _plan_retry(self, readings: Sequence[GpuReading]) -> None:
         faulty = [reading.uuid for reading in readings if reading.fault is not None]
         self._faulty = frozenset(faulty) - self._late
-        has_more = self._count_present() > self._count
-        if not faulty:
-            self._retry.reset()
-        if self._faulty or has_more:
+        if self._faulty:
             self._new_session.schedule()
         elif not faulty:
+            self._retry.reset()
             self._new_session.cancel()
-
-    def _count_present(self) -> int:
-        try:
-            return sum(1 for _ in self._present.iterdir())
-        except OSError:
-            return 0
 
     def _is_idle(self) -> bool:
         threads = (*self._readers.values(), *self._others.values())

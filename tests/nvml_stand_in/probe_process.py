@@ -27,11 +27,10 @@ class ProbeProcess:
         deadline: float = 3.0,
         start_timeout: float = 10.0,
         first_retry: float = 0.01,
-        present: Path = Path("/nonexistent"),
     ) -> None:
         spans = (str(each) for each in (deadline, start_timeout, first_retry))
         self._process = subprocess.Popen(
-            [sys.executable, str(_MAIN), *spans, str(present)],
+            [sys.executable, str(_MAIN), *spans],
             env={**os.environ, **environment, "PYTHONPATH": _python_path(environment)},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
