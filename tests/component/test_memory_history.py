@@ -418,21 +418,6 @@ def test_after_the_clock_was_set_back_newer_rows_replace_older_ones(store: SqlSt
     assert (series.gpu(GPU, grid).used, series.job(job, GPU, grid).used) == ([3], [3])
 
 
-def test_the_history_of_an_older_release_continues(tmp_path: Path) -> None:
-    path = tmp_path / "gpulease.db"
-    with closing(sqlite3.connect(path)) as connection:
-        connection.executescript((TESTS / "data" / "0007.sql").read_text())
-    store = SqlStore(path)
-    job = next(job.id for job in store.live() if job.leases)
-    later = sample(NOON + timedelta(seconds=10), 3 * G)
-    spans = spans_of(job, "alice", NOON, 2, G)
-    MemoryHistory(store).record([later], {}, spans)
-    found = MemorySeries(store).gpu(GPU, grid_over(NOON, NOON + timedelta(seconds=20), 2))
-    assert (found.used, found.leased) == ([G, 3 * G], [None, 0])
-    assert found.owners == [("alice", [G, G])]
-    store.close()
-
-
 def test_a_gpu_that_was_replaced_keeps_its_rows_to_itself(store: SqlStore) -> None:
     job = start(store)
     history = MemoryHistory(store)

@@ -42,7 +42,6 @@ from gpulease.domain.job import (
     SlurmJob,
     TerminalSettings,
     UsageBy,
-    back_in_queue,
     main_exited,
 )
 from gpulease.domain.lease import Claim, State
@@ -136,22 +135,6 @@ def test_what_holds_a_lease_is_kept_also_after_its_end(store: SqlStore) -> None:
     store.close()
 
 
-def test_a_job_that_goes_back_to_the_queue_has_no_lease_and_can_be_granted_again(
-    store: SqlStore,
-) -> None:
-    waiting = add(store)
-    granted = granted_job(waiting)
-    for step in (granted, back_in_queue(granted)):
-        with store.write() as tx:
-            tx.save(step, EVENT)
-    store = again(store)
-    assert store.live() == (waiting,)
-    ended = through_life(store, waiting)
-    store = again(store)
-    assert store.job(waiting.id) == ended
-    store.close()
-
-
 def test_the_boot_in_which_the_record_was_used_last_is_kept(store: SqlStore) -> None:
     assert store.boot() is None
     for boot in ("one", "another"):
@@ -212,28 +195,26 @@ def test_any_bytes_survive_as_arguments_and_environment(
     assert unpack(pack(invocation)) == invocation
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
+def test_the_file_itself_refuses_what_cannot_be(store: SqlStore) -> None:
+    add(store)
+    lease = "leases (job, gpu, place, memory, granted_at)"
+    for change in (
         "UPDATE jobs SET state = 'sleeping'",
         "UPDATE jobs SET gpus = 0",
         "UPDATE jobs SET memory = 0",
         "UPDATE jobs SET memory = NULL",
         "UPDATE jobs SET state = 'active'",
         "UPDATE jobs SET state = 'ended'",
-        "INSERT INTO leases (job, gpu, place, memory, granted_at) VALUES (1, 'GPU-a', 0, 0, 0)",
-        "INSERT INTO leases (job, gpu, place, memory, granted_at) VALUES (99, 'GPU-a', 0, 1, 0)",
-        "INSERT INTO leases (job, gpu, place, memory, granted_at) VALUES (1, 'GPU-z', 0, 1, 0)",
+        f"INSERT INTO {lease} VALUES (1, 'GPU-a', 0, 0, 0)",
+        f"INSERT INTO {lease} VALUES (99, 'GPU-a', 0, 1, 0)",
+        f"INSERT INTO {lease} VALUES (1, 'GPU-z', 0, 1, 0)",
         "INSERT INTO holders VALUES (1, 'boot', 10, NULL, NULL, NULL, 0)",
         "INSERT INTO holders VALUES (1, 'boot', NULL, NULL, NULL, 10, 0)",
         "INSERT INTO holders VALUES (1, NULL, 10, 11, NULL, NULL, 0)",
         "INSERT INTO holders VALUES (99, NULL, NULL, NULL, NULL, NULL, 0)",
-    ],
-)
-def test_the_file_itself_refuses_what_cannot_be(store: SqlStore, change: str) -> None:
-    add(store)
-    with pytest.raises(IntegrityError), store.engine.begin() as connection:
-        connection.execute(text(change))
+    ):
+        with pytest.raises(IntegrityError), store.engine.begin() as connection:
+            connection.execute(text(change))
 
 
 def test_the_file_is_for_its_owner_alone(store: SqlStore) -> None:
@@ -319,37 +300,24 @@ def test_a_file_of_every_released_schema_is_migrated_after_a_copy(
         assert (tmp_path / f"gpulease.db.{schema}.backup").exists()
 
 
-def test_the_options_of_the_queue_are_read_back(tmp_path: Path) -> None:
-    store = released(tmp_path, "0005")
-    [job] = [job for job in store.live() if job.queue.held]
-    assert job.label == "1_3"
-    assert (job.queue.priority, job.queue.nice, job.queue.requeued) == (Priority.LOW, 5, 1)
-    assert job.queue.after == (Dependency(JobId(3), Condition.ANY),)
-    store.close()
-
-
-def test_choices_hooks_and_adoptions_are_read_back(tmp_path: Path) -> None:
-    store = released(tmp_path, "0006")
-    live = {job.id: job for job in store.live()}
-    [picky] = [job for job in live.values() if job.claim.named]
-    assert (picky.claim.model, picky.claim.min_vram, picky.claim.same_model) == (
-        "A100",
-        40 << 30,
-        True,
-    )
-    reports = store.hook_reports(JobId(3))
-    assert sorted((each.framework, each.state) for each in reports) == [
-        ("tensorflow", "limited"),
-        ("torch", "failed"),
-    ]
-    assert [job.id for job in live.values() if job.holder and job.holder.adopted] == [7]
-    store.close()
-
-
-def test_jobs_of_slurm_are_read_back(tmp_path: Path) -> None:
-    store = released(tmp_path, "0007")
-    assert {job.id: job.slurm for job in store.live() if job.slurm} == {11: SlurmJob(17, "n1", 1)}
-    store.close()
+def test_what_earlier_releases_stored_is_read_back(tmp_path: Path) -> None:
+    for schema in ("0005", "0006", "0007"):
+        (tmp_path / schema).mkdir()
+    with closing(released(tmp_path / "0005", "0005")) as store:
+        [job] = [job for job in store.live() if job.queue.held]
+        assert job.label == "1_3"
+        assert (job.queue.priority, job.queue.nice, job.queue.requeued) == (Priority.LOW, 5, 1)
+        assert job.queue.after == (Dependency(JobId(3), Condition.ANY),)
+    with closing(released(tmp_path / "0006", "0006")) as store:
+        live = {job.id: job for job in store.live()}
+        [claim] = [job.claim for job in live.values() if job.claim.named]
+        assert (claim.model, claim.min_vram, claim.same_model) == ("A100", 40 << 30, True)
+        reports = {(each.framework, each.state) for each in store.hook_reports(JobId(3))}
+        assert reports == {("tensorflow", "limited"), ("torch", "failed")}
+        assert [job.id for job in live.values() if job.holder and job.holder.adopted] == [7]
+    with closing(released(tmp_path / "0007", "0007")) as store:
+        of_slurm = {job.id: job.slurm for job in store.live() if job.slurm}
+        assert of_slurm == {11: SlurmJob(17, "n1", 1)}
 
 
 def test_a_migration_forgets_neither_how_far_ids_have_come_nor_what_a_job_is(
@@ -395,15 +363,6 @@ def test_the_memory_of_a_gpu_is_kept_by_the_second_then_the_minute_then_the_quar
     assert history(store) == []
 
 
-def test_what_is_now_is_one_row_for_each_gpu(store: SqlStore) -> None:
-    occupancy = MemoryHistory(store)
-    for n in range(3):
-        occupancy.record([sample(n, n)], {})
-    with store.engine.connect() as connection:
-        rows = connection.execute(text("SELECT used FROM gpu_memory WHERE resolution = 0")).all()
-    assert rows == [(2,)]
-
-
 def test_peaks_only_rise(store: SqlStore) -> None:
     job = add(store)
     with store.write() as tx:
@@ -432,14 +391,6 @@ def ended_with_use(store: SqlStore, number: JobId, at: datetime) -> None:
         assert now is not None
         used = replace(now, leases=tuple(replace(each, used=G) for each in now.leases))
         tx.save(ended_job(used, at=at), EVENT)
-
-
-@pytest.mark.parametrize("name", ["train.py", "doctor --prove"])
-def test_no_name_keeps_a_job_out_of_the_report(store: SqlStore, name: str) -> None:
-    job = started(store, replace(order(), name=name))
-    ended_with_use(store, job.id, NOON + timedelta(hours=1))
-    (use,) = UsageTotals(store).totals(UsageBy.USER, None, None, NOON)
-    assert (use.jobs, use.seconds) == (1, 3600)
 
 
 @pytest.mark.parametrize("ahead", [timedelta(days=1), timedelta(days=-1)])

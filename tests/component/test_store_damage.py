@@ -1,5 +1,6 @@
 """A damaged database is found, and replaced by its newest sound copy and the jobs' records."""
 
+import json
 import os
 import socket
 import sqlite3
@@ -21,17 +22,20 @@ from fakes import (
     reading,
 )
 from gpulease.config import Settings
-from gpulease.daemon.recover import recover
+from gpulease.daemon.recover import recover, surviving_jobs
 from gpulease.domain.job import Exit, Outcome
 from gpulease.domain.lease import State
 from gpulease.domain.queue_options import QueueOptions
 from gpulease.errors import RecordDamaged, RecordUnwritable, StateUnusable, StateUnwritable
+from gpulease.host.processes import MARKER
 from gpulease.service.job_list import JobQuery
 from gpulease.service.ports import Event
 from gpulease.shim.record import claim
 from gpulease.store.database_file import KEPT, all_copies, back_up, is_sound
 from gpulease.store.store import SqlStore
 from gpulease.store.tables import Row
+from gpulease.worker.environment import HOOK_VARIABLE
+from process_rig import PATH, job_directory, shell, start
 
 EVENT = Event(NOON, "test")
 ENDED = 300
@@ -327,3 +331,14 @@ def test_a_job_that_was_extended_after_the_copy_is_not_ended(tmp_path: Path) -> 
     store = SqlStore(path)
     assert [job.claim.time_limit for job in store.live()] == [None, timedelta(hours=1)]
     store.close()
+
+
+def test_a_running_job_that_came_after_the_copy_is_known_from_its_processes() -> None:
+    gpu = {"uuid": "GPU-a", "index": 0, "name": "A", "memory": 1 << 30}
+    leased = PATH | {MARKER: "lab/17", HOOK_VARIABLE: json.dumps({"gpus": [gpu]})}
+    with job_directory() as directory:
+        start(shell(directory, "exec sleep 1000", environment=leased))
+        (seen,) = surviving_jobs(directory.parent)
+    assert seen.found is not None
+    assert (seen.installation, seen.alive) == ("lab", True)
+    assert [(lease.gpu, lease.memory) for lease in seen.found.leases] == [("GPU-a", 1 << 30)]

@@ -1,7 +1,5 @@
 """The settings file: what is otherwise for users and groups, and what is refused."""
 
-import sys
-import tomllib
 from dataclasses import fields
 from datetime import timedelta
 from pathlib import Path
@@ -13,22 +11,13 @@ from gpulease.config import QUEUE_KEYS, Settings, read_settings, renew
 from gpulease.daemon.app import checked, queue_policy
 from gpulease.domain.queue_options import PolicyName, QueuePolicy
 from gpulease.errors import BadConfiguration
-from gpulease.units import GIB, MIB
+from gpulease.units import GIB
 
 
 def read(tmp_path: Path, text: str) -> Settings:
     path = tmp_path / "config.toml"
     path.write_text(text)
     return read_settings(path, Settings(), {})
-
-
-def test_what_is_not_written_is_as_it_was() -> None:
-    settings = Settings()
-    assert (settings.overuse, settings.elastic, settings.idle) == ("stop", False, "off")
-    assert (settings.overuse_tolerance, settings.overuse_grace) == (
-        256 * MIB,
-        timedelta(seconds=30),
-    )
 
 
 def test_users_and_groups_have_settings_of_their_own(tmp_path: Path) -> None:
@@ -39,6 +28,7 @@ def test_users_and_groups_have_settings_of_their_own(tmp_path: Path) -> None:
         [users.alice]
         overuse = "warn"
         overuse_tolerance = "1G"
+        most_gpus = "none"
         [groups."domain users"]
         elastic = true
         idle = "release"
@@ -51,7 +41,8 @@ def test_users_and_groups_have_settings_of_their_own(tmp_path: Path) -> None:
     )
 
     assert settings.overuse_grace == timedelta(minutes=1)
-    assert settings.users == {"alice": {"overuse": "warn", "overuse_tolerance": GIB}}
+    alice = {"overuse": "warn", "overuse_tolerance": GIB, "most_gpus": None}
+    assert settings.users == {"alice": alice}
     assert settings.groups == {
         "domain users": {"elastic": True, "idle": "release"},
         "guests": {
@@ -65,39 +56,25 @@ def test_users_and_groups_have_settings_of_their_own(tmp_path: Path) -> None:
     ("text", "says", "hint"),
     [
         ('overuse = "kill"', "overuse: 'kill' is not a valid value", '"warn" or "stop"'),
-        ("elastic = 3", "elastic: '3' is not a valid value", "true or false"),
         ('overuse_tolerance = "300"', "'300': it has no unit", "did you mean 300M?"),
-        ("smallest_lease = 300", "'300': it has no unit", "did you mean 300M?"),
         ('overuse_tolerence = "1G"', "an unknown key", "did you mean overuse_tolerance?"),
-        ('[users.bob]\nelstic = "x"', "an unknown key", "did you mean elastic?"),
         ("elastic = true\nelastic = false\nidle = 1", "line 2", None),
         ("[[x]]\na = 1\n[[x]]\na = 1\nbad bad", "line 5", None),
         ("most_waiting = " + "1" * 5000, "limit", None),
-        ("most_waiting = 0x" + "f" * 9000, "too large", None),
         ("margin = " + "[" * 20_000, "recursion", None),
-        (
-            '[users.alice]\ncolour = "red"',
-            "[users.alice] has an unknown key 'colour'",
-            "known keys",
-        ),
         ('[users.alice]\nsocket = "/x"', "[users.alice] has an unknown key 'socket'", "known keys"),
-        ('users = "alice"', "users is a table", "[users.NAME]"),
         ('[users]\noveruse = "warn"', "users is a table", "[users.NAME]"),
         (
             '[groups.a]\noveruse_grace = "2d"',
             "[groups.a] overuse_grace: cannot use the grace",
             "1h",
         ),
-        ("[groups.a]\ntogether = 3", "groups.a.together is a table", "[groups.a.together]"),
         ("[groups.a.together]\nmost_running = 3", "unknown key 'most_running'", "known keys"),
         ("[users.a.together]\nmost_gpus = 3", "[users.a] has an unknown key 'together'", None),
         ('[users.alice]\noveruse = ["warn"]', "write [users.alice] overuse", None),
         ("[user.alice]", "an unknown key 'user'", "users"),
-        ("[margin]", "write margin", None),
         ("queue = 3", "queue is a table", "[queue]"),
         ('[queue]\npolicy = "lifo"', "[queue] policy: 'lifo'", '"fifo"'),
-        ("[queue]\nage_ofset = 3", "[queue] has an unknown key", "did you mean age_offset?"),
-        ("[queue]\nbackfill_factor = 0.0", "[queue] backfill_factor: '0.0'", "1.2"),
         ('[users.a]\nmost_gpus = "many"', "[users.a] most_gpus: 'many'", "digits"),
     ],
 )
@@ -147,46 +124,9 @@ def test_mistakes_in_several_tables_are_reported_together(tmp_path: Path) -> Non
         assert where in refused.value.message
 
 
-@pytest.mark.parametrize("table", [False, True])
-def test_the_work_on_a_file_of_mistakes_grows_with_its_lines_only(
-    tmp_path: Path, table: bool
-) -> None:
-    def calls(lines: int) -> int:
-        pattern = '[users.u{}]\ncolour = "red"\n' if table else 'colour_{} = "red"\n'
-        made = 0
-
-        def count(_frame: object, event: str, _argument: object) -> None:
-            nonlocal made
-            made += event == "call"
-
-        path = tmp_path / "config.toml"
-        path.write_text("".join(pattern.format(number) for number in range(lines)))
-        tomllib.loads(path.read_text())
-        sys.setprofile(count)
-        try:
-            with pytest.raises(BadConfiguration, match=f"and {lines - 20} more"):
-                read_settings(path, Settings(), {})
-        finally:
-            sys.setprofile(None)
-        return made
-
-    some, more = calls(200), calls(2200)
-    assert (more - some) / 2000 < 60, "calls for each mistake"
-
-
 def test_a_file_of_many_megabytes_is_refused_before_it_is_read(tmp_path: Path) -> None:
     with pytest.raises(BadConfiguration, match="the limit is 4M"):
         read(tmp_path, "# much text\n" * 400_000)
-
-
-def test_a_key_that_a_file_may_not_have_is_not_named_to_who_mistyped_another(
-    tmp_path: Path,
-) -> None:
-    path = tmp_path / "config.toml"
-    path.write_text('tint = "red"')
-    with pytest.raises(BadConfiguration) as refused:
-        read_settings(path, Settings(), {}, unnamed=("state",))
-    assert "socket, simulate, " in (refused.value.hint or "")
 
 
 def test_a_default_below_the_smallest_lease_is_refused(tmp_path: Path) -> None:
@@ -194,24 +134,6 @@ def test_a_default_below_the_smallest_lease_is_refused(tmp_path: Path) -> None:
     checked(read(tmp_path, 'default_memory = "5%"\nsmallest_lease = "1G"'))
     with pytest.raises(BadConfiguration, match="default_memory"):
         checked(read(tmp_path, 'default_memory = "512M"\nsmallest_lease = "1G"'))
-
-
-def test_limits_differ_for_users_and_none_lifts_them(tmp_path: Path) -> None:
-    settings = read(
-        tmp_path,
-        """
-        most_gpus = 2
-        most_memory = "48G"
-        longest_time = "4h"
-        [users.alice]
-        most_gpus = "none"
-        over_limit = "refuse"
-        """,
-    )
-
-    assert (settings.most_gpus, settings.most_memory) == (2, 48 * GIB)
-    assert settings.longest_time == timedelta(hours=4)
-    assert settings.users == {"alice": {"most_gpus": None, "over_limit": "refuse"}}
 
 
 def test_the_table_of_the_queue_has_a_key_for_each_number_of_the_policy(tmp_path: Path) -> None:
