@@ -1,7 +1,6 @@
 """Charts of memory over time, as text."""
 
 from datetime import UTC, datetime, timedelta, timezone
-from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
@@ -92,17 +91,6 @@ def test_without_block_characters_a_chart_is_ascii() -> None:
     assert {"#", "=", "-", "?"} <= set(chart)
 
 
-def test_colours_change_nothing_but_colours() -> None:
-    import re
-
-    plain = drawn(used(GIB, 5 * GIB))
-    coloured = memory_chart([used(GIB, 5 * GIB)], LEASE, TIMES, width=60, height=12, colour=True)
-
-    assert "\033[" in coloured
-    stripped = re.sub(r"\033\[[0-9;]*m", "", coloured)
-    assert [row.rstrip() for row in stripped.splitlines()] == plain.splitlines()
-
-
 @pytest.mark.parametrize(
     ("step", "expected"),
     [
@@ -127,10 +115,3 @@ def test_the_times_are_those_of_the_zone() -> None:
     chart = memory_chart([used(*[GIB] * 60)], LEASE, Times(BEGIN, 60, zone), width=80, height=8)
 
     assert "03:00" in chart
-
-
-def test_labels_do_not_touch() -> None:
-    for width in range(20, 120):
-        labels = drawn(used(*[GIB] * 200), width=width).splitlines()[-2].split()
-        instants = [each for each in labels if ":" in each]
-        assert all(one != other and len(one) == 5 for one, other in pairwise(instants))

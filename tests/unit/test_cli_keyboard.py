@@ -43,11 +43,6 @@ def test_ctrl_c_twice_slowly_or_with_typing_between_does_not_cancel() -> None:
     assert not board.press(b"\x03", 11.7).cancel
 
 
-def test_a_paste_of_two_ctrl_c_does_not_cancel() -> None:
-    board = keyboard()
-    assert board.press(b"\x03\x03", 10.0) == Pressed(b"\x03\x03", interrupt=True)
-
-
 def test_another_interrupt_character_is_the_one_that_counts() -> None:
     board = keyboard(controls=Controls(interrupt=b"\x7f"))
     board.press(b"\x7f", 10.0)

@@ -23,10 +23,6 @@ def test_what_was_switched_off_again_is_left_alone() -> None:
     assert undone(b"\x1b[?25l 47% \x1b[?25h", b"\x1b[?1049h...\x1b[?1049l") == b""
 
 
-def test_plain_output_needs_nothing() -> None:
-    assert undone(b"epoch 1\r\n", b"\x1b[31mred\x1b[0m \x1b[2K\r") == b""
-
-
 def test_modes_that_are_no_concern_of_ours_stay() -> None:
     assert undone(b"\x1b[?7l\x1b[?12h\x1b[?69h") == b""
 

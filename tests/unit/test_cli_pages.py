@@ -195,15 +195,6 @@ def suspended() -> JobView:
     return views.running(12, suspended=True)
 
 
-def suspended_hold() -> JobView:
-    return replace(hold(), suspended=True, pid=4242)
-
-
-def over_hold() -> JobView:
-    lease = replace(over_lease().leases[0], stops_at=None, enforced_by=[])
-    return replace(hold(), leases=[lease])
-
-
 def stopped() -> JobView:
     events = [
         EventView("2026-03-02T12:00:00Z", "grant", None),
@@ -322,7 +313,6 @@ def pages(width: int | None) -> dict[str, Page]:
         EventView("2026-03-02T13:30:00Z", "grant", None),
     ]
     patient = replace(views.waiting(), gives_up_at="2026-03-02T14:30:00Z")
-    end = [EventView("2026-03-02T14:00:00Z", "worker_exited", "time_limit")]
     return {
         "status-busy": status.page(busy, NOW, width),
         "status-quiet": status.page(views.status(), NOW, width),
@@ -334,14 +324,10 @@ def pages(width: int | None) -> dict[str, Page]:
             NOW,
             width,
         ),
-        "status-closed": status.page(
-            views.status(closed="cannot start job 3: this machine is shutting down"), NOW, width
-        ),
         "status-long-queue": status.page(replace(views.busy_status(), waiting=9_982), NOW),
         "status-no-gpus": status.page(views.status(gpus=[], simulated=True), NOW, width),
         "status-troubled": status.page(views.troubled_status(), NOW, width),
         "list": listing.page(jobs(), NOW),
-        "list-long": listing.page(JobList(jobs().jobs, total=10_000), NOW),
         "list-filtered": listing.page(JobList(jobs().jobs, next=9), NOW, newest=True),
         "list-empty": listing.page(JobList([]), NOW),
         "list-hold": listing.page(JobList([hold(), views.running(2, name="訓練 e\u0301")]), NOW),
@@ -362,12 +348,9 @@ def pages(width: int | None) -> dict[str, Page]:
         "status-hooks": status.page(views.status(jobs=[with_hooks("absent")]), NOW, width),
         "show-devices": job_page.page(with_devices(), NOW, {views.FIRST: 0}),
         "show-stopped": job_page.page(stopped(), NOW, {views.FIRST: 0}),
-        "show-over-hold": job_page.page(over_hold(), NOW, {views.FIRST: 0}),
         "show-idle": job_page.page(idle(), NOW, {views.FIRST: 0}),
         "show-suspended": job_page.page(suspended(), NOW, {views.FIRST: 0}),
-        "show-suspended-hold": job_page.page(suspended_hold(), NOW, {views.FIRST: 0}),
         "list-suspended": listing.page(JobList([suspended(), views.running(13)]), NOW),
-        "show-late": job_page.page(views.over(17, 124, outcome="time_limit", events=end), NOW),
         "show-ended": job_page.page(views.over(17, 137, outcome="signaled"), NOW),
         "show-preempted": job_page.page(requeued(), NOW),
         "show-out-of-memory": job_page.page(out_of_memory(), NOW, {views.FIRST: 0}),
@@ -395,7 +378,6 @@ def pages(width: int | None) -> dict[str, Page]:
         "report-empty": report.page(ReportView(None, []), " in the last 7d"),
         "report-shares": report.shares_page(shares()),
         "history": listing.past_page(past_jobs(), NOW),
-        "history-cut": listing.past_page(past_jobs(), NOW, is_cut=True),
         "history-empty": listing.past_page([], NOW),
         "doctor": doctor.page(DoctorView(checks)),
     }
@@ -406,15 +388,14 @@ def test_a_pipe_gets_all_of_it_in_plain_text(name: str) -> None:
     compare(f"{name}.plain", tables.draw(pages(None)[name], None))
 
 
-@pytest.mark.parametrize("width", [60, 40])
 @pytest.mark.parametrize("name", list(pages(60)))
-def test_a_narrow_terminal_is_enough(name: str, width: int) -> None:
-    text = tables.draw(pages(width)[name], width)
-    compare(f"{name}.{width}", text)
-    assert max(map(display_width, text.splitlines()), default=0) <= width
+def test_a_narrow_terminal_is_enough(name: str) -> None:
+    text = tables.draw(pages(40)[name], 40)
+    compare(f"{name}.40", text)
+    assert max(map(display_width, text.splitlines()), default=0) <= 40
 
 
-@pytest.mark.parametrize("width", range(20, 140, 3))
+@pytest.mark.parametrize("width", range(20, 140, 8))
 def test_no_width_is_ever_exceeded_while_a_column_may_leave(width: int) -> None:
     for page in pages(width).values():
         for block in page:
@@ -465,20 +446,13 @@ def test_wide_characters_keep_columns_straight() -> None:
     assert len({display_width(line[: line.index("active")]) for line in lines[1:]}) == 1
 
 
-def test_a_pipe_gets_no_colour_and_lines_of_any_length() -> None:
-    assert render.screen_of(io.StringIO(), {"TERM": "xterm"}) == render.Screen(None, colour=False)
-    assert render.screen_of(None, {}) == render.Screen(None, colour=False)
-
-
 @pytest.mark.parametrize(
     ("variables", "width", "colour"),
     [
         ({"COLUMNS": "72"}, 72, False),
         ({"COLUMNS": "5"}, 20, False),
-        ({"COLUMNS": "0"}, None, False),
         ({"COLUMNS": "wide"}, None, False),
         ({"FORCE_COLOR": "1"}, None, True),
-        ({"CLICOLOR_FORCE": "1", "COLUMNS": "72"}, 72, True),
         ({"FORCE_COLOR": "0", "CLICOLOR_FORCE": ""}, None, False),
         ({"FORCE_COLOR": "1", "NO_COLOR": "1"}, None, False),
     ],

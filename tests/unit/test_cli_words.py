@@ -11,9 +11,7 @@ import pytest
 from daemon_stand_in import views
 from goldens import mentions, sentence
 from gpulease.cli import cancel_jobs as cancel
-from gpulease.cli import follow
 from gpulease.cli.exit_codes import JobEnd, last_words, status_of_ending, status_of_job
-from gpulease.cli.follow import FollowOptions
 from gpulease.cli.job_verbs import result_of_keep
 from gpulease.cli.job_watch import StderrStatus, WaitingLine, wait_for_start
 from gpulease.cli.messages import (
@@ -24,8 +22,7 @@ from gpulease.cli.messages import (
 )
 from gpulease.cli.signals import Signals
 from gpulease.cli.tables import line_breaks
-from gpulease.cli.typer_extensions import reader_of
-from gpulease.drawing.words import clean, clock, display_width, requested, shorten
+from gpulease.drawing.words import clean, clock, display_width, shorten
 from gpulease.wire.jobs import JobView
 from gpulease.wire.text import ordinal
 
@@ -141,11 +138,9 @@ def test_a_job_that_is_granted_is_not_said_to_wait() -> None:
     ("ending", "status"),
     [
         (JobEnd(0, None, "exited"), 0),
-        (JobEnd(255, None, "exited"), 255),
         (JobEnd(None, 9, "signaled"), 137),
         (JobEnd(None, 15, "time_limit"), 124),
         (JobEnd(0, None, "time_limit"), 124),
-        (JobEnd(None, 15, "cancelled"), 143),
         (JobEnd(3, None, "cancelled"), 3),
         (JobEnd(None, None, "None"), 125),
     ],
@@ -170,9 +165,7 @@ def test_who_cancels_is_told_how_long_the_job_has(grace: float | None, when: str
         ("exited", 3, 3, None),
         ("gave_up", None, 75, "17"),
         ("time_limit", None, 124, "17"),
-        ("cancelled", None, 143, "17"),
         ("launch_failed", 127, 127, "17"),
-        ("launch_failed", None, 125, "17"),
         ("lost", None, 125, "17"),
     ],
 )
@@ -194,11 +187,6 @@ def test_who_keeps_a_lease_is_told_from_what() -> None:
     assert result_of_keep(job, hour, NOW) != result_of_keep(views.running(12), hour, NOW)
 
 
-def test_an_element_is_named_by_its_index_while_it_is_attached() -> None:
-    mode = follow._mode(views.running(19, label="17_3"), FollowOptions(started=False))
-    assert mentions(mode.greeting, "job 17_3")
-
-
 def test_ordinals() -> None:
     assert [ordinal(number) for number in (1, 2, 3, 4, 11, 12, 13, 21, 111)] == (
         ["1st", "2nd", "3rd", "4th", "11th", "12th", "13th", "21st", "111th"]
@@ -209,12 +197,6 @@ def test_clocks_name_the_day_when_it_is_another() -> None:
     assert clock("2026-03-02T23:00:00Z", NOW) == "23:00"
     assert clock("2026-03-04T23:00:00Z", NOW) == "Wed 23:00"
     assert clock("2026-05-04T23:00:00Z", NOW) == "2026-05-04 23:00"
-
-
-def test_claims_are_shown_as_they_were_asked() -> None:
-    assert requested(views.job()) == "4G"
-    assert requested(views.second_waiting()) == "40% exclusive"
-    assert requested(views.waiting()) == "2 x 20G"
 
 
 @pytest.mark.parametrize("width", range(8))
@@ -245,15 +227,6 @@ def test_clean_keeps_words_and_drops_controls() -> None:
     assert clean("é日\x1b[0m\n\u200b\udcff") == "é日?[0m???"
 
 
-def test_words_are_read_as_their_types() -> None:
-    whole, texts = reader_of(int), reader_of(list[str])
-    assert whole is not None and texts is not None
-    assert whole("12") == 12
-    assert texts(("a", "\udcff")) == ["a", "\udcff"]
-    with pytest.raises(ValueError):
-        whole("1.5")
-
-
 def test_the_hint_of_a_reason_is_shown_with_it() -> None:
     job = views.over(17, 126, outcome="launch_failed", reason="cannot run x: no", hint="chmod +x x")
     assert (last_words(job) or "").endswith("chmod +x x")
@@ -263,9 +236,7 @@ def test_the_hint_of_a_reason_is_shown_with_it() -> None:
     ("label", "value", "others"),
     [
         ("one", "3", {}),
-        ("several", "1,3", {}),
         ("slurm", "0", {"SLURM_JOB_ID": "7", "SLURM_JOB_GPUS": "3"}),
-        ("slurm-unknown", "0", {"SLURM_JOB_ID": "7"}),
         ("strange", "x\x1b; rm", {}),
     ],
 )
@@ -275,13 +246,9 @@ def test_visible_devices_before_run_have_no_effect(
     sentence(f"preset-{label}", preset_devices({"CUDA_VISIBLE_DEVICES": value, **others}))
 
 
-@pytest.mark.parametrize("value", ["", " ", "-1", "none", "NoDevFiles"])
+@pytest.mark.parametrize("value", ["", "-1", "NoDevFiles"])
 def test_nothing_is_said_of_visible_devices_that_choose_the_cpu(value: str) -> None:
     assert preset_devices({"CUDA_VISIBLE_DEVICES": value}) is None
-    assert preset_devices({}) is None
-
-
-def test_nothing_is_said_of_the_visible_devices_of_a_job() -> None:
     assert preset_devices({"CUDA_VISIBLE_DEVICES": "GPU-a", "GPULEASE_JOB": "7"}) is None
 
 
@@ -289,7 +256,6 @@ def test_nothing_is_said_of_the_visible_devices_of_a_job() -> None:
     ("indices", "typed", "words"),
     [
         ("10", ["tool"], ["--array 10 is one job", "for 10 jobs: --array 0-9"]),
-        ("10%2", ["tool"], ["--array 10 is one job"]),
         ("0-9", ["plain.py", "--seed"], ["if --seed", "bash -c 'python plain.py --seed $GPULEASE"]),
         (
             "0-9",
@@ -311,11 +277,9 @@ def test_an_array_that_probably_does_not_do_what_was_meant_says_so_in_one_line(
     ("indices", "typed"),
     [
         ("0", ["tool"]),
-        ("1,3", ["plain.py", "--seed", "3"]),
         ("0-9", ["plain.py", "a=b", "--epochs=3"]),
         ("0-9", ["reads-index.py", "--amp"]),
         ("0-9", ["bash", "-c", "python train.py --seed $GPULEASE_ARRAY_INDEX"]),
-        ("0-9", ["tool", "-v"]),
     ],
 )
 def test_nothing_is_said_about_an_array_that_uses_its_index_or_needs_none(

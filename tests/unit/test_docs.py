@@ -71,25 +71,6 @@ def test_every_file_of_the_project_that_is_named_exists(page: Path) -> None:
     assert not [name for name in sorted(named) if not (ROOT / name).exists()]
 
 
-def test_every_page_that_the_code_names_exists() -> None:
-    for module in ROOT.glob("gpulease/**/*.py"):
-        for page in re.findall(r"\bdocs/[\w/-]+\.md", module.read_text(encoding="utf-8")):
-            assert (ROOT / page).exists(), f"{names(module)} names {page}"
-
-
-@pytest.mark.parametrize("page", PAGES, ids=names)
-def test_every_test_that_is_named_exists(page: Path) -> None:
-    named = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", page.read_text())
-
-    missing = [f"{path}::{name}" for path, name in named if f"def {name}(" not in text_of(path)]
-    assert not missing
-
-
-def text_of(path: str) -> str:
-    found = ROOT / path
-    return found.read_text() if found.exists() else ""
-
-
 def test_every_framework_that_is_limited_is_in_the_table_with_a_test() -> None:
     limited, tested = (
         part.lower()

