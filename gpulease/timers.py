@@ -178,17 +178,15 @@ def _trigger_of(cron: str, zone: tzinfo | None) -> CronTrigger:
             "make two windows, one for the days and one for the weekdays",
         )
     try:
-        return CronTrigger.from_crontab(" ".join([*fields[:4], _weekdays(fields[4])]), zone)
+        return CronTrigger.from_crontab(
+            " ".join([*fields[:4], ",".join(map(_named_days, fields[4].split(",")))]), zone
+        )
     except ValueError as error:
         raise BadValue(f"cannot read the times {cron!r}: {error}", hint) from error
 
 
-def _weekdays(field: str) -> str:
-    """Return a field with names for numbers: APScheduler counts from Monday, cron from Sunday."""
-    return ",".join(_named_days(part) for part in field.split(","))
-
-
 def _named_days(part: str) -> str:
+    """Return a part with names for numbers: APScheduler counts from Monday, cron from Sunday."""
     found = _DAY_NUMBERS.fullmatch(part)
     if found is None or part == "*":
         return part

@@ -7,6 +7,7 @@ from datetime import timedelta
 from gpulease.cli.job_selection import (
     announce,
     for_each,
+    named,
     names_array,
     no_match,
     select_jobs,
@@ -88,7 +89,7 @@ def _together(client: LightClient, wanted: Selection, user: str | None, grace: f
     view = _cancel_all(client, user=user, name=wanted.pattern, grace=grace)
     if view.count == 0 and wanted.pattern is not None:
         raise no_match(wanted, user or "yours")
-    announce("cancel", view.jobs, view.count, user)
+    announce("cancel", list(map(named, view.jobs)), view.count, user)
     many = view.count > len(view.jobs)
     for text in (summary(view),) if many else (result(job, grace) for job in view.jobs):
         print_stdout(text)

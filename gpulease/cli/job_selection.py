@@ -42,11 +42,11 @@ LAST = "last"
 _LAST_UNLESS_NAMED = frozenset({"show", "logs", "attach"})
 """The verbs that mean `last` where no job is named: they change nothing."""
 _TAKES_ONE = frozenset({"attach", "plot", "move before"})
-_READS = frozenset({"show", "logs", "attach", "plot"})
+READS = frozenset({"show", "logs", "attach", "plot"})
 """The verbs that change nothing: of several jobs with one name they take the newest."""
-_ONE_BY_ONE = _READS | {"cancel"}
+_ONE_BY_ONE = READS | {"cancel"}
 """The verbs for which the number of an array is not replaced by those of its elements."""
-_FINDS_ENDED = _READS | {"wait"}
+FINDS_ENDED = READS | {"wait"}
 """The verbs that find ended jobs by name; wait --name finds only those that wait or run."""
 _BY_WORDS = {"edit": "--mem 6G", "move": "--first"}
 """The verbs without --name PATTERN and --all, each with options for an example."""
@@ -86,10 +86,10 @@ def selection(
         words = [LAST]
     ways = sum((bool(words), pattern is not None, every))
     if ways == 0:
-        raise BadUsage(f"no job to {_doing(verb)}", _example(verb))
+        raise BadUsage(f"no job to {doing(verb)}", _example(verb))
     if ways > 1:
         raise BadUsage(
-            f"cannot {_doing(verb)} jobs: JOB, --name and --all exclude each other", _example(verb)
+            f"cannot {doing(verb)} jobs: JOB, --name and --all exclude each other", _example(verb)
         )
     return Selection(verb, words, pattern, every)
 
@@ -119,11 +119,11 @@ def select_jobs(client: LightClient, wanted: Selection) -> list[int]:
     verb = wanted.verb
     if wanted.words:
         needs_list = not all(map(_is_number, wanted.words))
-        ended = verb in _FINDS_ENDED or LAST in wanted.words
+        ended = verb in FINDS_ENDED or LAST in wanted.words
         jobs = own_jobs(client, ended=ended) if needs_list else ()
         found_by_word = (_by_word(client, jobs, verb, word) for word in wanted.words)
         return list(dict.fromkeys(number for numbers in found_by_word for number in numbers))
-    jobs = own_jobs(client, ended=not wanted.every and verb in _READS)
+    jobs = own_jobs(client, ended=not wanted.every and verb in READS)
     if wanted.pattern is not None:
         from fnmatch import fnmatchcase
 
@@ -136,16 +136,16 @@ def select_jobs(client: LightClient, wanted: Selection) -> list[int]:
         chosen = _newest(found, verb)
         _say_one_of(len(found), f"match {wanted.pattern!r}", f"job {id_of(chosen)}")
         return [chosen.id]
-    announce(verb, found, len(found))
+    announce(verb, list(map(named, found)), len(found))
     return [job.id for job in found]
 
 
-def announce(verb: Verb, found: Sequence[JobView], count: int, user: str | None = None) -> None:
-    """Say which jobs were found; `found` may be the first of `count`."""
+def announce(verb: Verb, found: Sequence[str], count: int, user: str | None = None) -> None:
+    """Say which jobs were found; `found` names them, or the first of `count`."""
     if not count:
         # A script that ends all its jobs has done so if there are none.
         owner = f"{user} has" if user else "you have"
-        print_stderr(f"gpulease: {owner} no jobs to {_doing(verb)}")
+        print_stderr(f"gpulease: {owner} no jobs to {doing(verb)}")
     else:
         jobs = "1 job" if count == 1 else f"{count} jobs"
         print_stderr(f"gpulease: {jobs}: {_listed(found, count)}")
@@ -171,7 +171,7 @@ def for_each(targets: Iterable[T], act: Callable[[T], str]) -> int:
     return status
 
 
-def _doing(verb: Verb) -> str:
+def doing(verb: Verb) -> str:
     """Return what a verb does, as it reads after "cannot"."""
     other = {"logs": "print the output of", "attach": "attach to", "wait": "wait for"}
     return other.get(verb, verb)
@@ -213,18 +213,18 @@ def _number_here(client: LightClient, verb: Verb, number: int) -> int:
     """
     if not may_be_a_node():
         return number
-    jobs = client.jobs(everything=verb in _FINDS_ENDED).jobs
+    jobs = client.jobs(everything=verb in FINDS_ENDED).jobs
     found = [job for job in jobs if number in (job.slurm_job, job.id)]
     called = [job for job in found if job.slurm_job in (number, None)]
     if len({job.slurm_job for job in called}) > 1:
         raise BadUsage(
-            f"cannot {_doing(verb)} {number}: Slurm and the queue of this machine both have such "
+            f"cannot {doing(verb)} {number}: Slurm and the queue of this machine both have such "
             "a job",
             f"gpulease {verb} NAME, or without GPULEASE_CLUSTER and --socket for the job of Slurm",
         )
     if found and not called:
         raise NoSuchJob(
-            f"cannot {_doing(verb)} {number}: no such job",
+            f"cannot {doing(verb)} {number}: no such job",
             "gpulease list --all lists all jobs",
         )
     return called[-1].id if called else number
@@ -241,34 +241,34 @@ def _by_word(client: LightClient, jobs: Sequence[JobView], verb: Verb, word: str
     if word == LAST:
         if not jobs:
             raise NoSuchJob(
-                f"cannot {_doing(verb)} the last job: you have none", "gpulease run starts one"
+                f"cannot {doing(verb)} the last job: you have none", "gpulease run starts one"
             )
         return _with_rest(jobs, verb, jobs[-1])
     return _by_name(jobs, verb, word)
 
 
 def _by_name(jobs: Sequence[JobView], verb: Verb, word: str) -> list[int]:
-    named = [job for job in jobs if job.name == word]
-    live = [job for job in named if job.state != "ended"]
-    if verb in _FINDS_ENDED and named:
-        chosen = _newest(named, verb)
+    own = [job for job in jobs if job.name == word]
+    live = [job for job in own if job.state != "ended"]
+    if verb in FINDS_ENDED and own:
+        chosen = _newest(own, verb)
         array = array_of(chosen)
         this = f"job {id_of(chosen)}" if array is None else f"array {array}"
-        _say_one_of(_count_arrays_once(named), f"have the name {clean(word)!r}", this)
+        _say_one_of(_count_arrays_once(own), f"have the name {clean(word)!r}", this)
         return _with_rest(jobs, verb, chosen)
     if _count_arrays_once(live) > 1:
         from glob import escape
         from shlex import quote
 
         raise BadUsage(
-            f"cannot {_doing(verb)} {word!r}: {len(live)} of your jobs have this name: "
-            f"{_listed(live, len(live))}",
+            f"cannot {doing(verb)} {word!r}: {len(live)} of your jobs have this name: "
+            f"{_listed(list(map(named, live)), len(live))}",
             f"give the number of one, or --name {quote(escape(word))} for all of them",
         )
-    if not named:
+    if not own:
         raise no_match(Selection(verb, (word,)))
     # That an ended job cannot be changed is the daemon's to say.
-    return _with_rest(jobs, verb, (live or named)[-1])
+    return _with_rest(jobs, verb, (live or own)[-1])
 
 
 def _in_range(jobs: Sequence[JobView], verb: Verb, numbers: tuple[int, int]) -> list[int]:
@@ -276,11 +276,11 @@ def _in_range(jobs: Sequence[JobView], verb: Verb, numbers: tuple[int, int]) -> 
     first, last = numbers
     between = [job for job in jobs if first <= (job.slurm_job or job.id) <= last]
     found = sorted(_applicable(between, verb), key=lambda job: job.id)
-    if verb not in _FINDS_ENDED:
+    if verb not in FINDS_ENDED:
         found = [job for job in found if job.state != "ended"]
     if not found:
         raise no_match(Selection(verb, (f"{first}-{last}",)))
-    announce(verb, found, len(found))
+    announce(verb, list(map(named, found)), len(found))
     return [job.id for job in found]
 
 
@@ -303,7 +303,7 @@ def names_array(words: Sequence[str], job: JobView) -> bool:
 def one_element(verb: Verb, job: JobView) -> BadUsage:
     """Return the error for an array where only one job is possible."""
     return BadUsage(
-        f"cannot {_doing(verb)} array {job.id}: name one of its elements",
+        f"cannot {doing(verb)} array {job.id}: name one of its elements",
         f"gpulease {verb} {id_of(job)}; gpulease show {job.id} lists them",
     )
 
@@ -313,7 +313,7 @@ def _element(client: LightClient, verb: Verb, array: int, index: int) -> int:
     found = [job for job in client.elements(array, index) if array_of(job) == array]
     if not found:
         raise NoSuchJob(
-            f"cannot {_doing(verb)} {array}_{index}: no such element of an array",
+            f"cannot {doing(verb)} {array}_{index}: no such element of an array",
             f"gpulease show {array} shows what {array} is",
         )
     return found[-1].id
@@ -326,7 +326,7 @@ def _with_array(client: LightClient, verb: Verb, number: int) -> list[int]:
     """
     if verb in _ONE_BY_ONE:
         return [number]
-    live = verb not in _FINDS_ENDED
+    live = verb not in FINDS_ENDED
     elements = client.elements(number, everything=not live)
     return [job.id for job in elements if array_of(job) == number] or [number]
 
@@ -337,10 +337,10 @@ def _with_rest(jobs: Sequence[JobView], verb: Verb, job: JobView) -> list[int]:
     if array is None:
         return [job.id]
     elements = [each for each in jobs if array_of(each) == array]
-    if verb in _READS:
+    if verb in READS:
         # The first element may have been purged.
         return [array] if array in {each.id for each in elements} else [job.id]
-    rest = [each.id for each in elements if verb in _FINDS_ENDED or each.state != "ended"]
+    rest = [each.id for each in elements if verb in FINDS_ENDED or each.state != "ended"]
     return rest or [job.id]
 
 
@@ -364,8 +364,13 @@ def _say_one_of(count: int, what_they_do: str, this: str) -> None:
         print_stderr(f"gpulease: {count} of your jobs {what_they_do}; this is {this}")
 
 
-def _listed(found: Sequence[JobView], count: int) -> str:
-    parts = [f"{id_of(job)} ({clean(job.name)})" for job in found[:_LISTED]]
+def named(job: JobView) -> str:
+    """Return the id and the name of a job."""
+    return f"{id_of(job)} ({clean(job.name)})"
+
+
+def _listed(found: Sequence[str], count: int) -> str:
+    parts = found[:_LISTED]
     more = count - len(parts)
     return ", ".join([*parts, f"and {more} more"] if more else parts)
 
@@ -374,15 +379,15 @@ def no_match(wanted: Selection, owner: str = "yours") -> NoSuchJob:
     """Return the error for a name or a pattern that no job of `owner` has."""
     verb, words = wanted.verb, wanted.words
     hint = "gpulease list shows the jobs that wait or run, gpulease list --all ended ones as well"
-    yours = f"job of {owner}" if verb in _READS else f"job of {owner} that waits or runs"
+    yours = f"job of {owner}" if verb in READS else f"job of {owner} that waits or runs"
     if wanted.pattern is not None:
-        return NoSuchJob(f"cannot {_doing(verb)} {wanted.pattern!r}: no {yours} matches it", hint)
+        return NoSuchJob(f"cannot {doing(verb)} {wanted.pattern!r}: no {yours} matches it", hint)
     if range_of(words[0]) is not None:
-        return NoSuchJob(f"cannot {_doing(verb)} {words[0]}: no {yours} is in this range", hint)
+        return NoSuchJob(f"cannot {doing(verb)} {words[0]}: no {yours} is in this range", hint)
     if any(char in words[0] for char in "*?["):
         hint = f"for the jobs whose names match a pattern: --name {words[0]!r}"
-        return NoSuchJob(f"cannot {_doing(verb)} {words[0]!r}: no {yours} has this name", hint)
+        return NoSuchJob(f"cannot {doing(verb)} {words[0]!r}: no {yours} has this name", hint)
     return NoSuchJob(
-        f"cannot {_doing(verb)} {words[0]!r}: no {yours} has this name",
+        f"cannot {doing(verb)} {words[0]!r}: no {yours} has this name",
         f"{hint}; a job of another user is named by its number",
     )

@@ -4,12 +4,11 @@ import logging
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from datetime import timedelta
-from functools import partial
-from typing import Any, Literal, Self, TypeVar
+from typing import Any, Literal, Self
 
 from gpulease import config, user_daemon
 from gpulease.client import Client, answers, machine_daemon, trusted_users
@@ -34,8 +33,6 @@ _ARGUMENTS = {each.long: f"{each.python}=" for each in OPTIONS.values() if each.
 _OPTION = re.compile(r"--[a-z]+(?:-[a-z]+)*")
 _SETTLED = ("active", "releasing", "ended")
 
-Result = TypeVar("Result")
-
 
 @contextmanager
 def granted(client: Client, request: HoldRequest) -> Iterator[tuple[JobView, EnvironmentView]]:
@@ -50,7 +47,12 @@ def granted(client: Client, request: HoldRequest) -> Iterator[tuple[JobView, Env
     job = _queued(client, request)
     try:
         job = _until_granted(client, job)
-        yield job, _until_answered(lambda: client.environment(job.id))
+        while True:
+            with suppress(NoDaemon, TooMany):
+                view = client.environment(job.id)
+                break
+            time.sleep(RECONNECT_EVERY)
+        yield job, view
     except BaseException:
         _cancel(client, job)
         raise
@@ -67,7 +69,9 @@ def _queued(client: Client, request: HoldRequest) -> JobView:
         except GpuleaseError as error:
             raise with_python_names(error) from None
         except KeyboardInterrupt:
-            answer.add_done_callback(partial(_cancel_late, client))
+            answer.add_done_callback(
+                lambda late: None if late.exception() else _cancel(client, late.result())
+            )
             raise
 
 
@@ -84,11 +88,6 @@ def with_python_names(error: GpuleaseError) -> GpuleaseError:
     return type(error)(renamed(error.message), renamed(error.hint) if error.hint else None)
 
 
-def _cancel_late(client: Client, answer: Future[JobView]) -> None:
-    if answer.exception() is None:
-        _cancel(client, answer.result())
-
-
 def _cancel(client: Client, job: JobView) -> None:
     with suppress(GpuleaseError):
         client.cancel(job.id)
@@ -100,16 +99,12 @@ def _until_granted(client: Client, job: JobView) -> JobView:
         while job.state not in _SETTLED:
             job = next(views)
             log.update(job)
-    if job.state != "active":
-        raise _not_granted(job)
-    return job
-
-
-def _not_granted(job: JobView) -> GpuleaseError:
+    if job.state == "active":
+        return job
     why = job.reason or spoken(job.outcome or "it has ended")
     if job.outcome == "gave_up":
-        return NoRoomNow(f"cannot lease now: {why}", _LONGER)
-    return GpuleaseError(f"cannot lease: job {job.id} was never granted: {why}", job.hint)
+        raise NoRoomNow(f"cannot lease now: {why}", _LONGER)
+    raise GpuleaseError(f"cannot lease: job {job.id} was never granted: {why}", job.hint)
 
 
 def _watch(client: Client, number: int) -> Iterator[JobView]:
@@ -127,13 +122,6 @@ def _watch(client: Client, number: int) -> Iterator[JobView]:
             with suppress(NoDaemon, TooMany):
                 yield client.job(number)
             time.sleep(POLL_EVERY)
-
-
-def _until_answered(ask: Callable[[], Result]) -> Result:
-    while True:
-        with suppress(NoDaemon, TooMany):
-            return ask()
-        time.sleep(RECONNECT_EVERY)
 
 
 class _WaitLog:
@@ -220,18 +208,14 @@ def connect() -> Client:
     state = config.personal_settings().state
     found = machine_daemon(_log.warning) or user_daemon.answering(own, state, answers)
     if found is None:
-        _refuse_on_cluster()
+        if cluster(config.environment()) == SLURM:
+            raise NoDaemon(
+                "cannot lease: no gpuleased runs on this machine, which uses the GPUs of a Slurm "
+                "cluster",
+                "run the program as a job: gpulease run python ...; for GPUs of this machine, set "
+                "GPULEASE_CLUSTER=none",
+            )
         found, started = user_daemon.ensure(own, state, answers, user_daemon.daemon_command())
         if started:
             _log.warning("gpulease: no daemon was running; started one for you (socket %s)", found)
     return Client(found, trusted=trusted_users())
-
-
-def _refuse_on_cluster() -> None:
-    if cluster(config.environment()) == SLURM:
-        raise NoDaemon(
-            "cannot lease: no gpuleased runs on this machine, which uses the GPUs of a Slurm "
-            "cluster",
-            "run the program as a job: gpulease run python ...; for GPUs of this machine, set "
-            "GPULEASE_CLUSTER=none",
-        )

@@ -6,7 +6,7 @@ PYTHONPATH, which is not added to sys.path here. Child processes inherit the var
 """
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Any
@@ -37,13 +37,21 @@ def activate(view: EnvironmentView) -> Undo:
     # The view has only the variables that change.
     path = new.get("PYTHONPATH") or os.environ.get("PYTHONPATH", "")
     site, running = _hooks(Path(path.split(os.pathsep)[0]))
-    before = _change(new, [from_wire(name) for name in view.unset])
+    unset = [from_wire(name) for name in view.unset]
+    before = {name: os.environ.get(name) for name in (*new, *unset)}
+    for name in unset:
+        os.environ.pop(name, None)
+    os.environ.update(new)
     remove_hooks = running.enforce(site, new[_LEASE])
 
     def undo() -> None:
         # The hooks first: while they are installed, os.environ keeps the variables of the lease.
         remove_hooks()
-        _restore(before)
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
 
     return undo
 
@@ -61,19 +69,3 @@ def _hooks(folder: Path) -> tuple[Any, Any]:
             f"cannot apply the lease: the hooks in {folder} cannot be loaded: {error}",
             "the daemon may be of another version than this gpulease: restart the daemon",
         ) from error
-
-
-def _change(new: Mapping[str, str], unset: list[str]) -> dict[str, str | None]:
-    before = {name: os.environ.get(name) for name in (*new, *unset)}
-    for name in unset:
-        os.environ.pop(name, None)
-    os.environ.update(new)
-    return before
-
-
-def _restore(before: Mapping[str, str | None]) -> None:
-    for name, value in before.items():
-        if value is None:
-            os.environ.pop(name, None)
-        else:
-            os.environ[name] = value

@@ -114,10 +114,15 @@ class Lease:
     def _release(self) -> None:
         if self._over or os.getpid() != self.pid:
             return
+        framework = claimed_by()
         if self._shared:
-            self._leave()
+            self._over = True
+            # Without the hooks, nothing would limit a framework that has used the GPU.
+            if framework is None:
+                self._undo()
+            self._when_over()
             return
-        if framework := claimed_by():
+        if framework:
             self._keep(f"{framework} holds GPU memory until this process ends")
             return
         try:
@@ -129,14 +134,6 @@ class Lease:
             return
         self._over = True
         self._undo()
-        self._when_over()
-
-    def _leave(self) -> None:
-        """Stop using the lease of the job."""
-        self._over = True
-        # Without the hooks, nothing would limit a framework that has used the GPU.
-        if claimed_by() is None:
-            self._undo()
         self._when_over()
 
     def _keep(self, why: str) -> None:
@@ -320,7 +317,8 @@ def _share(client: Client, around: NestedView, asked: WorkerOptionsRequest) -> L
     assert job is not None and view is not None, "the daemon sends both or none"
     if (here := inherited_lease()) is not None and here.job == str(job.id):
         _refuse_another_split(here, asked)
-        gpus, undo = here.gpus, _keep_hooks
+        # Nothing to undo: the hooks were installed when this interpreter started.
+        gpus, undo = here.gpus, lambda: None
     else:
         # A process between the job and this one has cleared the environment.
         _refuse_if_claimed()
@@ -328,10 +326,6 @@ def _share(client: Client, around: NestedView, asked: WorkerOptionsRequest) -> L
         gpus = tuple(LeasedGpu(gpu, around.memory or 0) for gpu in around.gpus)
     _held = Lease(client, job.id, gpus, lease_variables(), undo, _forget, shared=True)
     return _held
-
-
-def _keep_hooks() -> None:
-    """Undo nothing: the hooks were installed when this interpreter started."""
 
 
 def _forget() -> None:

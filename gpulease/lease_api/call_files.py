@@ -87,8 +87,15 @@ class CallFiles:
             GpuleaseError: it cannot be written.
         """
         name = "cloudpickle" if find_spec("cloudpickle") else "pickle"
-        preparation = _preparation(by_value=name == "cloudpickle")
-        _refuse_unless_importable(function, name, preparation)
+        # What a new Python needs to import the same modules as this one. cloudpickle has the
+        # functions of the main script as a whole, so that it is not imported.
+        without = (*_NOT_PASSED_ON, *(_MAIN if name == "cloudpickle" else ()))
+        data: dict[str, Any] = spawn.get_preparation_data("gpulease")
+        preparation = {key: value for key, value in data.items() if key not in without}
+        in_main = getattr(function, "__module__", None) == "__main__"
+        if name == "pickle" and in_main and not any(key in preparation for key in _MAIN):
+            why = "it was defined interactively, and its job could not import it"
+            raise _not_picklable(function, why, name)
         try:
             pickled = __import__(name).dumps((function, *call))
         except Exception as error:
@@ -208,26 +215,6 @@ def name_of(function: Callable[..., Any]) -> str:
     while isinstance(function, partial):
         function = function.func
     return str(getattr(function, "__qualname__", type(function).__name__))
-
-
-def _preparation(*, by_value: bool) -> dict[str, Any]:
-    """Return what a new Python needs to import the same modules as this one.
-
-    `by_value`: the functions of the main script are pickled whole, so that it is not imported.
-    """
-    without = (*_NOT_PASSED_ON, *(_MAIN if by_value else ()))
-    data: dict[str, Any] = spawn.get_preparation_data("gpulease")
-    return {key: value for key, value in data.items() if key not in without}
-
-
-def _refuse_unless_importable(
-    function: Callable[..., Any], pickler: str, preparation: dict[str, Any]
-) -> None:
-    in_main = getattr(function, "__module__", None) == "__main__"
-    if pickler == "pickle" and in_main and not any(key in preparation for key in _MAIN):
-        raise _not_picklable(
-            function, "it was defined interactively, and its job could not import it", pickler
-        )
 
 
 def _not_picklable(function: Callable[..., Any], why: str, pickler: str) -> BadValue:

@@ -19,34 +19,22 @@ _NOT_INITIALIZED = 3
 
 def claimed_by() -> str | None:
     """Return what has started to use the GPUs of this process, None if nothing has."""
-    for name, has_claimed in _FRAMEWORKS.items():
-        if has_claimed():
-            return name
+    # The eager context of the process; a TF1 session has none, and shows in CUDA itself.
+    context = _loaded("tensorflow.python.eager.context", "_context")
+    if getattr(context, "_initialized", False):
+        return "TensorFlow"
+    # What torch.cuda.is_initialized() reads, without its check for a fork.
+    if _loaded("torch.cuda", "_initialized"):
+        return "PyTorch"
+    # JAX creates the backends of all platforms at once.
+    if _loaded("jax._src.xla_bridge", "_backends"):
+        return "JAX"
     return CUDA if _cuda_has_started() else None
 
 
 def _loaded(module: str, attribute: str) -> Any:
     """Return an attribute of a module that is already imported; None if there is none."""
     return getattr(sys.modules.get(module), attribute, None)
-
-
-def _tensorflow() -> bool:
-    # The eager context of the process; a TF1 session has none, and shows in CUDA itself.
-    context = _loaded("tensorflow.python.eager.context", "_context")
-    return bool(getattr(context, "_initialized", False))
-
-
-def _torch() -> bool:
-    # What torch.cuda.is_initialized() reads, without its check for a fork.
-    return bool(_loaded("torch.cuda", "_initialized"))
-
-
-def _jax() -> bool:
-    # JAX creates the backends of all platforms at once.
-    return bool(_loaded("jax._src.xla_bridge", "_backends"))
-
-
-_FRAMEWORKS = {"TensorFlow": _tensorflow, "PyTorch": _torch, "JAX": _jax}
 
 
 def _cuda_has_started() -> bool:

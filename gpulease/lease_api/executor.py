@@ -184,7 +184,7 @@ class Executor(futures.Executor):
         with self._lock:
             self._refuse_if_shut()
             self._waiting.append(call)
-        future.add_done_callback(self._wake_if_cancelled)
+        future.add_done_callback(lambda it: self._files.wake() if it.cancelled() else None)
         self._files.wake()
         return future
 
@@ -238,10 +238,6 @@ class Executor(futures.Executor):
             retry_oom=self._retry_oom,
         )
 
-    def _wake_if_cancelled(self, future: "futures.Future[T]") -> None:
-        if future.cancelled():
-            self._files.wake()
-
     def _end_calls(self) -> None:
         """Cancel all calls, also those that have started."""
         self._is_ended = True
@@ -254,7 +250,11 @@ class Executor(futures.Executor):
             while not self._is_over():
                 pause = self._submit_some()
                 for kind, number in self._files.news(pause):
-                    self._take(kind, number)
+                    call = self._running.get(number)
+                    if call is not None and kind == "started":
+                        call.start()
+                    elif call is not None:
+                        call.over = True
                 self._cancel_unwanted()
                 self._collect()
         except Exception as error:
@@ -300,14 +300,6 @@ class Executor(futures.Executor):
         else:
             self._running[call.number] = call
         return True
-
-    def _take(self, kind: str, number: int) -> None:
-        if (call := self._running.get(number)) is None:
-            return
-        if kind == "started":
-            call.start()
-        else:
-            call.over = True
 
     def _cancel_unwanted(self) -> None:
         calls = self._running.values()

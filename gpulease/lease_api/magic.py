@@ -53,20 +53,16 @@ def _answer(words: list[str]) -> str:
         return f"{cleandoc(_magic.__doc__ or '')}\n\n{_options(_known())}"
     mine = api.held_lease()
     if words == ["release"]:
-        return _release(mine)
+        if mine is None:
+            raise BadUsage("cannot release: this kernel has taken no lease", _USAGE)
+        mine.release()
+        return _described(api.held_lease())
     if not words or (mine is not None and words == _taken_by and mine.held):
         return _described(mine)
     memory, options = read_line(words)
     taken = api.lease(memory, **options)
     _taken_by[:] = words
     return _described(taken)
-
-
-def _release(mine: api.Lease | None) -> str:
-    if mine is None:
-        raise BadUsage("cannot release: this kernel has taken no lease", _USAGE)
-    mine.release()
-    return _described(api.held_lease())
 
 
 def _described(mine: api.Lease | None) -> str:
@@ -101,7 +97,9 @@ def read_line(words: list[str]) -> tuple[str | None, dict[str, Any]]:
         if known[name].default is False:
             options[name] = True
         elif given or rest:
-            options[name] = _value(known[name], value if given else rest.pop(0))
+            text = value if given else rest.pop(0)
+            is_count = "int" in str(known[name].annotation) and name != "memory"
+            options[name] = int(text) if is_count and text.isdigit() else text
         else:
             raise BadUsage(f"cannot understand {word}: its value is missing", _options(known))
         if name == "memory":
@@ -118,11 +116,6 @@ def _only_size(before: str | None, size: str) -> str:
     if before is not None:
         raise BadUsage(f"cannot understand {size!r}: the size is {before}", _USAGE)
     return size
-
-
-def _value(parameter: Parameter, text: str) -> Any:
-    is_count = "int" in str(parameter.annotation) and parameter.name != "memory"
-    return int(text) if is_count and text.isdigit() else text
 
 
 def _options(known: dict[str, Parameter]) -> str:

@@ -188,20 +188,21 @@ class AdminNotices:
 
     async def run(self) -> None:
         """Store the messages about troubles, without end."""
+
+        def add(what: str) -> None:
+            now = self._clock.now()
+            with self._store.write() as tx:
+                tx.add_messages([(about_trouble(uid, what), now) for uid in self._uids])
+
         while True:
             await self._has_troubles.wait()
             self._has_troubles.clear()
             while self._troubles:
                 try:
-                    await self._in_writer(partial(self._add, self._troubles[0]))
+                    await self._in_writer(partial(add, self._troubles[0]))
                     self._troubles.popleft()
                 except RecordUnwritable:
                     await asyncio.sleep(_TRY_AGAIN_S)
-
-    def _add(self, what: str) -> None:
-        now = self._clock.now()
-        with self._store.write() as tx:
-            tx.add_messages([(about_trouble(uid, what), now) for uid in self._uids])
 
 
 def _uids(names: tuple[str, ...]) -> Iterator[int]:

@@ -63,6 +63,11 @@ def figures(runs: Sequence[Run], servers: Sequence[Server]) -> Figures:
     makespan = max(run.end_s for run in runs) - min(run.job.submit_s for run in runs)
     capacity = sum(server.gpus * server.memory for server in servers)
     held = math.fsum((run.end_s - run.start_s) * _memory(run) for run in runs)
+    free = waited_s = 0.0
+    for span_s, waiting, memory in _spans(runs):
+        if waiting:
+            free += span_s * (capacity - memory)
+            waited_s += span_s
     return Figures(
         jobs=len(runs),
         mean_wait_s=_mean(waits),
@@ -72,7 +77,7 @@ def figures(runs: Sequence[Run], servers: Sequence[Server]) -> Figures:
         longest_wait_s=waits[-1],
         mean_completion_s=_mean([run.completion_s for run in runs]),
         memory_utilization=_ratio(held, capacity * makespan),
-        fragmentation=_fragmentation(runs, capacity),
+        fragmentation=_ratio(free, capacity * waited_s),
         jain_index=jain([user.speed for user in by_user(runs)]),
         makespan_s=makespan,
     )
@@ -107,15 +112,6 @@ def jain(values: Sequence[float]) -> float:
 def percentile(ordered: Sequence[float], percent: int) -> float:
     """Return the smallest value that `percent` of them do not exceed (nearest rank)."""
     return ordered[max(0, math.ceil(len(ordered) * percent / 100) - 1)]
-
-
-def _fragmentation(runs: Sequence[Run], capacity: int) -> float:
-    free = waited_s = 0.0
-    for span_s, waiting, memory in _spans(runs):
-        if waiting:
-            free += span_s * (capacity - memory)
-            waited_s += span_s
-    return _ratio(free, capacity * waited_s)
 
 
 def _spans(runs: Sequence[Run]) -> Iterator[tuple[float, int, int]]:

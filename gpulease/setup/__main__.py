@@ -52,18 +52,18 @@ def _run(arguments: Sequence[str] | None) -> int:
     if given.verb == "install":
         install(_say, now=given.now, restrict_users=given.restrict_users, web=given.web)
     else:
-        confirm = _agree if given.yes else _ask
+
+        def confirm(notice: str) -> bool:
+            if given.yes:
+                _say(notice.strip())
+            return given.yes or _ask(notice)
+
         remove(_say, confirm, purge=given.purge, force=given.force)
     return 0
 
 
 def _say(line: str) -> None:
     sys.stdout.write(line + "\n")
-
-
-def _agree(notice: str) -> bool:
-    _say(notice.strip())
-    return True
 
 
 def _ask(notice: str) -> bool:

@@ -46,15 +46,6 @@ _ROOT = "user-0.slice"
 _EXCEPTED = "# Root may open all devices. This file replaces the one for all users.\n"
 
 
-def drop_ins(units: Path, template: str) -> Mapping[Path, str]:
-    """Return the text of each drop-in by its path below `units`."""
-    rules = {
-        units / f"{unit}.d" / NAME: template.replace("[SECTION]", f"[{section}]")
-        for unit, section in _RESTRICTED.items()
-    }
-    return {**rules, units / f"{_ROOT}.d" / NAME: _EXCEPTED}
-
-
 _INSTALLED = Path(__file__).parent / "systemd"
 _IN_A_CHECKOUT = Path(__file__).parents[2] / "systemd"
 SOURCES = _INSTALLED if _INSTALLED.is_dir() else _IN_A_CHECKOUT
@@ -153,7 +144,7 @@ def _remove_web(say: Say) -> None:
 
 
 def _restrict_users(say: Say, wanted: bool | None) -> None:
-    files = _user_rules()
+    files = user_rules()
     had_rules = any(file.exists() for file in files)
     if wanted or (wanted is None and had_rules):
         for target, text in files.items():
@@ -167,8 +158,14 @@ def _restrict_users(say: Say, wanted: bool | None) -> None:
         say("users can open GPUs again after all of their sessions have ended")
 
 
-def _user_rules() -> Mapping[Path, str]:
-    return drop_ins(UNITS, (SOURCES / "gpulease-users.conf").read_text())
+def user_rules() -> Mapping[Path, str]:
+    """Return the text of each drop-in that denies users the GPUs outside of jobs, by its path."""
+    template = (SOURCES / "gpulease-users.conf").read_text()
+    rules = {
+        UNITS / f"{unit}.d" / NAME: template.replace("[SECTION]", f"[{section}]")
+        for unit, section in _RESTRICTED.items()
+    }
+    return {**rules, UNITS / f"{_ROOT}.d" / NAME: _EXCEPTED}
 
 
 def remove(say: Say, confirm: Confirm, *, purge: bool, force: bool) -> None:
@@ -182,7 +179,10 @@ def remove(say: Say, confirm: Confirm, *, purge: bool, force: bool) -> None:
         raise SetupFailed(
             "cannot remove gpulease: only root can do this", "try: sudo gpulease-setup ..."
         )
-    settings = _settings()
+    try:
+        settings = read_system_settings()
+    except GpuleaseError:  # it must still be removable
+        settings = Settings(state=SYSTEM_STATE)
     jobs = settings.state / JOBS
     running = sorted(
         int(each.name) for each in jobs.glob("*") if each.name.isdecimal() and is_alive(each)
@@ -210,7 +210,7 @@ def _remove_units(say: Say) -> None:
     _remove_web(say)
     if _SYSTEMD.exists() and FILES[SERVICE].exists():
         _call("systemctl", "disable", "--now", SERVICE)
-    for target in (*FILES.values(), *_user_rules()):
+    for target in (*FILES.values(), *user_rules()):
         _remove_file(target, say)
     for link in LINKS:
         if link.is_symlink() and link.readlink() == Path(sys.prefix) / "bin" / link.name:
@@ -267,14 +267,16 @@ def remove_state(state: Path, say: Say) -> None:
     _remove_if_empty(state)
 
 
-def _settings() -> Settings:
-    """Return the daemon's settings; with unreadable ones it must still be removable."""
-    try:
-        if SYSTEM_CONFIG.exists():
-            refuse_if_changeable(SYSTEM_CONFIG)
-        return read_settings(SYSTEM_CONFIG if SYSTEM_CONFIG.exists() else None, Settings())
-    except GpuleaseError:
-        return Settings(state=SYSTEM_STATE)
+def read_system_settings() -> Settings:
+    """Return the settings of the system's daemon.
+
+    Raises:
+        BadConfiguration: its file has mistakes.
+    """
+    path = SYSTEM_CONFIG if SYSTEM_CONFIG.exists() else None
+    if path is not None:
+        refuse_if_changeable(path)
+    return read_settings(path, Settings())
 
 
 def _check_machine() -> None:

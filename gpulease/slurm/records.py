@@ -21,6 +21,7 @@ from gpulease.units import MIB
 
 _FIELD = re.compile(r"(?:^| )([A-Z][A-Za-z:/_]*)=")
 _ABSENT: Final = frozenset({"(null)", "N/A", "n/a", "NONE", ""})
+_NUMBER = re.compile(r"\d{1,10}(?:_\d{1,7})?", re.ASCII)
 _STREAM = re.compile(r"^   (StdErr|StdOut)=(.*)$", re.MULTILINE)
 _PARTS = re.compile(r"\((\d+/\d+(?:,\d+/\d+)*)\)")
 DEFAULT_SHARD = 256 * MIB
@@ -131,6 +132,11 @@ def stream_files(shown: str) -> tuple[str | None, str | None]:
     return found.get("StdOut") or None, found.get("StdErr") or None
 
 
+def is_number(word: str) -> bool:
+    """Return whether a word is the id of a job as commands take it: 17, or 17_3 of an array."""
+    return _NUMBER.fullmatch(word) is not None
+
+
 def is_batch(flag: str) -> bool:
     """Tell from the BatchFlag of a job whether it is a batch job.
 
@@ -145,16 +151,6 @@ def gres_of_node(gres: str) -> Counter[tuple[str, str]]:
     for name, kind, count in _OF_NODE.findall(gres):
         counts[name, kind] += int(count or 1)
     return counts
-
-
-def shards_for(memory: int, shard: int) -> int:
-    """Return how many shards of `shard` bytes hold `memory` bytes."""
-    return max(1, -(-memory // shard))
-
-
-def shards_of_gpu(allocatable: int, shard: int) -> int:
-    """Return how many shards of `shard` bytes a GPU with `allocatable` bytes has."""
-    return allocatable // shard
 
 
 @record(frozen=True)

@@ -21,7 +21,6 @@ from gpulease.slurm.command.request import (
     Size,
     capacity_of,
     dependency,
-    minutes,
     passed_options,
     size_of,
     slurm_options,
@@ -145,7 +144,10 @@ def test_only_the_main_process_of_a_batch_job_gets_the_early_signal() -> None:
 
 
 def test_a_time_limit_is_rounded_up_to_minutes() -> None:
-    assert [minutes(each) for each in ("1s", "60s", "61s", "4h")] == [1, 1, 2, 240]
+    words = [order(mem="1G", time=each).words() for each in ("1s", "60s", "61s", "4h")]
+    assert [word for each in words for word in each if word.startswith("--time")] == [
+        "--time=1", "--time=1", "--time=2", "--time=240",
+    ]  # fmt: skip
 
 
 def test_notifications_are_mails_of_slurm() -> None:

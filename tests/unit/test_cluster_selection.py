@@ -2,7 +2,8 @@
 
 import pytest
 
-from gpulease.slurm.command.selection import by_array, in_range, is_array, is_number, is_of
+from gpulease.slurm.command.selection import by_array, in_range, is_array, is_of
+from gpulease.slurm.records import is_number
 from unit.test_cluster_jobs import job
 
 ELEMENT = job(jobid="20", arrayjobid="17", arraytaskid="3")

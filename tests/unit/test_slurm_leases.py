@@ -42,7 +42,7 @@ from gpulease.service.queue_state import QueueState
 from gpulease.service.scheduler import planned, reconcile
 from gpulease.service.slurm_gpus import gpus_of_slurm, local_gpus, refuse_closed_queue
 from gpulease.slurm.allocations import NodeAllocation, SlurmRefusal
-from gpulease.slurm.node.leases import Command, SlurmLeases, SlurmRequest, latest
+from gpulease.slurm.node.leases import SlurmLeases, SlurmRequest, latest
 from gpulease.units import MIB
 
 from .test_scheduler import World, at_once, play
@@ -297,11 +297,11 @@ async def test_a_job_that_runs_already_gets_a_lease_for_what_it_holds(node: Node
 async def test_the_first_task_says_what_the_job_runs(node: Node) -> None:
     job = await node.grant()
     alike = CommandFingerprint("a", "b")
-    said = await node.leases.describe(job, Command("python train.py", alike))
+    said = await node.leases.describe(job, "python train.py", alike)
     assert (said.command, said.usage.fingerprint) == ("python train.py", alike)
     assert said.leases == job.leases
     writes = node.store.writes
-    await node.leases.describe(said, Command("python train.py", alike))
+    await node.leases.describe(said, "python train.py", alike)
     assert node.store.writes == writes
 
 

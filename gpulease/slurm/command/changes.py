@@ -6,12 +6,12 @@ from datetime import timedelta
 from fnmatch import fnmatchcase
 
 from gpulease.cli.caller import refuse_unknown_user
-from gpulease.cli.job_selection import Selection, for_each, no_match
+from gpulease.cli.job_selection import Selection, announce, for_each, no_match
 from gpulease.cli.render import local_time, print_stdout
 from gpulease.drawing.words import clean, clock, until
 from gpulease.errors import BadUsage, GpuleaseError, NotAllowed, SlurmFailed, WrongState
 from gpulease.slurm.command.jobs import elements, read_queue, state_of, uses_gpus, view
-from gpulease.slurm.command.selection import Row, announce, by_array, is_array, select
+from gpulease.slurm.command.selection import Row, by_array, is_array, named, select
 from gpulease.slurm.commands import run_slurm
 from gpulease.units import format_span
 
@@ -54,7 +54,7 @@ def _of_user(wanted: Selection, user: str) -> dict[str, list[Row]]:
     )
     if not found and wanted.pattern is not None:
         raise no_match(wanted, user)
-    announce("cancel", found, user)
+    announce("cancel", named(found), len(found), user)
     return found
 
 

@@ -152,7 +152,10 @@ def page(listed: JobList, now: datetime, *, newest: bool = False) -> Page:
 _CELLS: Cells = {
     "USER": OF_ALL["USER"],
     "NAME": lambda job, _: line(clean(job.name)),
-    "STATE": lambda job, _: line(outcome_of(job), "bad" if has_failed(job) else _style(job)),
+    "STATE": lambda job, _: line(
+        outcome_of(job),
+        "bad" if has_failed(job) else "warn" if job.suspended else _STYLES.get(job.state, "warn"),
+    ),
     "ASKS": lambda job, _: line(requested(job)),
     "USED": lambda job, _: line("" if job.used is None else size(job.used)),
     "NODE": lambda job, _: line(nodes_of(job)),
@@ -161,10 +164,6 @@ _CELLS: Cells = {
     "RAN": LISTED["RAN"],
     "EXIT": OF_ALL["EXIT"],
 }
-
-
-def _style(job: JobView) -> Style:
-    return "warn" if job.suspended else _STYLES.get(job.state, "warn")
 
 
 def table(jobs: Sequence[JobView], now: datetime) -> Table:

@@ -17,11 +17,11 @@ from gpulease.drawing.words import clean
 from gpulease.errors import BadUsage, GpuleaseError, NoSuchJob, SlurmFailed, WrongState
 from gpulease.locations import environment
 from gpulease.slurm.command.jobs import state_of, view
-from gpulease.slurm.command.selection import Row, is_array, is_number, labels, select
+from gpulease.slurm.command.selection import Row, is_array, labels, select
 from gpulease.slurm.command.views import reason_of
 from gpulease.slurm.command.wait import Watch
 from gpulease.slurm.commands import run_slurm
-from gpulease.slurm.records import is_batch, stream_files
+from gpulease.slurm.records import is_batch, is_number, stream_files
 from gpulease.wire.frames import FrameKind
 
 _PIECE = 1 << 16

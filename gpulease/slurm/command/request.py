@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 import os
-import re
 import shlex
 from collections.abc import Mapping, Sequence
 from datetime import datetime
@@ -20,7 +19,7 @@ from gpulease.fingerprint import fingerprint_of, script_name
 from gpulease.options import RunOptions, given_flags, option_of
 from gpulease.record import record
 from gpulease.slurm.annotations import ClusterNode, NodeSummary, learnt_size, shard_size
-from gpulease.slurm.records import DEFAULT_SHARD, gres_of_node, shards_for, shards_of_gpu
+from gpulease.slurm.records import DEFAULT_SHARD, gres_of_node, is_number
 from gpulease.units import MIB, Share, format_above, format_size, parse_memory, parse_span
 from gpulease.wire.ranges import check_submission
 from gpulease.wire.text import from_wire
@@ -63,7 +62,6 @@ _MAIL_TYPES = {
 _NO_MAIL = "over-lease"
 """Slurm does not know of leases; a default for all jobs may have it."""
 _CONDITIONS = {"ok": "afterok", "fail": "afternotok", "any": "afterany"}
-_JOB = re.compile(r"\d+(?:_\d+)?", re.ASCII)
 _WHOLE = "for whole GPUs: --gpus {count} --exclusive"
 
 
@@ -79,7 +77,8 @@ def slurm_options(options: RunOptions, request: SubmitRequest, gres: str) -> lis
     words = ["--nodes=1", "--ntasks=1", f"--gres={gres}", f"--job-name={name_of(request)}"]
     words += [f"--chdir={from_wire(request.cwd)}", "--export=ALL"]
     if options.time is not None:
-        words.append(f"--time={minutes(options.time)}")
+        # Slurm counts in minutes.
+        words.append(f"--time={math.ceil(parse_span(options.time).total_seconds() / _MINUTE_S)}")
     if request.early_signal is not None:
         words.append(f"--signal={_signal(request, batch=options.detach)}")
     if options.array is not None:
@@ -142,7 +141,7 @@ def dependency(word: str, numbers: dict[str, str]) -> str:
         BadValue: there is no such job.
     """
     job, condition = split_condition(word)
-    number = job if _JOB.fullmatch(job) else numbers.get(job)
+    number = job if is_number(job) else numbers.get(job)
     if number is None:
         raise BadValue(
             f"cannot wait for {job[:80]!r}: no job of yours has this name",
@@ -157,22 +156,12 @@ def split_condition(word: str) -> tuple[str, str]:
     return (job, condition) if job and condition in _CONDITIONS else (word, "ok")
 
 
-def is_number(job: str) -> bool:
-    """Return whether a word is the id of a job: 17 or 17_3."""
-    return _JOB.fullmatch(job) is not None
-
-
 def name_of(request: SubmitRequest) -> str:
     """Return the name of a job in Slurm's listings: that of --name, or that of the command."""
     if request.name is not None:
         return request.name
     argv = [from_wire(word) for word in request.argv]
     return script_name(argv, from_wire(request.cwd)) or argv[0].rpartition("/")[2]
-
-
-def minutes(span: str) -> int:
-    """Return a time limit in minutes, as Slurm counts it, rounded up."""
-    return math.ceil(parse_span(span).total_seconds() / _MINUTE_S)
 
 
 def _signal(request: SubmitRequest, *, batch: bool) -> str:
@@ -244,9 +233,10 @@ def size_of(
             _WHOLE.format(count=count),
         )
     memory, reason = _memory(options, request, capacity, default)
-    size = memory if isinstance(memory, int) else _share(memory, capacity)
-    _refuse_larger(size, capacity)
-    shards = shards_for(size, capacity.shard)
+    if isinstance(memory, Share):
+        memory = _share(memory, capacity)
+    _refuse_larger(memory, capacity)
+    shards = max(1, -(-memory // capacity.shard))
     return Size(f"shard:{shards}", format_size(shards * capacity.shard), reason)
 
 
@@ -371,7 +361,7 @@ def _sizes(counts: _Counts, summary: NodeSummary | None, shard: int) -> list[int
     if summary is None:
         return [shards]
     return [
-        shards_of_gpu(gpu.allocatable, shard)
+        gpu.allocatable // shard
         for gpu in summary.gpus
         if gpu.allocatable is not None and not gpu.local
     ]

@@ -23,7 +23,6 @@ from gpulease.slurm.command.request import (
     Size,
     capacity_of,
     dependency,
-    is_number,
     passed_options,
     refuse_out_of_range,
     size_of,
@@ -31,6 +30,7 @@ from gpulease.slurm.command.request import (
     split_condition,
 )
 from gpulease.slurm.commands import DEADLINE_S, become, call
+from gpulease.slurm.records import is_number
 from gpulease.units import GIB, Share, parse_memory, parse_size
 from gpulease.wire.text import from_wire
 

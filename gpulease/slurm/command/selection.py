@@ -4,35 +4,30 @@ Numbers are those of Slurm: 17, or 17_3 for an element of an array. All else (a 
 --name, --all) is looked up among the caller's own jobs that use GPUs.
 """
 
-import re
 from collections.abc import Container, Mapping, Sequence
 from fnmatch import fnmatchcase
 
-from gpulease.cli.job_selection import LAST, Selection, no_match, range_of
+from gpulease.cli.job_selection import (
+    FINDS_ENDED,
+    LAST,
+    READS,
+    Selection,
+    announce,
+    doing,
+    no_match,
+    range_of,
+)
 from gpulease.cli.render import print_stderr
 from gpulease.drawing.words import clean
 from gpulease.errors import BadUsage, NoSuchJob, SlurmFailed
 from gpulease.slurm.command.jobs import label_of, own_jobs, read_queue, state_of, uses_gpus
+from gpulease.slurm.records import is_number
 
 Row = Mapping[str, str]
-_NUMBER = re.compile(r"\d{1,10}(?:_\d{1,7})?", re.ASCII)
-_READS = frozenset({"show", "logs", "attach"})
-_FINDS_ENDED = _READS | {"wait"}
-_DOING = {"logs": "print the output of", "attach": "attach to", "wait": "wait for"}
 _LISTED = 10
 _FORGOTTEN = (
     "gpulease list lists jobs; Slurm forgets ended ones after MinJobAge, sacct may have them"
 )
-
-
-def doing(verb: str) -> str:
-    """Return what a verb does, as it reads after "cannot"."""
-    return _DOING.get(verb, verb)
-
-
-def is_number(word: str) -> bool:
-    """Return whether a word is the number of a job or an element."""
-    return _NUMBER.fullmatch(word) is not None
 
 
 def select(wanted: Selection) -> dict[str, list[Row]]:
@@ -67,7 +62,7 @@ def _numbered(wanted: Selection, word: str) -> dict[str, list[Row]]:
 
 def _named(wanted: Selection, word: str) -> dict[str, list[Row]]:
     verb = wanted.verb
-    own = by_array(own_jobs(ended=verb in _FINDS_ENDED or word == LAST))
+    own = by_array(own_jobs(ended=verb in FINDS_ENDED or word == LAST))
     if word == LAST:
         if not own:
             raise NoSuchJob(
@@ -78,12 +73,12 @@ def _named(wanted: Selection, word: str) -> dict[str, list[Row]]:
         between = in_range(own, numbers)
         if not between:
             raise no_match(Selection(verb, (word,)))
-        announce(verb, between)
+        announce(verb, named(between), len(between))
         return between
     found = {key: rows for key, rows in own.items() if rows[0].get("name") == word}
     if not found:
         raise no_match(wanted if len(wanted.words) == 1 else Selection(verb, (word,)))
-    if len(found) > 1 and verb not in _FINDS_ENDED:
+    if len(found) > 1 and verb not in FINDS_ENDED:
         raise BadUsage(
             f"cannot {doing(verb)} {clean(word)!r}: {len(found)} of your jobs have this name: "
             f"{', '.join(list(found)[:_LISTED])}",
@@ -103,7 +98,7 @@ def _newest(found: Mapping[str, Sequence[Row]], verb: str) -> str:
 
 def _matching(wanted: Selection) -> dict[str, list[Row]]:
     verb, pattern = wanted.verb, wanted.pattern
-    own = by_array(own_jobs(ended=pattern is not None and verb in _READS))
+    own = by_array(own_jobs(ended=pattern is not None and verb in READS))
     if pattern is not None:
         own = {
             key: rows for key, rows in own.items() if fnmatchcase(rows[0].get("name", ""), pattern)
@@ -113,20 +108,13 @@ def _matching(wanted: Selection) -> dict[str, list[Row]]:
         if verb == "attach":
             key = _newest(own, verb)
             own = {key: own[key]}
-    announce(verb, own)
+    announce(verb, named(own), len(own))
     return own
 
 
-def announce(verb: str, found: Mapping[str, Sequence[Row]], user: str | None = None) -> None:
-    """List jobs that were not named one by one."""
-    if not found:
-        owner = f"{user} has" if user else "you have"
-        print_stderr(f"gpulease: {owner} no jobs to {doing(verb)}")
-        return
-    names = [f"{key} ({clean(rows[0].get('name', ''))})" for key, rows in found.items()]
-    more = [f"and {len(names) - _LISTED} more"] if len(names) > _LISTED else []
-    count = "1 job" if len(names) == 1 else f"{len(names)} jobs"
-    print_stderr(f"gpulease: {count}: {', '.join([*names[:_LISTED], *more])}")
+def named(found: Mapping[str, Sequence[Row]]) -> list[str]:
+    """Return the ids and the names of jobs."""
+    return [f"{key} ({clean(rows[0].get('name', ''))})" for key, rows in found.items()]
 
 
 def by_array(jobs: Sequence[Row]) -> dict[str, list[Row]]:

@@ -260,7 +260,12 @@ class SlurmController:
         about = (await list_job(self._run, job, _FIELDS)).split("|", 4)
         label, _, nodes = (await list_job(self._run, job, "--format=%A|%i|%x")).partition("|")
         state, wanted, partitions, batch, comment = ("" if it == "(null)" else it for it in about)
-        excluded = await self._expand(nodes)
+        if not nodes or "(null)" in nodes:
+            excluded = []
+        elif "[" not in nodes:
+            excluded = nodes.split(",")
+        else:
+            excluded = (await self._run("scontrol", "show", "hostnames", nodes)).split()
         return _Asked(label, comment, state, bool(wanted), partitions, is_batch(batch), excluded)
 
     async def _may_run_elsewhere(self, asked: _Asked, node: str) -> bool:
@@ -273,13 +278,6 @@ class SlurmController:
         rows = (line.partition("|") for line in listed.splitlines())
         there = {name for name, _, gres in rows if "gpu" in gres or "shard" in gres}
         return bool(there - {node} - set(asked.excluded))
-
-    async def _expand(self, hostlist: str) -> list[str]:
-        if not hostlist or "(null)" in hostlist:
-            return []
-        if "[" not in hostlist:
-            return hostlist.split(",")
-        return (await self._run("scontrol", "show", "hostnames", hostlist)).split()
 
     async def _update(self, label: str, *changes: str) -> None:
         await self._run("scontrol", "update", f"jobid={label}", *changes)

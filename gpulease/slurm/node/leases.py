@@ -13,7 +13,7 @@ from fractions import Fraction
 from functools import partial
 from typing import Final
 
-from gpulease.domain.gpu import GpuMemory, GpuReading, GpuUuid, JobId
+from gpulease.domain.gpu import GpuMemory, GpuReading, GpuUuid
 from gpulease.domain.job import CommandFingerprint, Exit, Invocation, Job, Owner, SlurmJob, grant
 from gpulease.domain.lease import Claim, Trigger
 from gpulease.domain.placement import Obstacle, ObstacleKind, Placement, find_obstacle
@@ -57,18 +57,6 @@ class SlurmRequest:
     """It runs already, and may use memory: nobody granted a lease when it began."""
 
 
-RunningSlurmJob = Callable[[int, int], Awaitable[SlurmRequest | None]]
-"""Returns a running job by its number, as Slurm describes it; None if the pid is not of the job."""
-
-
-@dataclass(frozen=True, slots=True)
-class Command:
-    """What a job of Slurm turns out to run."""
-
-    command: str
-    fingerprint: CommandFingerprint | None
-
-
 class SlurmLeases:
     """Grants and ends the leases of jobs of Slurm."""
 
@@ -81,11 +69,12 @@ class SlurmLeases:
         slurm: SlurmController,
         ended: Callable[[Job, Exit | None], Awaitable[None]],
         limit: Callable[[Job], Awaitable[None]],
-        running: RunningSlurmJob,
+        running: Callable[[int, int], Awaitable[SlurmRequest | None]],
     ) -> None:
         """`ended` tells the launcher that Slurm has ended a job, which may have processes left.
 
-        `limit` has the driver limit a job before its first task, where it can.
+        `limit` has the driver limit a job before its first task, where it can. `running` returns a
+        running job by its number, as Slurm describes it; None if the pid is not of the job.
         """
         self._running = running
         self._granting = asyncio.Lock()
@@ -168,15 +157,15 @@ class SlurmLeases:
                 uses = await self._uses(order, seen) if request.is_running else {}
                 return await self._in_writer(partial(self._store, order, seen, uses))
             except SlurmRefusal as refusal:
-                if not (refusal.may_pass and self._is_settling()):
+                freed_at = self._scheduler.supervisor.freed_at
+                # Memory was freed a moment ago: a reading may still show it.
+                is_settling = (
+                    freed_at is not None and self._clock.now() - freed_at < self.settles_within
+                )
+                if not (refusal.may_pass and is_settling):
                     raise
             await asyncio.sleep(_LOOK_AGAIN_S)
             seen = await self._scheduler.observer.observe()
-
-    def _is_settling(self) -> bool:
-        """Return whether memory was freed a moment ago, so that a reading may still show it."""
-        freed_at = self._scheduler.supervisor.freed_at
-        return freed_at is not None and self._clock.now() - freed_at < self.settles_within
 
     async def _uses(self, order: Submission, seen: Observation) -> Mapping[GpuUuid, GpuUse]:
         try:
@@ -228,15 +217,12 @@ class SlurmLeases:
             await self._ended(job, exit_)
             try:
                 async with asyncio.timeout(self.ends_within_s):
-                    await self._until_ended(job.id)
+                    change = self._scheduler.next_change
+                    while self._scheduler.store.live_job(job.id) is not None:
+                        await change.wait()
+                        change = self._scheduler.next_change
             except TimeoutError:
                 _log.warning("job %s of Slurm has ended, and has processes left", job.slurm)
-
-    async def _until_ended(self, job_id: JobId) -> None:
-        change = self._scheduler.next_change
-        while self._scheduler.store.live_job(job_id) is not None:
-            await change.wait()
-            change = self._scheduler.next_change
 
     async def limited(self, job: Job) -> Job:
         """Return a job as the driver limits it from now on, if it can.
@@ -265,20 +251,23 @@ class SlurmLeases:
         bound = tuple(lease for lease in job.leases if lease.gpu in can_open)
         return replace(job, leases=bound) if bound else job
 
-    async def describe(self, job: Job, command: Command) -> Job:
+    async def describe(
+        self, known: Job, command: str, fingerprint: CommandFingerprint | None
+    ) -> Job:
         """Store what a job runs, as its first task says."""
-        if (job.command, job.usage.fingerprint) == (command.command, command.fingerprint):
-            return job
-        return await self._in_writer(lambda: self._describe(job.id, command))
 
-    def _describe(self, job_id: JobId, command: Command) -> Job:
-        with change_jobs(self._scheduler.store) as tx:
-            job = existing(tx, job_id)
-            if job.holds_memory:
-                usage = replace(job.usage, fingerprint=command.fingerprint)
-                job = replace(job, command=command.command, usage=usage)
-                tx.save(job, None)
-        return job
+        def store() -> Job:
+            with change_jobs(self._scheduler.store) as tx:
+                job = existing(tx, known.id)
+                if job.holds_memory:
+                    usage = replace(job.usage, fingerprint=fingerprint)
+                    job = replace(job, command=command, usage=usage)
+                    tx.save(job, None)
+            return job
+
+        if (known.command, known.usage.fingerprint) == (command, fingerprint):
+            return known
+        return await self._in_writer(store)
 
 
 def latest(jobs: Sequence[Job], number: int) -> Job | None:

@@ -104,8 +104,13 @@ class SlurmReconciliation:
 
     async def _check_lease(self, job: Job) -> None:
         assert job.slurm is not None, "it is a job of Slurm"
-        listed = await self._ask(job.slurm.id)
-        if listed is not None and _is_run(listed, job.slurm):
+        listed, run = await self._ask(job.slurm.id), job.slurm
+        if (
+            listed is not None
+            and listed.state in _HERE
+            and includes(listed.nodes, run.node)
+            and listed.restarts == run.restarts
+        ):
             return
         if await asyncio.to_thread(self._processes.of_job, job.slurm.id):
             return
@@ -116,7 +121,11 @@ class SlurmReconciliation:
         """Grant leases to jobs that run without one."""
         candidates = set(there)
         if not self._has_listed:
-            candidates |= await self._running_on(node)
+            listed = await self._run(
+                "squeue", "--noheader", "--array", f"--nodelist={node}",
+                f"--states={','.join(sorted(_RUNS))}", "--format=%A",
+            )  # fmt: skip
+            candidates |= {int(line) for line in listed.split() if line.isdecimal()}
         self._dealt_with &= there
         for number in candidates - leases.keys() - self._dealt_with:
             running = await self.running(number, node)
@@ -140,14 +149,6 @@ class SlurmReconciliation:
         owner = Caller(0, listed.uid, listed.gid).owner
         return SlurmRequest(SlurmJob(number, node, listed.restarts), owner, is_running=True)
 
-    async def _running_on(self, node: str) -> set[int]:
-        states = ",".join(sorted(_RUNS))
-        listed = await self._run(
-            "squeue", "--noheader", "--array", f"--nodelist={node}", f"--states={states}",
-            "--format=%A",
-        )  # fmt: skip
-        return {int(line) for line in listed.split() if line.isdecimal()}
-
     async def _ask(self, number: int) -> _Listed | None:
         """Return what Slurm says of a job; None if it does not know it.
 
@@ -162,9 +163,3 @@ class SlurmReconciliation:
             raise
         state, uid, gid, restarts, nodes = fields
         return _Listed(state, int(uid), int(gid), int(restarts), nodes.strip())
-
-
-def _is_run(listed: _Listed, job: SlurmJob) -> bool:
-    """Return whether this is the run of a job for which a lease was granted, on this node."""
-    is_here = listed.state in _HERE and includes(listed.nodes, job.node)
-    return is_here and listed.restarts == job.restarts

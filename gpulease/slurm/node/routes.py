@@ -18,7 +18,7 @@ from gpulease.server.job_requests import shown_command
 from gpulease.server.messages import PLAIN_TEXT, Response, json_response
 from gpulease.server.validation import bytes_string, environment_of, options_of, within
 from gpulease.slurm.allocations import SlurmRefusal, numbers_in
-from gpulease.slurm.node.leases import Command, SlurmLeases, SlurmRequest
+from gpulease.slurm.node.leases import SlurmLeases, SlurmRequest
 from gpulease.wire.requests import (
     SlurmCommandRequest,
     SlurmEndRequest,
@@ -85,8 +85,8 @@ class SlurmHandlers:
         command = command_in(before, number)
         if command.argv:
             argv = tuple(bytes_string("argument", each) for each in command.argv)
-            described = Command(shown_command(argv), fingerprint_of(argv, command.cwd))
-            job = await leases.describe(job, described)
+            fingerprint = fingerprint_of(argv, command.cwd)
+            job = await leases.describe(job, shown_command(argv), fingerprint)
         job = await leases.limited(job)
         part = leases.part_of_task(job, numbers_in(before.get(_GPUS, "")), body.devices)
         invocation = invocation_of_task(command, before, len(part.leases), len(job.leases))

@@ -24,7 +24,6 @@ from gpulease.path_ownership import shaky
 from gpulease.service.ports import SlurmPolicy
 from gpulease.service.slurm_gpus import device_number, gpus_of_slurm, missing_local_gpus
 from gpulease.setup.install import Say, write_file
-from gpulease.slurm.records import shards_of_gpu
 from gpulease.units import GIB, format_size
 from gpulease.wire.machine import StatusView
 
@@ -74,7 +73,7 @@ class SlurmNode:
     def shards(self) -> list[int]:
         """The number of shards of each GPU."""
         sizes = [build_ledger(gpu, (), {}, self.margin).allocatable for gpu in self.gpus]
-        return [shards_of_gpu(size or 0, self.shard) for size in sizes]
+        return [(size or 0) // self.shard for size in sizes]
 
     @property
     def runs(self) -> list[Run]:

@@ -5,10 +5,9 @@ import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from gpulease.config import SYSTEM_CONFIG, Settings, read_settings
+from gpulease.config import SYSTEM_CONFIG, Settings
 from gpulease.errors import GpuleaseError, SetupFailed
-from gpulease.path_ownership import refuse_if_changeable
-from gpulease.setup.install import Say
+from gpulease.setup.install import Say, read_system_settings
 from gpulease.slurm.commands import run_slurm
 from gpulease.slurm.setup.check import checks, look, try_job
 from gpulease.slurm.setup.node_files import (
@@ -47,18 +46,6 @@ def slurm(say: Say, *, install: Sequence[Path] | None, check: bool) -> int:
         for line in lines(read_node(settings), settings):
             say(line)
     return 0
-
-
-def read_system_settings() -> Settings:
-    """Return the settings of the system's daemon.
-
-    Raises:
-        BadConfiguration: its file has mistakes.
-    """
-    path = SYSTEM_CONFIG if SYSTEM_CONFIG.exists() else None
-    if path is not None:
-        refuse_if_changeable(path)
-    return read_settings(path, Settings())
 
 
 def lines(node: SlurmNode, settings: Settings) -> Iterator[str]:
