@@ -37,7 +37,7 @@ class ProcessGroup:
 
     def pss_mib(self) -> float:
         """Return the memory, with each shared page divided among the processes that share it."""
-        return sum(map(_pss_mib, self.pids()))
+        return sum(map(pss_mib, self.pids()))
 
 
 @contextlib.contextmanager
@@ -92,7 +92,8 @@ def _stat(pid: int) -> list[str]:
     return []
 
 
-def _pss_mib(pid: int) -> float:
+def pss_mib(pid: int) -> float:
+    """Return the memory of a process, of which shared pages are divided."""
     with contextlib.suppress(OSError):
         for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
             if line.startswith("Pss:"):

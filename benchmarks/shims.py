@@ -12,12 +12,12 @@ import sys
 import tempfile
 import time
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
 
 from benchmarks.figures import Figure
-from benchmarks.processes import add, control_group
+from benchmarks.processes import ProcessGroup, add, control_group, pss_mib
 from gpulease.domain.job import Invocation
 from gpulease.host.launch import Launch
 from gpulease.host.launcher import Launcher
@@ -101,7 +101,7 @@ async def _measured(folder: Path) -> list[Figure]:
             "from a request to the spawner to the job's first code", median(ours) * 1e3, "ms",
             WANTED_RATIO, median(plain) * 1e3, "fork and exec by a small Python process",
         ),
-        Figure("memory of a shim (PSS)", _pss_mib(shim), "MiB", WANTED_PSS_MIB),
+        Figure("memory of a shim (PSS)", pss_mib(shim), "MiB", WANTED_PSS_MIB),
     ]  # fmt: skip
     figures += await _cpu(launcher, shim, places)
     await launcher.close()
@@ -118,10 +118,10 @@ async def _cpu(launcher: Launcher, shim: int, places: Iterator[Path]) -> list[Fi
         add(spawner, group)
         for _ in range(8):  # the stock is older than the group
             await _run_job(launcher, next(places))
-        begun, jobs = _cpu_ms(group), JOBS - 8
+        begun, jobs = ProcessGroup(shim, group).cpu_s(), JOBS - 8
         for _ in range(jobs):
             await _run_job(launcher, next(places))
-        used = (_cpu_ms(group) - begun) / jobs
+        used = (ProcessGroup(shim, group).cpu_s() - begun) * 1e3 / jobs
         await launcher.close()
         while (group / "cgroup.procs").read_text():
             await asyncio.sleep(0.01)
@@ -149,16 +149,3 @@ def _end(directory: Path) -> None:
     record = read_record(directory)
     if record is not None and record.started is not None:
         os.kill(record.started.pid, 9)
-
-
-def _cpu_ms(group: Path) -> float:
-    with suppress(OSError):
-        return int((group / "cpuacct.usage").read_text()) / 1e6
-    return int((group / "cpu.stat").read_text().split()[1]) / 1e3
-
-
-def _pss_mib(pid: int) -> float:
-    for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
-        if line.startswith("Pss:"):
-            return int(line.split()[1]) / 1024
-    return 0.0

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from benchmarks.figures import Figure
 from benchmarks.timing import seconds
-from gpulease.slurm.setup.node_files import NAME, hook_text
+from gpulease.slurm.setup.node_files import NAME
 
 _TESTS = Path(__file__).parents[1] / "tests"
 _ROUNDS = 40
@@ -47,12 +47,10 @@ def run() -> Iterator[Figure | str]:
 def _srun(opened: ExitStack, hook: str | None) -> Callable[[], object]:
     """Return a call of srun on a new cluster with `hook` as prolog, epilog and task prolog."""
     from slurm.cluster import running
-    from slurm.slurm_files import Hooks, NodeSpec, Settings
+    from slurm.slurm_files import NodeSpec, Settings
 
     node = NodeSpec("n1", settings='cluster = "slurm"\n')
-    files = {NAME: hook_text(Path("/run/gpulease/gpuleased.sock"))}
-    settings = Settings(hooks=Hooks(hook, hook, hook))
-    cluster = opened.enter_context(running([node], settings, files))
+    cluster = opened.enter_context(running([node], Settings(hook=hook)))
     argv = cluster.command("srun", "--quiet", "--gres=shard:16", "true")
     return lambda: subprocess.run(argv, check=True)
 

@@ -85,15 +85,6 @@ def daemon(tmp_path: Path) -> Iterator[StandIn]:
     made.close()
 
 
-def test_the_script_has_no_mistakes_that_perl_sees(tmp_path: Path) -> None:
-    done = subprocess.run(
-        ["perl", "-T", "-w", "-Mstrict", "-c"], input=hook_text(tmp_path / "s"),
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.stderr.endswith("syntax OK\n")
-    assert done.stderr.count("\n") == 1
-
-
 def test_the_prolog_asks_for_a_lease(daemon: StandIn) -> None:
     daemon.listen()
     for status, code in ((201, 0), (409, 0), (400, 1), (404, 1), (422, 1), (500, 1)):

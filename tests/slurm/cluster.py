@@ -18,10 +18,12 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from daemon_rig import PATIENCE_S, wait_for
 from daemon_stand_in.terminal import Terminal
+from gpulease.config import SYSTEM_SOCKET
+from gpulease.slurm.setup.node_files import NAME, hook_text
 
 from . import machine as machines
 from .machine import REMOVE_CGROUPS, USERS, Disk, Machine, empty
@@ -109,57 +111,39 @@ class Cluster:
         cwd: str | None = None,
         env: Mapping[str, str] | None = None,
     ) -> list[str]:
-        """Return the command line that runs `argv` on the login machine or on a node."""
+        """Return the command line that runs `argv` on the login machine or on a node.
+
+        The methods below pass `place` on to it.
+        """
         machine = self.nodes[node].machine if node else self.login
         return machine.command(argv, user, cwd, env or {})
 
     def open(
-        self,
-        *argv: str,
-        user: str = "alice",
-        node: str | None = None,
-        cwd: str | None = None,
-        env: Mapping[str, str] | None = None,
-        **options: Any,
+        self, *argv: str, env: Mapping[str, str] | None = None, **options: Any
     ) -> subprocess.Popen[Any]:
-        """Start a command and leave it running; `options` are those of Popen.
+        """Start a command of alice and leave it running; `options` are those of Popen.
 
         On the login machine, signals to it reach the command itself.
         """
-        command = self.command(*argv, user=user, node=node, cwd=cwd, env=env)
-        self._opened.append(subprocess.Popen(command, **options))
+        self._opened.append(subprocess.Popen(self.command(*argv, env=env), **options))
         return self._opened[-1]
 
-    def terminal(
-        self,
-        *argv: str,
-        user: str = "alice",
-        node: str | None = None,
-        cwd: str | None = None,
-        size: tuple[int, int] = (24, 80),
-    ) -> Terminal:
-        """Start a command on a terminal; the caller finishes it or hangs up."""
-        variables = {"TERM": "xterm", "PS1": "$ "}
-        return Terminal(self.command(*argv, user=user, node=node, cwd=cwd, env=variables), size)
+    def terminal(self, *argv: str, size: tuple[int, int] = (24, 80)) -> Terminal:
+        """Start a command of alice on a terminal; the caller finishes it or hangs up."""
+        return Terminal(self.command(*argv, env={"TERM": "xterm", "PS1": "$ "}), size)
 
     def run(
         self,
         *argv: str,
-        user: str = "alice",
-        node: str | None = None,
-        cwd: str | None = None,
-        env: Mapping[str, str] | None = None,
-        stdin: str | IO[Any] | None = None,
+        stdin: str | None = None,
         check: bool = True,
         within_s: float = PATIENCE_S,
+        **place: Any,
     ) -> subprocess.CompletedProcess[str]:
         """Run a command to its end."""
-        given: dict[str, Any] = {"stdin": stdin or subprocess.DEVNULL}
-        if isinstance(stdin, str):
-            given = {"input": stdin}
         done = subprocess.run(
-            self.command(*argv, user=user, node=node, cwd=cwd, env=env), check=False, text=True,
-            capture_output=True, timeout=within_s, **given,
+            self.command(*argv, **place), check=False, text=True, capture_output=True,
+            timeout=within_s, input=stdin or "",
         )  # fmt: skip
         assert not check or done.returncode == 0, (argv, done.stdout, done.stderr)
         return done
@@ -265,7 +249,7 @@ def running(
 ) -> Iterator[Cluster]:
     """Yield a running cluster in a temporary directory, which is removed however the tests end.
 
-    `files` are executables that are installed in /etc/slurm before the start.
+    `files` are executables that are installed in /etc/slurm before the start, beside the hook.
     """
     directory = Path(tempfile.mkdtemp(prefix="gpulease-slurm-"))
     remover = subprocess.Popen(
@@ -273,7 +257,7 @@ def running(
         stderr=subprocess.DEVNULL, start_new_session=True, cwd="/",
     )  # fmt: skip
     cluster = Cluster(directory, specs, settings or Settings())
-    for name, text in (files or {}).items():
+    for name, text in {NAME: hook_text(SYSTEM_SOCKET), **(files or {})}.items():
         cluster.install(name, text)
     try:
         yield cluster.start()

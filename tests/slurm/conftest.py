@@ -1,13 +1,26 @@
 """Clusters for the tests of gpulease under Slurm."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from daemon_rig import wait_for
 from system.root import NoDebian
 
-from .cluster import obstacle
+from .cluster import Cluster, obstacle
+from .leased_cluster import leases
 from .release import chosen_release, release
+
+
+@pytest.fixture
+def idle(cluster: Cluster) -> Iterator[Cluster]:
+    """Return the cluster of the module, and leave it without jobs and leases."""
+    yield cluster
+    for user in ("alice", "bob"):
+        cluster.run("scancel", f"--user={user}", user="root")
+    wait_for("no lease is left", lambda: not any(map(leases, cluster.nodes.values())))
+    cluster.wait_until_idle()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -1,22 +1,19 @@
 """Clusters with gpulease's hook in Slurm, and the leases on their nodes."""
 
-import re
 import threading
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
-import gpulease.slurm.setup
 from gpulease.errors import GpuleaseError
 from gpulease.wire.jobs import JobView
 from gpulease.wire.machine import GpuView, StatusView
 
 from .cluster import Cluster, running
 from .node import Node
-from .slurm_files import Hooks, NodeSpec, Settings
+from .slurm_files import NodeSpec, Settings
 
 CONFIG = """
 cluster = "slurm"
@@ -26,11 +23,6 @@ overuse_tolerance = "64M"
 [slurm]
 publish_every = "1s"
 """
-# A job whose prolog fails is queued again, and not held.
-_SLURM_LINES = (
-    "SchedulerParameters=batch_sched_delay=0,sched_interval=1,bf_interval=1,nohold_on_prolog_fail"
-)
-HOOK = "gpulease-hook"
 _SAMPLE_EVERY_S = 0.1
 
 WORK = """
@@ -42,24 +34,10 @@ time.sleep(float(sys.argv[2]))
 
 
 @contextmanager
-def leasing(
-    nodes: Sequence[str] = ("n1", "n2", "n3"),
-    gpus: str = "2x24G",
-    wait_s: int = 15,
-    **settings: Any,
-) -> Iterator[Cluster]:
-    """Yield a cluster whose prologs ask for leases; `wait_s`: how long for an absent daemon.
-
-    `settings` are others of `Settings`.
-    """
-    hook = (Path(gpulease.slurm.setup.__path__[0]) / "hook.pl").read_text()
-    hook, replaced = re.subn(r"(?<=my \$WAIT_S = )\d+", str(wait_s), hook)
-    assert replaced
-    path = f"/etc/slurm/{HOOK}"
-    specs = [NodeSpec(name, gpus, settings=CONFIG) for name in nodes]
-    hooks, lines = Hooks(path, path, path), _SLURM_LINES + settings.pop("slurm_lines", "")
-    chosen = Settings(hooks, slurm_lines=lines, **settings)
-    with running(specs, chosen, {HOOK: hook, "work.py": WORK}) as made:
+def leasing(nodes: Sequence[str] = ("n1", "n2", "n3"), **settings: Any) -> Iterator[Cluster]:
+    """Yield a cluster whose prologs ask for leases; `settings` are those of `Settings`."""
+    specs = [NodeSpec(name, settings=CONFIG) for name in nodes]
+    with running(specs, Settings(**settings), {"work.py": WORK}) as made:
         yield made
 
 

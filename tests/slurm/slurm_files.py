@@ -7,10 +7,11 @@ from pathlib import Path
 from gpulease.config import Settings as GpuleaseSettings
 from gpulease.domain.gpu import GpuReading, GpuUuid
 from gpulease.gpu.simulated import parse_simulation
-from gpulease.slurm.setup.node_files import SlurmNode, node_of
+from gpulease.slurm.setup.node_files import NAME, SlurmNode, node_of
 
 from .release import chosen_release
 
+HOOK = f"/etc/slurm/{NAME}"
 CPUS = 64
 """Pretended, for each node."""
 
@@ -33,17 +34,6 @@ class NodeSpec:
 
 
 @dataclass(frozen=True)
-class Hooks:
-    """Paths on the nodes, as slurm.conf has them; `Cluster.install` makes such files."""
-
-    prolog: str | None = None
-    epilog: str | None = None
-    task_prolog: str | None = None
-    prolog_flags: str | None = None
-    """Alloc makes each srun wait for 0.1 s, since slurmd polls."""
-
-
-@dataclass(frozen=True)
 class Ports:
     """Where the daemons listen."""
 
@@ -55,11 +45,10 @@ class Ports:
 class Settings:
     """What a test changes about Slurm."""
 
-    hooks: Hooks = field(default_factory=Hooks)
+    hook: str | None = HOOK
+    """The prolog, epilog and task prolog; `Cluster.install` makes such files."""
     slurm_lines: str = ""
     """Added to slurm.conf; a line with a known key replaces it."""
-    gres_lines: str | None = None
-    """All of gres.conf; None: as `gpulease-setup slurm` prints it."""
     release: str | None = field(default_factory=chosen_release)
     """Of Slurm, such as 24.11; None: this machine's own."""
     cgroup: bool = False
@@ -70,14 +59,19 @@ class Settings:
 def write_files(folder: Path, nodes: Sequence[NodeSpec], ports: Ports, settings: Settings) -> None:
     """Write slurm.conf, gres.conf and cgroup.conf."""
     (folder / "slurm.conf").write_text(slurm_conf(nodes, ports, settings))
-    gres = settings.gres_lines if settings.gres_lines is not None else gres_conf(nodes)
-    (folder / "gres.conf").write_text(gres)
+    (folder / "gres.conf").write_text(gres_conf(nodes))
     (folder / "cgroup.conf").write_text("CgroupPlugin=autodetect\nConstrainDevices=yes\n")
 
 
 def slurm_conf(nodes: Sequence[NodeSpec], ports: Ports, settings: Settings) -> str:
     names = ",".join(node.name for node in nodes)
-    chosen = {**_common(ports), **_hooks(settings.hooks), **_given(settings.slurm_lines)}
+    hooks = ("Prolog", "Epilog", "TaskProlog") if settings.hook else ()
+    given = (line.strip().partition("=") for line in settings.slurm_lines.splitlines())
+    chosen = {
+        **_common(ports),
+        **dict.fromkeys(hooks, settings.hook),
+        **{key: value for key, _, value in given if key},
+    }
     if settings.cgroup:
         chosen["ProctrackType"] = "proctrack/cgroup"
         chosen["TaskPlugin"] = "task/cgroup"
@@ -139,18 +133,3 @@ def _common(ports: Ports) -> dict[str, str]:
         # a crashed node to be down sets 3.
         "SlurmdTimeout": "30",
     }
-
-
-def _hooks(hooks: Hooks) -> dict[str, str]:
-    given = {
-        "Prolog": hooks.prolog,
-        "Epilog": hooks.epilog,
-        "TaskProlog": hooks.task_prolog,
-        "PrologFlags": hooks.prolog_flags,
-    }
-    return {key: path for key, path in given.items() if path is not None}
-
-
-def _given(lines: str) -> dict[str, str]:
-    pairs = (line.strip().partition("=") for line in lines.splitlines())
-    return {key: value for key, _, value in pairs if key}

@@ -6,9 +6,10 @@ from collections.abc import Iterator
 import pytest
 
 from daemon_rig import wait_for
+from gpulease.slurm.setup.node_files import NAME
 
 from .cluster import Cluster
-from .leased_cluster import CONFIG, HOOK, leases, leasing, where
+from .leased_cluster import CONFIG, leases, leasing, where
 
 GIB = 1024**3
 _SHOW = "import json, os; print(json.dumps(dict(os.environ)))"
@@ -24,15 +25,6 @@ srun python -c '{show}'
 def cluster() -> Iterator[Cluster]:
     with leasing() as made:
         yield made
-
-
-@pytest.fixture
-def idle(cluster: Cluster) -> Iterator[Cluster]:
-    """Return the cluster, and leave it without jobs and leases."""
-    yield cluster
-    cluster.run("scancel", "--user=alice", user="root")
-    wait_for("no lease is left", lambda: not any(map(leases, cluster.nodes.values())))
-    cluster.wait_until_idle()
 
 
 def test_srun_has_the_environment_of_a_lease(idle: Cluster) -> None:
@@ -84,13 +76,6 @@ def test_a_command_within_a_task_may_use_all_of_its_gpu(idle: Cluster) -> None:
     show = ("sh", "-c", "echo $XLA_PYTHON_CLIENT_MEM_FRACTION")
     done = idle.run(*words, "gpulease", "run", *show)
     assert done.stdout == idle.run(*words, *show).stdout
-
-
-def test_a_lease_ends_with_its_job(idle: Cluster) -> None:
-    job = idle.sbatch("sleep 300", "--gres=shard:16", "--nodelist=n3")
-    wait_for("it has a lease", lambda: where(idle, job) == ["n3"])
-    idle.run("scancel", str(job))
-    wait_for("the lease has ended", lambda: not where(idle, job))
 
 
 def test_a_job_without_gpus_is_not_changed(idle: Cluster) -> None:
@@ -145,13 +130,13 @@ def test_jobs_avoid_a_drained_gpu(idle: Cluster) -> None:
 @pytest.fixture
 def without_prologs(idle: Cluster) -> Iterator[Cluster]:
     """Return a cluster whose slurmd skips prologs, as 22.05 may where a job was queued again."""
-    hook = idle.directory / "slurm" / HOOK
+    hook = idle.directory / "slurm" / NAME
     before = hook.read_text()
     skip = "my $context = $ENV{SLURM_SCRIPT_CONTEXT} // '';\n"
     assert skip in before
-    idle.install(HOOK, before.replace(skip, f"{skip}exit 0 if $context eq 'prolog_slurmd';\n"))
+    idle.install(NAME, before.replace(skip, f"{skip}exit 0 if $context eq 'prolog_slurmd';\n"))
     yield idle
-    idle.install(HOOK, before)
+    idle.install(NAME, before)
 
 
 def test_the_first_task_gets_the_lease_where_there_was_no_prolog(without_prologs: Cluster) -> None:
@@ -215,7 +200,7 @@ def test_a_job_that_all_nodes_refuse_waits_and_is_not_held(idle: Cluster) -> Non
 
 
 def test_a_job_that_lost_its_node_is_queued_again_after_a_refusal() -> None:
-    with leasing(["n1", "n2"], slurm_lines="\nSlurmdTimeout=3") as made:
+    with leasing(["n1", "n2"], slurm_lines="SlurmdTimeout=3") as made:
         node = made.nodes["n1"]
         job = made.sbatch("sleep 300", "--gres=shard:96", "--exclude=n2")
         wait_for("it has a lease", lambda: where(made, job) == ["n1"])

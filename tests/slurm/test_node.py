@@ -1,70 +1,33 @@
 """The daemon of a node and a real Slurm: leases begin and end with jobs, whatever is killed."""
 
-import json
-import time
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+from collections.abc import Iterator
 
 import pytest
 
-import gpulease.slurm.setup
 from daemon_rig import wait_for
-from gpulease.fingerprint import fingerprint_of
-from gpulease.slurm.annotations import NodeSummary, decode, learnt_keys
 from gpulease.slurm.records import parse_records
 from gpulease.units import GIB
 from gpulease.wire.jobs import JobView
 
-from .cluster import Cluster, running
-from .machine import USERS, has_cgroups
-from .slurm_files import Hooks, NodeSpec, Settings
+from .cluster import Cluster
+from .leased_cluster import leases, leasing
+from .machine import has_cgroups
 
-_HOOK = (Path(gpulease.slurm.setup.__file__).parent / "hook.pl").read_text()
-_NAME = "gpulease-hook"
-_PATH = f"/etc/slurm/{_NAME}"
-_SETTINGS = """
-cluster = "slurm"
-grace = "2s"
-overuse_grace = "1s"
-sample_every = "1s"
-[slurm]
-publish_every = "1s"
-"""
 _HOLD = "h = bytearray({size}); h[::4096] = b'x' * len(h[::4096]); import time; time.sleep(300)"
 
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
-    hooks = Hooks(_PATH, _PATH, _PATH, prolog_flags=None)
-    specs = [NodeSpec(name, settings=_SETTINGS) for name in ("n1", "n2")]
-    with running(specs, Settings(hooks=hooks), files={_NAME: _HOOK}) as made:
+    with leasing(("n1", "n2")) as made:
         yield made
 
 
-@pytest.fixture
-def idle(cluster: Cluster) -> Iterator[Cluster]:
-    """Return the cluster, and leave it without jobs and leases."""
-    yield cluster
-    cluster.run("scancel", "--user=alice", user="root")
-    cluster.wait_until_idle()
-    for node in cluster.nodes:
-        wait_for("no lease is left", lambda node=node: not leases(cluster, node))
-
-
-def leases(cluster: Cluster, node: str = "n1") -> Sequence[JobView]:
-    """Return the jobs that hold memory on a node."""
-    return [job for job in cluster.nodes[node].client().status().jobs if job.leases]
-
-
 def lease_of(cluster: Cluster, job: int, node: str = "n1") -> JobView:
-    def there() -> JobView | None:
-        return next((each for each in leases(cluster, node) if each.slurm_job == job), None)
-
-    return wait_for(f"job {job} has a lease", there)
+    return wait_for(f"job {job} has a lease", lambda: leases(cluster.nodes[node]).get(job))
 
 
-def has_ended(cluster: Cluster, job: int, node: str = "n1") -> bool:
-    return all(each.slurm_job != job for each in leases(cluster, node))
+def has_ended(cluster: Cluster, job: int) -> bool:
+    return job not in leases(cluster.nodes["n1"])
 
 
 def test_a_job_has_a_lease_while_it_runs(idle: Cluster) -> None:
@@ -92,15 +55,6 @@ def test_memory_of_a_job_counts_as_its_own(idle: Cluster) -> None:
 
     wait_for("it counts", counts)
     assert all(gpu.memory.unmanaged == 0 for gpu in idle.nodes["n1"].client().status().gpus)
-
-
-def test_a_job_over_its_lease_is_notified_and_stopped(idle: Cluster) -> None:
-    script = f'python -c "{_HOLD.format(size=GIB)}"'
-    job = idle.sbatch(script, "--gres=shard:1", "--nodelist=n1", "--output=over")
-    idle.wait_until(job, "CANCELLED")
-    assert '"stopped":"over_lease"' in idle.scontrol("show", "job", str(job))
-    assert "its lease is 256M" in (idle.home / "alice/over").read_text()
-    wait_for("its lease ends", lambda: has_ended(idle, job))
 
 
 def test_processes_that_slurm_leaves_behind_are_killed(idle: Cluster) -> None:
@@ -146,17 +100,6 @@ def test_an_element_of_an_array_is_refused_alone(idle: Cluster) -> None:
         stranger.communicate()
 
 
-def test_a_refused_srun_fails_with_the_reason(idle: Cluster) -> None:
-    strangers = [idle.nodes["n1"].stranger(GIB, gpu) for gpu in (0, 1)]
-    try:
-        done = idle.run("srun", "--gres=shard:96", "--nodelist=n1", "true", check=False)
-    finally:
-        for each in strangers:
-            each.communicate()
-    assert done.returncode == 1
-    assert "GPU" in done.stdout + done.stderr
-
-
 def test_a_job_outlives_the_daemon_and_gets_its_lease_back(idle: Cluster) -> None:
     node = idle.nodes["n1"]
     job = idle.sbatch("sleep 300", "--gres=shard:16", "--nodelist=n1")
@@ -191,46 +134,15 @@ def test_leases_stay_while_slurmctld_is_away(idle: Cluster) -> None:
     idle.wait_until_saved(job)
     idle.kill_controller()
     try:
-        time.sleep(1)
-        idle.nodes["n1"].kill_daemon()
-        idle.nodes["n1"].start_daemon()
-        time.sleep(20)
+        node = idle.nodes["n1"]
+        node.kill_daemon()
+        node.start_daemon()
+        asked = "cannot compare leases with Slurm"
+        wait_for("it has asked Slurm", lambda: asked in node.machine.log("gpuleased"))
         lease_of(idle, job)
     finally:
         idle.start_controller()
     idle.wait_until(job, "RUNNING")
-
-
-def published(cluster: Cluster, node: str = "n1") -> NodeSummary | None:
-    shown = parse_records(cluster.scontrol("-o", "show", "node", node))[0]
-    return decode(shown.get("Extra"))
-
-
-def test_the_gpus_of_a_node_are_published(idle: Cluster) -> None:
-    job = idle.sbatch("sleep 300", "--gres=shard:16", "--nodelist=n1")
-    idle.wait_until(job, "RUNNING")
-    wait_for("the lease is published", lambda: any(
-        gpu.leased == 4 * GIB for gpu in (published(idle) or NodeSummary(0, 0, ())).gpus
-    ))  # fmt: skip
-
-
-def test_what_a_command_needed_is_published(idle: Cluster) -> None:
-    argv = ["python", "train.py"]
-    code = _HOLD.format(size=GIB // 2).replace("300", "4")
-    handed = json.dumps({"argv": argv, "cwd": "/home/alice"})
-    idle.run(
-        "sbatch", "--gres=shard:16", "--nodelist=n1", "--wait", "--output=needed",
-        stdin=f'#!/bin/sh\npython -c "{code}"', env={"GPULEASE_SLURM": handed},
-    )  # fmt: skip
-    fingerprint = fingerprint_of(argv, "/home/alice")
-    assert fingerprint is not None
-    keys = learnt_keys(USERS["alice"], fingerprint)
-
-    def sizes() -> list[int]:
-        summary = published(idle)
-        return [] if summary is None else [summary.learnt.get(key, 0) for key in keys]
-
-    wait_for("it is published", lambda: sizes() and all(GIB // 2 <= it <= GIB for it in sizes()))
 
 
 def test_drained_gpus_are_reported_and_all_of_them_drain_the_node(idle: Cluster) -> None:
@@ -257,9 +169,7 @@ def test_drained_gpus_are_reported_and_all_of_them_drain_the_node(idle: Cluster)
 @pytest.mark.skipif(not has_cgroups(), reason="this machine has no cgroups of version 1")
 def test_processes_are_found_by_slurms_cgroup() -> None:
     """Also one whose parents are gone, and that has dropped its marker."""
-    hooks = Hooks(_PATH, _PATH, _PATH, prolog_flags=None)
-    specs = [NodeSpec("n1", settings=_SETTINGS)]
-    with running(specs, Settings(hooks, cgroup=True), {_NAME: _HOOK}) as made:
+    with leasing(["n1"], cgroup=True) as made:
         code = _HOLD.format(size=GIB // 2)
         script = f'(env -u GPULEASE_WORKER setsid python -c "{code}" &) ; sleep 300'
         job = made.sbatch(script, "--gres=shard:16")

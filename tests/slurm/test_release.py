@@ -25,15 +25,6 @@ def cluster() -> Iterator[Cluster]:
         pytest.skip(f"no Slurm {_RELEASE}: {str(error)[-300:]}")
 
 
-@pytest.fixture
-def idle(cluster: Cluster) -> Iterator[Cluster]:
-    """Return the cluster, and leave it without jobs and leases."""
-    yield cluster
-    cluster.run("scancel", "--user=alice", user="root")
-    wait_for("no lease is left", lambda: not any(map(leases, cluster.nodes.values())))
-    cluster.wait_until_idle()
-
-
 def test_it_is_the_newer_release(idle: Cluster) -> None:
     assert idle.run("srun", "--version").stdout.startswith(f"slurm-wlm {_RELEASE}.")
 

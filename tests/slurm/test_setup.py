@@ -1,8 +1,5 @@
 """`gpulease-setup slurm` on nodes of a cluster, and its hook under slurmd."""
 
-import os
-import signal
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,9 +12,8 @@ from gpulease.slurm.setup.node_files import NAME, hook_text
 
 from .cluster import Cluster, running
 from .machine import has_cgroups
-from .slurm_files import Hooks, NodeSpec, Settings
+from .slurm_files import NodeSpec, Settings
 
-_HOOK = f"/etc/slurm/{NAME}"
 _SETTINGS = 'cluster = "slurm"\n'
 _WAIT_S = 15
 """For the daemon, in the hook."""
@@ -31,9 +27,8 @@ NODES = (
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
-    hooks = Hooks(_HOOK, _HOOK, _HOOK)
-    settings = Settings(hooks, slurm_lines="MessageTimeout=10", cgroup=has_cgroups())
-    with running(NODES, settings, {NAME: hook_text(SYSTEM_SOCKET)}) as made:
+    settings = Settings(slurm_lines="MessageTimeout=10", cgroup=has_cgroups())
+    with running(NODES, settings) as made:
         yield made
 
 
@@ -62,15 +57,6 @@ def test_a_machine_that_is_no_node_is_not_checked(idle: Cluster) -> None:
     assert "Slurm knows no node login" in done.stderr
     assert "sinfo -N" in done.stderr
     assert done.returncode != 0
-
-
-def test_the_printed_lines_are_those_of_this_cluster(idle: Cluster) -> None:
-    printed = idle.run("gpulease-setup", "slurm", user="root", node="n2").stdout.splitlines()
-    gres_conf = (idle.directory / "slurm/gres.conf").read_text().splitlines()
-    for_node = [line for line in gres_conf if line.startswith("NodeName=n2 ")]
-    assert [line for line in printed if line.startswith("NodeName=n2 Name=")] == for_node
-    gres = idle.nodes["n2"].spec.described.gres
-    assert any(line.endswith(f" Gres={gres}") for line in printed)
 
 
 def test_slurm_counts_the_shards_of_each_size(idle: Cluster) -> None:
@@ -141,32 +127,6 @@ def test_a_task_has_the_gpu_that_its_device_rules_allow(idle: Cluster) -> None:
     done = idle.run(*words, "sh", "-c", show)
     gpus = [idle.nodes["n1"].uuid(each) for each in (0, 1)]
     assert sorted(done.stdout.splitlines()) == [f"{at} {gpu}" for at, gpu in enumerate(gpus)]
-
-
-def test_a_job_waits_for_a_daemon_that_restarts(idle: Cluster) -> None:
-    node = idle.nodes["n1"]
-    node.kill_daemon()
-    process = idle.open("srun", "--nodelist=n1", "--gres=shard:16", "printenv", "GPULEASE_MEMORY")
-    time.sleep(1)
-    node.start_daemon()
-    assert process.wait(_WAIT_S) == 0
-    assert "drain" not in idle.states()["n1"]
-
-
-def test_a_daemon_that_hangs_fails_srun_with_a_word_about_the_prolog(idle: Cluster) -> None:
-    node = idle.nodes["n1"]
-    daemon = node.machine.daemon("gpuleased")
-    os.kill(daemon.pid, signal.SIGSTOP)
-    try:
-        done = idle.run("srun", "--nodelist=n1", "--gres=shard:16", "true", check=False)
-    finally:
-        os.kill(daemon.pid, signal.SIGCONT)
-        # nsenter(1) stops with its child.
-        daemon.popen.send_signal(signal.SIGCONT)
-    assert "prolog failed" in done.stderr
-    assert "no answer from gpuleased" in node.machine.log("slurmd")
-    wait_for("the job ends", lambda: idle.states()["n1"] == "drained")
-    idle.scontrol("update", "nodename=n1", "state=resume")
 
 
 def test_a_node_without_a_daemon_is_drained_and_its_job_queued_again(idle: Cluster) -> None:

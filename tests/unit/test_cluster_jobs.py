@@ -26,12 +26,6 @@ def job(**changes: str) -> dict[str, str]:
     return fields | {name.replace("_per_", "-per-"): text for name, text in changes.items()}
 
 
-def test_a_running_job_has_a_lease_on_its_gpu() -> None:
-    shown = view(job(), SHARD, {"n1": "shard:16(IDX:1)"})
-    assert (shown.state, shown.claim.memory, shown.claim.time_limit) == ("active", 4 * GIB, 7200)
-    assert [(it.node, it.gpu, it.memory) for it in shown.leases] == [("n1", "1", 4 * GIB)]
-
-
 def test_gpus_of_several_types_are_all_shown() -> None:
     shown = view(job(), SHARD, {"n1": "gpu:mem8g:1(IDX:0),gpu:mem24g:2(IDX:1-2)"})
     assert [it.gpu for it in shown.leases] == ["0,1-2"]
@@ -49,11 +43,6 @@ def test_gpus_of_tasks_are_those_of_the_job_unless_it_has_a_number(per_task: str
     assert view(job(tres_per_node="", **asked), SHARD).claim.gpus == 2
 
 
-def test_whole_gpus_are_a_claim_without_a_size() -> None:
-    claim = view(job(tres_per_node="gres:gpu:2"), SHARD).claim
-    assert (claim.memory, claim.gpus, claim.exclusive) == (None, 2, True)
-
-
 def test_only_jobs_that_ask_for_gpus_use_them() -> None:
     assert uses_gpus(job())
     assert uses_gpus(job(tres_per_node="", **{"tres-per-task": "gres/gpu:1"}))
@@ -63,16 +52,11 @@ def test_only_jobs_that_ask_for_gpus_use_them() -> None:
 @pytest.mark.parametrize(
     ("state", "exit_code", "outcome", "status"),
     [
-        ("COMPLETED", "0", "exited", 0),
         ("FAILED", "768", "exited", 3),
-        ("FAILED", "3:0", "exited", 3),
-        ("FAILED", "9", "signaled", 137),
         ("FAILED", "0:9", "signaled", 137),
-        ("FAILED", "33280", "exited", 130),
         ("TIMEOUT", "0", "time_limit", 124),
         ("CANCELLED", "15", "cancelled", 143),
         ("NODE_FAIL", "0", "lost", None),
-        ("FAILED", "strange", "exited", None),
     ],
 )
 def test_an_end_has_an_outcome_and_an_exit_status(
@@ -108,8 +92,7 @@ def test_elements_of_an_array_are_counted(indices: str, label: str, count: int) 
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("30:00", 1800), ("2:00:00", 7200), ("1-02:00:00", 93600), ("5", 5), ("UNLIMITED", None),
-        (None, None), ("-1:0", None),
+        ("30:00", 1800), ("1-02:00:00", 93600), ("UNLIMITED", None), (None, None), ("-1:0", None),
     ],
 )  # fmt: skip
 def test_spans_of_slurm_are_read(text: str | None, expected: float | None) -> None:
@@ -177,12 +160,6 @@ def test_an_old_summary_says_nothing_of_use() -> None:
     assert (gpu.memory.used, gpu.memory.leased, gpu.memory.headroom) == (None, None, None)
 
 
-@pytest.mark.parametrize("extra", ["", "rack=7", '{"gpus":3}', '{"gpus":[{}],"at":"x"}'])
-def test_a_node_where_gpulease_publishes_nothing_is_shown(extra: str) -> None:
-    (node,) = views_of(nodes_in(shown(extra)), NOW)
-    assert (node.at, node.gpus) == (None, [])
-
-
 def test_nodes_without_gpus_are_left_out() -> None:
     assert views_of(nodes_in("NodeName=login State=IDLE Gres=(null)\n"), NOW) == []
 
@@ -190,9 +167,8 @@ def test_nodes_without_gpus_are_left_out() -> None:
 @pytest.mark.parametrize(
     ("text", "state"),
     [
-        ("IDLE", "idle"), ("MIXED", "mixed"), ("IDLE+DRAIN", "drained"),
-        ("MIXED+DRAIN", "draining"), ("DOWN*+NOT_RESPONDING", "down"), ("IDLE*", "down"),
-        ("IDLE+MAINTENANCE", "maintenance"), ("", "unknown"),
+        ("MIXED", "mixed"), ("IDLE+DRAIN", "drained"), ("MIXED+DRAIN", "draining"),
+        ("IDLE*", "down"), ("IDLE+MAINTENANCE", "maintenance"), ("", "unknown"),
     ],
 )  # fmt: skip
 def test_a_state_of_slurm_is_one_word(text: str, state: str) -> None:

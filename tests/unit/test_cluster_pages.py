@@ -14,6 +14,7 @@ from gpulease.cli import tables
 from gpulease.cli.tables import Page
 from gpulease.drawing.words import display_width
 from gpulease.errors import SlurmFailed
+from gpulease.record import replace
 from gpulease.slurm.annotations import GpuSummary, NodeSummary, Note, encode, nodes_in, with_note
 from gpulease.slurm.command import job_page, list_page, status_page
 from gpulease.slurm.command.changes import refusal
@@ -57,18 +58,7 @@ def nodes() -> str:
     at = UTC_NOW.timestamp()
     used = gpu(0, leased=8 * GIB, used=7 * GIB, unmanaged=2 * GIB)
     local = gpu(1, local=True)
-    drained = GpuSummary(
-        1,
-        "GPU-1",
-        "NVIDIA A30",
-        "drained",
-        24 * GIB,
-        24 * GIB,
-        0,
-        0,
-        0,
-        detail="drained by alice: ECC errors",
-    )
+    drained = replace(gpu(1), state="drained", detail="drained by alice: ECC errors")
     fields = {
         "n1": ("MIXED", encode(NodeSummary(at, SHARD, (used, local))), ""),
         "n2": (

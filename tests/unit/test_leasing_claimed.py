@@ -37,10 +37,6 @@ USED = [
 ]
 
 
-def test_a_plain_process_has_claimed_nothing() -> None:
-    assert claimed_by() is None
-
-
 @pytest.mark.parametrize(("module", "attributes"), UNUSED)
 def test_an_import_claims_nothing(
     module: str, attributes: dict[str, Any], monkeypatch: pytest.MonkeyPatch
@@ -55,9 +51,3 @@ def test_what_has_set_up_its_devices_is_named(
 ) -> None:
     load(monkeypatch, module, **attributes)
     assert claimed_by() == name
-
-
-def test_looking_loads_nothing() -> None:
-    before = set(sys.modules)
-    claimed_by()
-    assert set(sys.modules) == before

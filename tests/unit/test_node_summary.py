@@ -57,9 +57,8 @@ def test_any_other_value_is_read_or_ignored(
 
 @pytest.mark.parametrize(
     "text",
-    [None, "", "rack 7", "{}", "[]", "[1]", '"x"', "3", '{"gpus":3}', '{"gpus":[3]}', "[" * 99_999,
-     '{"gpus":[],"at":1,"shard":0}', '{"gpus":[],"at":NaN,"shard":1}',
-     '{"gpus":[],"at":true,"shard":1}', '{"gpus":[],"at":1e999,"shard":1}'],
+    [None, "", "rack 7", "[1]", '{"gpus":3}', "[" * 99_999, '{"gpus":[],"at":1,"shard":0}',
+     '{"gpus":[],"at":NaN,"shard":1}', '{"gpus":[],"at":true,"shard":1}'],
 )  # fmt: skip
 def test_other_text_is_no_summary(text: str | None) -> None:
     assert decode(text) is None

@@ -48,10 +48,6 @@ def test_a_line_becomes_a_job(path: Path) -> None:
     assert trace.names[1] == "a-1"
 
 
-def test_an_empty_time_limit_is_no_limit(path: Path) -> None:
-    assert read(path, "1,0,60,1,1024,alice,").jobs[0].time_limit_s is None
-
-
 def test_columns_may_have_any_order_and_unknown_ones_are_ignored(path: Path) -> None:
     header = "queue,user,gpus, Memory_MiB ,time_limit_s,job,duration_s,submit_s"
 
@@ -94,16 +90,11 @@ def test_a_compressed_trace_with_a_byte_order_mark_is_read(tmp_path: Path) -> No
     [
         ("1,x,60,1,1024,a,", "submit_s"),
         ("1,1700000000000,60,1,1024,a,", "submit_s"),
-        ("1,0,-1,1,1024,a,", "duration_s"),
         ("1,0,nan,1,1024,a,", "duration_s"),
-        ("1,0,inf,1,1024,a,", "duration_s"),
         ("1,0,,1,1024,a,", "duration_s"),
-        ("1,0,60,0.5,1024,a,", "gpus"),
         ("1,0,60,1.5,1024,a,", "gpus"),
         ("1,0,60,0,1024,a,", "gpus"),
-        ("1,0,60,1,0,a,", "memory_mib"),
         ("1,0,60,1,24G,a,", "memory_mib"),
-        ("1,0,60,1,1024,,", "user"),
         (",0,60,1,1024,a,", "job"),
         ("1,0,60,1,1024,a,0", "time_limit_s"),
         ("1,0,60,1,1024,a", "6 values"),
@@ -116,13 +107,6 @@ def test_a_wrong_value_is_refused_with_its_line_and_column(
     error = refused(path, "0,0,60,1,1024,a,", cells)
 
     assert mentions(error.message, "line 3", about)
-
-
-def test_a_utilization_in_percent_is_refused(path: Path) -> None:
-    error = refused(path, "1,0,60,1,1024,a,,35", header=f"{HEADER},utilization")
-
-    assert mentions(error.message, "utilization")
-    assert mentions(error.hint, "0.35")
 
 
 def test_a_job_that_occurs_twice_is_refused_with_both_lines(path: Path) -> None:
@@ -143,10 +127,6 @@ def test_a_header_without_a_column_is_refused(path: Path, header: str, about: st
     assert mentions(refused(path, "1,0,60,1,1024,a,", header=header).message, about)
 
 
-def test_a_trace_without_jobs_is_refused(path: Path) -> None:
-    assert mentions(refused(path).message, "no jobs")
-
-
 # Without the time: it would be in the names of tests, and pytest-xdist compares those of workers.
 WHOLE = gzip.compress(HEADER.encode() * 100, mtime=0)
 
@@ -155,12 +135,10 @@ WHOLE = gzip.compress(HEADER.encode() * 100, mtime=0)
     ("name", "content"),
     [
         ("no CSV.csv", b"\xff\xfe\x00"),
-        ("no CSV.csv", b"job\x00"),
         ("no CSV.csv", b'job,"'),
         ("damaged.csv.gz", WHOLE[:12] + b"\xff" * 20 + WHOLE[32:]),
         ("not compressed.csv.gz", HEADER.encode()),
         ("missing.csv", None),
-        ("missing.csv.gz", None),
         (".", None),
     ],
 )
@@ -216,14 +194,7 @@ def test_a_job_that_fits_on_no_server_is_refused_by_its_name(path: Path) -> None
         refuse_too_large(trace, jobs)
 
     assert mentions(error.value.message, "wide", "1 more")
-    assert mentions(error.value.hint, "--skip-too-large")
     assert [trace.names[job.id] for job in trace.without(jobs).jobs] == ["small"]
-
-
-def test_memory_and_gpus_have_to_fit_on_the_same_server(path: Path) -> None:
-    trace = read(path, "1,0,1,2,40960,a,")
-
-    assert too_large(trace, parse_servers("4x24G,1x80G")) == list(trace.jobs)
 
 
 def test_runs_are_written_with_the_names_of_the_jobs(path: Path, tmp_path: Path) -> None:

@@ -73,10 +73,6 @@ def test_gpus_of_different_sizes_have_types_in_the_order_of_their_device_numbers
     ]
 
 
-def test_sizes_that_differ_by_less_than_a_gib_have_different_types() -> None:
-    assert node(gpu(0, 24), gpu(1, 24.5)).gres == "gpu:mem24g:1,gpu:mem24g_2:1,shard:194"
-
-
 def test_the_margin_and_the_reserve_of_the_driver_are_no_shards() -> None:
     settings = replace(SETTINGS, margin=GIB)
     assert node(gpu(0, 24, reserved=300 * MIB), settings=settings).gres == "gpu:mem22g:1,shard:90"
@@ -159,14 +155,6 @@ def wrong(
     }
 
 
-def test_a_hook_that_does_not_exist_is_named(tmp_path: Path) -> None:
-    config = parse_config(CONFIG.format(hook=tmp_path / NAME))
-    made = node_of(SETTINGS, [gpu(0, 24)], simulated=False)
-    found = Found(SETTINGS, made, config, RECORD, answers=False, unfit=lambda file: None)
-    said = next(it.message for it in checks(found) if it.name == "Prolog")
-    assert said.endswith(f"Prolog is {tmp_path / NAME}, and there is no such file")
-
-
 def test_a_node_as_it_should_be_passes(hook: Path) -> None:
     assert wrong(hook) == {}
 
@@ -193,10 +181,6 @@ def test_each_wrong_setting_of_slurm_is_found(
     hook: Path, key: str, value: str, check: str, state: str
 ) -> None:
     assert wrong(hook, {key: value}) == {check: state}
-
-
-def test_flags_that_imply_others_are_no_reason_to_warn(hook: Path) -> None:
-    assert wrong(hook, {"PrologFlags": "Alloc,Contain"}) == {}
 
 
 def test_settings_of_gpulease_are_compared_too(hook: Path) -> None:

@@ -102,12 +102,16 @@ def _line(
 ) -> list[str]:
     """Return the command line of srun or sbatch."""
     if options.detach:
-        line = batch_line(words, is_array=options.array is not None)
+        outputs = _outputs("%j" if options.array is None else "%A_%a")
+        line = ["sbatch", "--parsable", "--open-mode=append", *outputs, *words]
         return [*line, "--wrap", shlex.join(argv)] if options.dry else line
-    away = in_background()
+    # The kernel stops a process in the background of a shell as soon as it reads the terminal.
+    away = os.isatty(0) and not is_ours(0)
     pty = request.terminal is not None and not away
-    no_input = ["--input=none"] if away else []
-    return srun_line([*no_input, *words], argv, from_wire(request.cwd), pty=pty)
+    # Without a status, srun passes the first SIGINT on.
+    line = ["srun", "--disable-status", *(["--pty"] if pty else [])]
+    line += [*(["--input=none"] if away else []), *words]
+    return [*line, "--", _BASH, "-c", _FOREGROUND, "gpulease", from_wire(request.cwd), *argv]
 
 
 def read_sizes(system: str) -> tuple[int | None, int | Share]:
@@ -183,30 +187,10 @@ def _show(line: Sequence[str], size: Size, *, json: bool) -> None:
         print_stderr(f"gpulease: {size.text}, {size.reason}")
 
 
-def srun_line(words: Sequence[str], argv: Sequence[str], cwd: str, *, pty: bool) -> list[str]:
-    """Return the command line of srun; `words` are its options."""
-    # Without a status, srun passes the first SIGINT on.
-    line = ["srun", "--disable-status", *(["--pty"] if pty else []), *words]
-    return [*line, "--", _BASH, "-c", _FOREGROUND, "gpulease", cwd, *argv]
-
-
-def in_background() -> bool:
-    """Return whether a shell has started this in the background of its terminal.
-
-    The kernel stops such a process as soon as it reads the terminal.
-    """
-    return os.isatty(0) and not is_ours(0)
-
-
 def immediate(wait: float) -> str:
     """Return the option of srun for a time that a job may wait, in seconds."""
     # To srun, 1 means that the job starts at once or not at all.
     return f"--immediate={max(2, math.ceil(wait))}" if wait else "--immediate"
-
-
-def batch_line(words: Sequence[str], *, is_array: bool) -> list[str]:
-    """Return the command line of sbatch; `words` are its options."""
-    return ["sbatch", "--parsable", "--open-mode=append", *_outputs(is_array), *words]
 
 
 def batch_script(argv: Sequence[str], cwd: str) -> str:
@@ -229,35 +213,28 @@ def submit_batch(line: Sequence[str], script: str, variables: Mapping[str, str])
     return done.stdout.strip().split(";")[0]
 
 
-def _outputs(is_array: bool) -> list[str]:
-    """Return where Slurm writes the output: into the home that nodes share, if that can be."""
-    job = "%A_%a" if is_array else "%j"
+def _outputs(job: str) -> list[str]:
+    """Return where Slurm writes the output: into the home that nodes share, if that can be.
+
+    Files of long ago are removed there.
+    """
+    from gpulease.slurm.command.logs import output_directory
+
     try:
-        folder = str(_prepared_directory()).replace("%", "%%")
+        folder = output_directory()
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if not os.access(folder, os.W_OK):
+            raise PermissionError(13, "Permission denied", str(folder))
     except OSError as error:
         print_stderr(
             "gpulease: the output goes to slurm-JOB.out in this directory: "
             f"your home cannot be written: {error.strerror}"
         )
         return []
-    return [f"--output={folder}/{job}.out", f"--error={folder}/{job}.err"]
-
-
-def _prepared_directory() -> Path:
-    """Make the directory of output, and return it; files of long ago are removed.
-
-    Raises:
-        OSError: it cannot be made.
-    """
-    from gpulease.slurm.command.logs import output_directory
-
-    folder = output_directory()
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    if not os.access(folder, os.W_OK):
-        raise PermissionError(13, "Permission denied", str(folder))
     oldest = time.time() - _KEPT_FOR_S
     for entry in os.scandir(folder):
         with suppress(OSError):
             if entry.is_file(follow_symlinks=False) and entry.stat().st_mtime < oldest:
                 Path(entry.path).unlink()
-    return folder
+    name = str(folder).replace("%", "%%")
+    return [f"--output={name}/{job}.out", f"--error={name}/{job}.err"]

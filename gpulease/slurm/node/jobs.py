@@ -14,6 +14,7 @@ import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
+from pathlib import Path
 
 from gpulease.domain.enforcement import EnforcementLevel, in_level_order
 from gpulease.domain.gpu import GpuUuid, JobId
@@ -200,12 +201,14 @@ class SlurmEnforcement:
         limiter: Callable[[], MemoryLimiter | None],
         note: NoteLimits,
         run: RunSlurm = run_slurm,
+        directory: Callable[[int], Path | None] = directory_of,
     ) -> None:
         """`everywhere` are the levels of all jobs; without a `limiter` the driver limits none."""
         self._everywhere = everywhere
         self._limiter = limiter
         self._note = note
         self._run = run
+        self._directory = directory
         self._has_device_rules: bool | None = None
         """None: Slurm was not asked yet."""
         self._complaints = LogOnce(_log)
@@ -236,7 +239,7 @@ class SlurmEnforcement:
         limiter = self._limiter()
         if limiter is None or job.slurm is None:
             return
-        directory = await asyncio.to_thread(directory_of, job.slurm.id)
+        directory = await asyncio.to_thread(self._directory, job.slurm.id)
         if directory is None:
             return
         limits: dict[GpuUuid, int | None] = {}
