@@ -18,8 +18,7 @@ from daemon_stand_in.terminal import REPOSITORY
 IN_THE_BACKGROUND = ["run", "-d", "--mem", "4G", "--time", "1h", "--", "true"]
 IN_THE_FOREGROUND = ["run", "--mem", "4G", "--time", "1h", "--", "true"]
 EVERYDAY = [
-    ["status"], ["status", "--json"], ["list"], ["list", "--all", "--user", "alice"],
-    ["show", "12"], ["show", "12", "--json"], ["cancel", "12"], ["history"],
+    ["status"], ["list", "--all", "--user", "alice"], ["show", "12", "--json"], ["cancel", "12"],
     ["history", "--since", "7d", "--state", "failed"], IN_THE_BACKGROUND,
 ]  # fmt: skip
 MOST_IMPORTS = 100

@@ -15,7 +15,6 @@ from daemon_stand_in.daemon import StandIn
 from gpulease import config, locations
 from gpulease.client import Client, answers, dial
 from gpulease.errors import BY_CODE, GpuleaseError, NoDaemon, NoSuchJob, TooLarge
-from gpulease.light_json import indent
 from gpulease.wire.frames import FrameKind, frame
 from gpulease.wire.requests import LARGEST_REQUEST, SubmitRequest
 
@@ -96,11 +95,6 @@ def test_logs_keep_the_streams_apart(daemon: StandIn, client: Client) -> None:
     assert dict(parse_qsl(query)) == {
         "stdout": "true", "stderr": "true", "tail": "3", "stdout_from": "0", "stderr_from": "0",
     }  # fmt: skip
-
-
-def test_json_is_the_reply_and_only_laid_out(client: Client) -> None:
-    assert indent(b'{"later":1,"host":"\xc3\xa9"}') == '{\n  "later": 1,\n  "host": "é"\n}'
-    assert client.status_json().startswith(b'{"host":"lab7"')
 
 
 def test_a_request_over_the_bound_is_not_even_sent(daemon: StandIn, client: Client) -> None:

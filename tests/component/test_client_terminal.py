@@ -1,22 +1,12 @@
 """`gpulease` on a terminal: what is drawn there, and that it is left as it was found."""
 
-import os
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
-
-import pytest
 
 from daemon_stand_in import views
 from daemon_stand_in.daemon import StandIn
 from daemon_stand_in.shim import ShimStandIn
 from daemon_stand_in.terminal import Terminal, gpulease
 from gpulease.wire.frames import FrameKind
-
-pytestmark = pytest.mark.usefixtures("parser")
-
-REPOSITORY = Path(__file__).parents[2]
 
 
 def on_terminal(daemon: StandIn, *arguments: str, **options: Any) -> Terminal:
@@ -63,14 +53,3 @@ def test_a_terminal_gets_colour_and_no_color_takes_it_away(daemon: StandIn) -> N
     assert "\x1b[" in coloured.shown
     assert "\x1b[" not in plain.shown
     assert all(len(line) <= 80 for line in plain.shown.splitlines())
-
-
-def test_a_page_into_a_closed_pipe_is_no_traceback(daemon: StandIn) -> None:
-    line = [sys.executable, "-m", "gpulease.cli", "--socket", str(daemon.path), "status"]
-    receiver, sender = os.pipe()
-    os.close(receiver)
-    with os.fdopen(sender, "wb") as stdout:
-        ran = subprocess.run(
-            line, stdout=stdout, stderr=subprocess.PIPE, cwd=REPOSITORY, check=False
-        )
-    assert (ran.returncode, ran.stderr) == (141, b"")

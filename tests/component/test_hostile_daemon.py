@@ -13,7 +13,7 @@ import pytest
 
 from daemon_stand_in import views
 from daemon_stand_in.daemon import StandIn
-from daemon_stand_in.terminal import REPOSITORY, Terminal, gpulease
+from daemon_stand_in.terminal import REPOSITORY, Terminal, gpulease, ran
 from goldens import mentions
 from gpulease import errors
 from gpulease.errors import BadValue
@@ -70,11 +70,8 @@ LOOKS = (
 def test_nothing_that_a_daemon_tells_steers_a_terminal(
     daemon: StandIn, line: tuple[str, ...]
 ) -> None:
-    done = subprocess.run(
-        gpulease(daemon.path, *line), capture_output=True, timeout=60, check=False,
-        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
-    )  # fmt: skip
-    shown = (done.stdout + done.stderr).decode()
+    done = ran(daemon.path, *line)
+    shown = done.stdout + done.stderr
     assert "Traceback" not in shown
     assert harmless(shown), shown
 
@@ -89,15 +86,12 @@ def test_on_a_terminal_only_our_own_colours_are_obeyed(
         assert evil not in terminal.shown
 
 
-@pytest.mark.parametrize("line", LOOKS, ids=" ".join)
+@pytest.mark.parametrize("line", [("status",), ("show", "12", "--json"), LOOKS[-1]], ids=" ".join)
 def test_no_refusal_of_a_daemon_steers_a_terminal(daemon: StandIn, line: tuple[str, ...]) -> None:
     daemon.refusal = BadValue(f"cannot do this: {EVIL}", f"try {EVIL}")
-    done = subprocess.run(
-        gpulease(daemon.path, *line), capture_output=True, timeout=60, check=False,
-        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
-    )  # fmt: skip
+    done = ran(daemon.path, *line)
     assert done.returncode != 0
-    assert harmless((done.stdout + done.stderr).decode())
+    assert harmless(done.stdout + done.stderr)
 
 
 def test_what_json_says_is_the_same_with_its_characters_escaped() -> None:

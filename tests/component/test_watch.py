@@ -3,7 +3,6 @@
 import os
 import re
 import signal
-import subprocess
 import termios
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +11,7 @@ import pytest
 
 from daemon_stand_in import views
 from daemon_stand_in.daemon import StandIn
-from daemon_stand_in.terminal import REPOSITORY, Terminal, gpulease
+from daemon_stand_in.terminal import Terminal, gpulease, ran, started
 
 ENTER, LEAVE = "\x1b[?1049h", "\x1b[?1049l"
 
@@ -103,9 +102,7 @@ def test_without_a_first_answer_it_fails_as_status_does(tmp_path: Path) -> None:
 
 
 def test_a_pipe_gets_one_page_after_another(daemon: StandIn) -> None:
-    line = gpulease(daemon.path, "status", "--watch", "1s")
-    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
-    with subprocess.Popen(line, stdout=subprocess.PIPE, env=environment, text=True) as process:
+    with started(daemon.path, "status", "--watch", "1s", text=True) as process:
         assert process.stdout is not None
         seen = 0
         for row in process.stdout:
@@ -120,9 +117,6 @@ def test_a_pipe_gets_one_page_after_another(daemon: StandIn) -> None:
     ("line", "words"), [(["--watch", "--json"], "as JSON"), (["--watch", "soon"], "'soon'")]
 )
 def test_what_cannot_be_watched_is_refused(daemon: StandIn, line: list[str], words: str) -> None:
-    done = subprocess.run(
-        gpulease(daemon.path, "status", *line), capture_output=True, text=True, check=False,
-        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
-    )  # fmt: skip
+    done = ran(daemon.path, "status", *line)
     assert done.returncode == 2 or done.returncode == 125
     assert words in done.stderr and not done.stdout

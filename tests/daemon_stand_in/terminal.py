@@ -5,6 +5,7 @@ import fcntl
 import os
 import select
 import struct
+import subprocess
 import sys
 import termios
 import time
@@ -119,6 +120,22 @@ class Terminal:
 
 def gpulease(socket: Path, *arguments: str) -> list[str]:
     return [sys.executable, "-m", "gpulease.cli", "--socket", str(socket), *arguments]
+
+
+def started(socket: Path, *arguments: str, **options: Any) -> "subprocess.Popen[bytes]":
+    """Start a command whose streams are pipes; `options` are those of Popen."""
+    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    variables = {**os.environ, "PYTHONPATH": str(REPOSITORY), **options.pop("env", {})}
+    return subprocess.Popen(gpulease(socket, *arguments), env=variables, **{**pipes, **options})
+
+
+def ran(socket: Path, *arguments: str, **environment: str) -> "subprocess.CompletedProcess[str]":
+    """Run a command without a terminal to its end."""
+    return subprocess.run(
+        gpulease(socket, *arguments), stdin=subprocess.DEVNULL, capture_output=True, timeout=60,
+        encoding="utf-8", check=False,
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY), **environment},
+    )  # fmt: skip
 
 
 def _set_size(handle: int, size: tuple[int, int]) -> None:

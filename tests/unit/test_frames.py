@@ -31,12 +31,6 @@ def test_frames_arrive_whole_however_they_are_cut(
     assert got == frames
 
 
-def test_a_frame_of_the_largest_size_passes() -> None:
-    payload = bytes(LARGEST_FRAME)
-
-    assert list(FrameReader().feed(frame(FrameKind.STDIN, payload))) == [(FrameKind.STDIN, payload)]
-
-
 def test_a_frame_that_is_too_large_is_refused_before_it_comes() -> None:
     with pytest.raises(BadFrame):
         list(FrameReader().feed(HEADER.pack(FrameKind.STDIN, LARGEST_FRAME + 1)))

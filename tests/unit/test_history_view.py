@@ -37,12 +37,8 @@ def test_what_was_leased_is_shown_also_for_a_share() -> None:
     view = past_job_view(ended(4, asked=None))
 
     assert (view.memory, view.exit_status, view.command) == (3 * G, 3, "similar exact")
-
-
-def test_a_job_that_never_held_memory_has_no_grant() -> None:
-    view = past_job_view(ended(4, granted_at=None, leased=None))
-
-    assert (view.granted_at, view.memory) == (None, 2 * G)
+    never = past_job_view(ended(4, granted_at=None, leased=None))
+    assert (never.granted_at, never.memory) == (None, 2 * G)
 
 
 def test_a_job_stopped_at_a_limit_has_the_status_of_timeout() -> None:
