@@ -162,7 +162,10 @@ class SimulatedGpus:
             seen = before.get(pid)
             if seen is None or seen.inode != inode:
                 seen = _Nameless(inode, now_s, now_s)
-            elif now_s - seen.first_s > _YOUNG_S and now_s - seen.read_s < _READ_AGAIN_S:
+            elif (
+                # Read before, it may have had the environment of the process that forked it.
+                seen.read_s - seen.first_s > _YOUNG_S and now_s - seen.read_s < _READ_AGAIN_S
+            ):
                 # Most processes execute no other program, and kernel threads have no environment.
                 # At one reading a second, to read them all takes 0.1 s of CPU a minute.
                 self._nameless[pid] = seen
