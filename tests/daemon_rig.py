@@ -6,10 +6,13 @@ a second of CPU, a request of the client a few milliseconds.
 
 import json
 import os
+import random
 import select
 import signal
+import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -31,9 +34,10 @@ from gpulease.wire.requests import to_wire
 
 T = TypeVar("T")
 
-PATIENCE_S = 60.0
+PATIENCE_S = 120.0
 """How long a condition may take to come true on a machine under load."""
 
+_DAEMON = [sys.executable, "-m", "gpulease.daemon"]
 _FLAGS = {
     "exclusive",
     "pty",
@@ -45,6 +49,15 @@ _FLAGS = {
     "preemptible",
     "same_model",
 }
+
+
+def free_port() -> int:
+    """Return a port of loopback that nothing listens on, below those that the kernel gives out."""
+    while True:
+        port = random.randrange(10_000, 32_000)
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 def wait_for(what: str, condition: Callable[[], T | None], within_s: float = PATIENCE_S) -> T:
@@ -70,7 +83,7 @@ class Forked:
     def poll(self) -> int | None:
         return 0 if select.select([self._pidfd], [], [], 0)[0] else None
 
-    def wait(self, timeout: float) -> int:
+    def wait(self, timeout: float | None = None) -> int:
         assert select.select([self._pidfd], [], [], timeout)[0], "it did not end"
         return 0
 
@@ -78,9 +91,10 @@ class Forked:
 class Zygote:
     """The process that forks daemons: to import what they need takes a second of CPU."""
 
-    def __init__(self) -> None:
+    def __init__(self, module: str = "daemon_zygote") -> None:
+        self._turn = threading.Lock()
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "daemon_zygote"], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            [sys.executable, "-m", module], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
             cwd=Path(__file__).parent, text=True,
         )  # fmt: skip
 
@@ -88,9 +102,15 @@ class Zygote:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         order = {"arguments": arguments, "log": str(log), "environment": environment}
-        self._process.stdin.write(json.dumps(order) + "\n")
-        self._process.stdin.flush()
-        return Forked(int(self._process.stdout.readline()))
+        with self._turn:
+            self._process.stdin.write(json.dumps(order) + "\n")
+            self._process.stdin.flush()
+            return Forked(int(self._process.stdout.readline()))
+
+    def close(self) -> None:
+        """Start no more; the daemons end as well."""
+        self._process.kill()
+        self._process.communicate()
 
 
 zygote = cache(Zygote)
@@ -107,8 +127,7 @@ class Daemon:
     """What stands below the settings in the file, in TOML."""
     environment: dict[str, str] = field(default_factory=dict)
     forked: bool = True
-    """Started by a fork of a process that has imported it; where it has no environment of its own,
-    since the loader of libraries reads that when a program begins."""
+    """Started by a fork of a process that has imported it, unless `command` is another program."""
     process: subprocess.Popen[bytes] | Forked | None = None
     opened: list[subprocess.Popen[bytes]] = field(default_factory=list)
 
@@ -129,8 +148,7 @@ class Daemon:
         return Client(self.socket)
 
     def command(self) -> list[str]:
-        command = [sys.executable, "-m", "gpulease.daemon"]
-        command += ["--socket", str(self.socket), "--state", str(self.state)]
+        command = [*_DAEMON, "--socket", str(self.socket), "--state", str(self.state)]
         if self.simulate is not None:
             command += ["--simulate", self.simulate]
         if self.settings:
@@ -143,13 +161,14 @@ class Daemon:
     def start(self) -> "Daemon":
         """Start it and wait until it can grant."""
         command, log = self.command(), self.folder / "log"
-        if self.forked and not self.environment:
-            self.process = zygote().start(command[3:], log, dict(os.environ))
+        environment = {**os.environ, **self.environment}
+        if self.forked and command[:3] == _DAEMON:
+            self.process = zygote().start(command[3:], log, environment)
         else:
             with log.open("ab") as said:
                 self.process = subprocess.Popen(
-                    command, stdout=said, stderr=said, stdin=subprocess.DEVNULL,
-                    env={**os.environ, **self.environment}, cwd="/",
+                    command, stdout=said, stderr=said, stdin=subprocess.DEVNULL, env=environment,
+                    cwd="/",
                 )  # fmt: skip
         wait_for("the daemon is ready", self._ready)
         return self

@@ -1,13 +1,16 @@
 """Starts daemons quickly: imports gpulease once, and forks for each.
 
-Reads a line of JSON from stdin for each daemon: its arguments, its environment, its log. Writes
-its pid to stdout.
+`python -m daemon_zygote` reads a line of JSON from stdin for each daemon: its arguments, its
+environment, its log. Writes its pid to stdout.
 """
 
+import ctypes
 import json
 import os
 import signal
 import sys
+from collections.abc import Callable
+from pathlib import Path
 
 import alembic.command
 import apscheduler.schedulers.asyncio
@@ -19,7 +22,7 @@ from gpulease.shim.linux import die_with_parent
 LOADED_LATE = (alembic.command, apscheduler.schedulers.asyncio, uvicorn.protocols)
 
 
-def _be_daemon(wanted: dict[str, object]) -> None:
+def _be_daemon(wanted: dict[str, object], prepare: Callable[[], None]) -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     # Whatever becomes of the tests, no daemon of theirs stays.
     die_with_parent(signal.SIGKILL)
@@ -32,16 +35,31 @@ def _be_daemon(wanted: dict[str, object]) -> None:
     os.close(log)
     os.close(null)
     os.chdir("/")
+    _load_driver()
+    prepare()
     main(wanted["arguments"])  # type: ignore[arg-type]
     sys.exit()
 
 
-if __name__ == "__main__":
+def _load_driver() -> None:
+    """Load the driver that LD_LIBRARY_PATH has: the loader read that before there was any."""
+    for folder in os.environ.get("LD_LIBRARY_PATH", "").split(":"):
+        library = Path(folder, "libnvidia-ml.so.1")
+        if folder and library.exists():
+            ctypes.CDLL(str(library))
+
+
+def serve(prepare: Callable[[], None] = lambda: None) -> None:
+    """Start daemons until the end of the input; `prepare` is called in each."""
     die_with_parent(signal.SIGKILL)
     # Nobody waits for them: the tests hold a descriptor of each.
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     for line in sys.stdin:
         if (pid := os.fork()) == 0:
-            _be_daemon(json.loads(line))
+            _be_daemon(json.loads(line), prepare)
         sys.stdout.write(f"{pid}\n")
         sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    serve()

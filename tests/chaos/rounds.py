@@ -16,10 +16,11 @@ from chaos.jobs import Honest, any_job
 from chaos.truth import Listed, Poll, Shown, Truth
 from chaos.verdict import SAMPLE_S, Bounds, Grant, Tally, judge
 from chaos.weather import G, Weather
+from daemon_rig import wait_for
 from gpulease.errors import GpuleaseError
 from gpulease.wire.machine import StatusView
 from nvml_stand_in import Card, StandIn
-from torture.machine import Machine, Tortured, wait_for
+from torture.machine import Machine
 
 Say = Callable[[str], None]
 
@@ -80,7 +81,7 @@ def run(folder: Path, plan: Plan, seed: int, say: Say) -> Tally:
         finally:
             weather.end()
         one.settle(tally)
-    except Tortured as error:
+    except AssertionError as error:
         tally.fault("stuck", str(error))
     finally:
         if "Traceback" in machine.log.read_text(errors="replace"):
@@ -98,7 +99,7 @@ def run(folder: Path, plan: Plan, seed: int, say: Say) -> Tally:
 
 def _end(machine: Machine, one: "_Round") -> None:
     """Leave no job behind, whatever became of the round."""
-    with suppress(GpuleaseError, Tortured):
+    with suppress(GpuleaseError, AssertionError):
         for number in [job.number for job in one.jobs if job.number is not None]:
             if number in one.live:
                 machine.client().cancel(number)
@@ -143,7 +144,7 @@ class _Round:
             if len(self.jobs) == self._plan.jobs:
                 calm_at = min(calm_at, time.monotonic() + _CALM_AFTER_S)
             if time.monotonic() > self._begun_at + self._plan.within_s:
-                raise Tortured(f"jobs {sorted(self.live)} do not end; {self._reasons()}")
+                raise AssertionError(f"jobs {sorted(self.live)} do not end; {self._reasons()}")
 
     def _submit_up_to(self, most: int, say: Say) -> None:
         while len(self.live) < most and len(self.jobs) < self._plan.jobs:
@@ -166,7 +167,7 @@ class _Round:
         try:
             wait_for("every job ends", lambda: not self.poll().jobs, _QUIET_WITHIN_S)
             wait_for("every GPU is whole and free again", quiet, _QUIET_WITHIN_S)
-        except Tortured as error:
+        except AssertionError as error:
             tally.fault("stuck", f"{error}; {self._reasons()}")
             return
         tally.settled_in_s = time.monotonic() - begun_at

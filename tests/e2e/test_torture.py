@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from chaos.rounds import Plan, run
+from daemon_rig import Zygote
 from torture import migrating, phases, steps
-from torture.machine import Zygote
 from torture.verdict import Tally
 
 STEPS = 24
@@ -21,7 +21,7 @@ STEPS = 24
 
 @pytest.fixture(scope="module")
 def zygote() -> Iterator[Zygote]:
-    made = Zygote()
+    made = Zygote("torture.zygote")
     yield made
     made.close()
 

@@ -12,10 +12,11 @@ from typing import Any
 
 import pytest
 
+from daemon_rig import wait_for
 from nvml_stand_in import Card, StandIn
 
 from . import root
-from .machine import Machine, wait_for
+from .machine import Machine
 
 SERVICE = "gpuleased.service"
 WEB = "gpulease-web.service"

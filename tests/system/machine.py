@@ -10,31 +10,19 @@ import json
 import os
 import signal
 import subprocess
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
+
+from daemon_rig import PATIENCE_S, wait_for
 
 from .root import USERS
 
-T = TypeVar("T")
-
-PATIENCE_S = 60.0
 _BOOTS_WITHIN_S = 60.0
 _LEAVES_WITHIN_S = 45.0
 _NUMBERS = itertools.count(1)
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-
-
-def wait_for(what: str, condition: Callable[[], T], within_s: float = PATIENCE_S) -> T:
-    """Return the first true value of `condition`; fail loudly if none comes."""
-    deadline = time.monotonic() + within_s
-    while time.monotonic() < deadline:
-        if value := condition():
-            return value
-        time.sleep(0.1)
-    raise AssertionError(f"never happened: {what}")
 
 
 def nspawn(name: str, root: Path) -> list[str]:

@@ -2,10 +2,11 @@
 
 import json
 
+from daemon_rig import wait_for
 from nvml_stand_in import StandIn
 
 from .conftest import MAJOR, NODES, SERVICE, Gpulease
-from .machine import Machine, wait_for
+from .machine import Machine
 
 M, G = 1024**2, 1024**3
 _OPEN = "import os; os.open('/dev/nvidia1', os.O_RDWR)"

@@ -4,8 +4,10 @@ from collections.abc import Iterator
 
 import pytest
 
+from daemon_rig import wait_for
+
 from .conftest import SERVICE, Gpulease
-from .machine import Machine, wait_for
+from .machine import Machine
 from .root import ENVIRONMENT
 
 _NVIDIA = 195
@@ -144,7 +146,7 @@ def test_jobs_run_once_though_the_daemon_is_killed_while_it_starts_them(
     scopes = ("ls", "/run/systemd/transient")
     wait_for("some have started", lambda: machine.run(*scopes, check=False).stdout)
     machine.run("kill", "-KILL", str(before))
-    said = submitting.communicate(timeout=60)[0]
+    said = submitting.communicate(timeout=120)[0]
     submitted = said.split()
     gpulease.wait_until_back(before)
     for job in submitted:

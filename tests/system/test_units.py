@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from daemon_rig import wait_for
 from goldens import mentions
 
 from .conftest import CONFIG, SERVICE, SETUP, WEB, Gpulease
-from .machine import Machine, wait_for
+from .machine import Machine
 from .root import ENVIRONMENT, USERS
 
 UNITS = "/usr/local/lib/systemd/system"

@@ -5,15 +5,16 @@ from collections.abc import Iterator
 
 import pytest
 
+from daemon_rig import wait_for
 from goldens import mentions
 
 from .conftest import SERVICE, SETUP, WEB, Gpulease
-from .machine import Machine, wait_for
+from .machine import Machine
 from .root import ENVIRONMENT
 
 PAGE = "http://127.0.0.1:8080/"
 _GET = (
-    "import sys, urllib.request as it; print(it.urlopen(sys.argv[1], timeout=30).read().decode())"
+    "import sys, urllib.request as it; print(it.urlopen(sys.argv[1], timeout=120).read().decode())"
 )
 # As in netdevice(7): SIOCSIFADDR on an alias of the loopback interface.
 _ADD_ADDRESS = """

@@ -7,8 +7,8 @@ import sys
 import tempfile
 from pathlib import Path
 
+from daemon_rig import Zygote
 from torture import migrating, phases, steps
-from torture.machine import Zygote
 from torture.verdict import Tally, table
 
 
@@ -44,7 +44,7 @@ def run(folder: Path, kills: int, seed: int, only: str | None = None) -> list[Ta
 
 def step_by_step(folder: Path, seed: int) -> list[Tally]:
     """Run the phases in which each kill is at a chosen step."""
-    zygote = Zygote()
+    zygote = Zygote("torture.zygote")
     try:
         for name in ("steps", "migrations"):
             (folder / name).mkdir()

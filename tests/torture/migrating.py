@@ -9,9 +9,10 @@ from contextlib import closing
 from itertools import product
 from pathlib import Path
 
+from daemon_rig import Zygote
 from gpulease.store.schema import HEAD
 from torture import points
-from torture.machine import TESTS, Machine, Tortured, Zygote
+from torture.machine import TESTS, Machine
 from torture.points import HERE, WITH_DAEMON
 from torture.verdict import LOST, WRONG, Tally
 
@@ -35,7 +36,7 @@ def kill_while_it_migrates(folder: Path, zygote: Zygote, *, oldest_alone: bool =
             place.mkdir()
             try:
                 _migrate(tally, Machine(place, zygote), schema, point, action)
-            except Tortured as error:
+            except AssertionError as error:
                 tally.fault(LOST, f"{schema}, {point}, {action}: {error}")
             tally.kills += 1
     return tally
@@ -55,7 +56,7 @@ def _migrate(tally: Tally, machine: Machine, schema: Path | None, point: str, ac
         machine.start()
     machine.ready()
     if points.struck(machine.folder) is None:
-        raise Tortured(f"nothing was killed:\n{machine.said()}")
+        raise AssertionError(f"nothing was killed:\n{machine.said()}")
     machine.kill(signal.SIGTERM)
     after = _ended(database)
     for number, ending in before.items():

@@ -8,10 +8,11 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+from daemon_rig import Zygote, wait_for
 from gpulease.errors import GpuleaseError
 from gpulease.shim.record import read_record
 from torture import ledger
-from torture.machine import Machine, Tortured, Zygote, wait_for
+from torture.machine import Machine
 from torture.orders import Book, Order
 from torture.storm import Storm, drain
 from torture.verdict import NO_HOLDER, NO_LEASE, Tally, compare
@@ -97,7 +98,7 @@ def _look_for_empty_leases(tally: Tally, machine: Machine, book: Book) -> None:
     try:
         # What ends at this very moment is no fault.
         wait_for("every lease has its holder", lambda: not (found & empty()), 20)
-    except Tortured:
+    except AssertionError:
         for number in found & empty():
             tally.fault(NO_HOLDER, f"job {number} holds a lease and has no process")
 

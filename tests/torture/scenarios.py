@@ -7,9 +7,10 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 
+from daemon_rig import wait_for
 from gpulease.errors import GpuleaseError
 from torture import ledger, points
-from torture.machine import Machine, Tortured, wait_for
+from torture.machine import Machine
 from torture.orders import Book, Order
 from torture.points import AFTER_DAEMON, HERE, LATE, WAIT, WITH_DAEMON
 from torture.storm import drain, submit
@@ -91,7 +92,7 @@ class Stage:
     def wait_for_state(self, order: Order, state: str) -> None:
         number = order.number
         if number is None:
-            raise Tortured(f"{order.mark} was {order.fate}: {order.notes}")
+            raise AssertionError(f"{order.mark} was {order.fate}: {order.notes}")
         client = self.machine.client()
         wait_for(f"job {number} is {state}", lambda: client.job(number).state == state)
 

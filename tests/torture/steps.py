@@ -11,7 +11,8 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from torture.machine import Machine, Tortured, Zygote
+from daemon_rig import Zygote
+from torture.machine import Machine
 from torture.orders import Book
 from torture.points import AFTER_DAEMON, HERE, LATE, WAIT, WITH_DAEMON
 from torture.scenarios import Stage, Step
@@ -110,7 +111,7 @@ def _play_all(
         begun = time.monotonic()
         try:
             stage.play(step)
-        except Tortured as error:
+        except AssertionError as error:
             tally.fault(LOST, f"in the step {step}: {error}")
             if not machine.is_up():
                 machine.start()

@@ -160,11 +160,11 @@ def _wound_migration() -> None:
 
 def _wound_grants() -> None:
     """Most passes grant nothing, and are no points."""
-    grant, whole = scheduler._grant, scheduler.reconcile
+    grant, whole = scheduler.grant, scheduler.reconcile
 
-    def granting(*arguments: Any) -> None:
-        grant(*arguments)
+    def granting(*arguments: Any) -> Any:
         _writing.verb = "grant"
+        return grant(*arguments)
 
     def reconciling(*arguments: Any, **named: Any) -> Any:
         try:
@@ -174,7 +174,7 @@ def _wound_grants() -> None:
             _writing.verb = None
         return decided
 
-    scheduler._grant = granting
+    scheduler.grant = granting
     scheduler.reconcile = reconciling
 
 
