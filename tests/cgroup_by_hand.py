@@ -2,7 +2,6 @@
 
 import os
 import secrets
-import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -60,10 +59,3 @@ def scope() -> Iterator[tuple[int, Path]]:
 def put(pid: int, path: Path) -> None:
     """Move a process."""
     (path / "cgroup.procs").write_text(str(pid))
-
-
-def start_in(path: Path, *argv: str, **options: object) -> "subprocess.Popen[str]":
-    """Start a program that is in a cgroup from its first instruction on."""
-    script = f'echo $$ > {path}/cgroup.procs && exec "$@"'
-    command = ["/bin/sh", "-c", script, "sh", *argv]
-    return subprocess.Popen(command, text=True, **options)  # type: ignore[call-overload,no-any-return]

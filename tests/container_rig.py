@@ -82,7 +82,7 @@ def podman_of(user: int = 0, runtime: str | None = None) -> Iterator[Podman]:
         finally:
             remove = made.command("rm", "--all", "--force", "--time", "0")
             subprocess.run(
-                remove, env=made.environment(), check=False, timeout=60, user=user, group=user,
+                remove, env=made.environment(), check=False, timeout=120, user=user, group=user,
                 cwd="/",
             )  # fmt: skip
             # The process that keeps the namespaces of a user without root.
@@ -102,7 +102,7 @@ def working_runtime() -> str | None:
 def _works(runtime: str) -> bool:
     with podman_of(runtime=runtime) as made:
         return subprocess.run(made.run("/bin/true"), env=made.environment(), check=False,
-                              capture_output=True, timeout=60).returncode == 0  # fmt: skip
+                              capture_output=True, timeout=120).returncode == 0  # fmt: skip
 
 
 @contextmanager
@@ -128,7 +128,7 @@ def docker_in(folder: Path) -> Iterator[dict[str, str] | None]:
         yield environment
     finally:
         server.terminate()
-        server.wait(60)
+        server.wait(120)
 
 
 def _listens(environment: dict[str, str]) -> bool:

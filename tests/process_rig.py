@@ -27,7 +27,7 @@ from gpulease.shim.process_tree import Entry
 from gpulease.shim.record import is_alive, read_record
 from gpulease.wire.frames import KINDS, FrameKind, FrameReader, frame
 
-PATIENCE_S = 60.0
+PATIENCE_S = 120.0
 PYTHON = "/usr/bin/python3" if Path("/usr/bin/python3").exists() else "python3"
 """An interpreter that every user can reach, which a virtual environment's may not be."""
 PATH = {"PATH": "/usr/local/bin:/usr/bin:/bin"}

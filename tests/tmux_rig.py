@@ -23,7 +23,7 @@ class Tmux:
 
     def _tmux(self, *words: str) -> str:
         done = subprocess.run(
-            [*self._command, *words], check=True, capture_output=True, text=True, timeout=30
+            [*self._command, *words], check=True, capture_output=True, text=True, timeout=120
         )
         return done.stdout
 

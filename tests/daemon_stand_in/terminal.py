@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 REPOSITORY = Path(__file__).parents[2]
-PATIENCE_S = 30.0
+PATIENCE_S = 120.0
 
 
 class Terminal:

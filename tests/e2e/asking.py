@@ -1,15 +1,39 @@
 """Asking a real daemon by the client, for what the command is not the subject of."""
 
 import os
-from collections.abc import Callable, Mapping
+import socket
+from collections.abc import Callable
+from contextlib import closing
+from http.client import HTTPConnection
+from pathlib import Path
 from typing import Any
 
-from daemon_rig import Daemon, wait_for
+from daemon_rig import PATIENCE_S, Daemon, wait_for
 from gpulease.client import Client
 from gpulease.wire.jobs import JobView
 from gpulease.wire.requests import ClaimRequest, HoldRequest, SubmitRequest, to_wire
 
 G = 1 << 30
+
+
+class UnixConnection(HTTPConnection):
+    """HTTP over a Unix socket."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__("gpulease", timeout=PATIENCE_S)
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX)
+        self.sock.connect(str(self._path))
+
+
+def raw(daemon: Daemon, method: str, target: str, body: bytes | str | None = None) -> Any:
+    """Return the status and the content of an answer to a request that no client would send."""
+    with closing(UnixConnection(daemon.socket)) as connection:
+        connection.request(method, target, body, {"content-type": "application/json"})
+        reply = connection.getresponse()
+        return reply.status, reply.read()
 
 
 def client(daemon: Daemon) -> Client:
@@ -57,8 +81,3 @@ def when_in(daemon: Daemon, job: int, state: str) -> JobView:
 def leased(daemon: Daemon) -> int:
     """Return how many bytes are leased on all GPUs."""
     return sum(gpu.memory.leased for gpu in client(daemon).status().gpus)
-
-
-def kinds(shown: JobView) -> Mapping[str, str | None]:
-    """Return the events of a job, by kind."""
-    return {event.kind: event.detail for event in shown.events}

@@ -9,6 +9,7 @@ import pytest
 
 from daemon_rig import Daemon, daemons
 from gpulease.host.cgroups import in_initial_pid_namespace
+from nvml_stand_in import Card, StandIn
 
 
 @pytest.fixture
@@ -23,6 +24,23 @@ def daemon(make_daemon: Callable[..., Daemon]) -> Daemon:
     """Return a running daemon with two simulated GPUs of 8 GiB and a short grace."""
     started: Daemon = make_daemon(settings={"grace": "2s"})
     return started.start()
+
+
+OnCards = Callable[..., tuple[Daemon, StandIn]]
+
+
+@pytest.fixture
+def on_cards(make_daemon: Callable[..., Daemon], tmp_path: Path) -> OnCards:
+    """Return what starts a daemon on the GPUs of a stand-in for the driver."""
+
+    def start(*cards: Card, **settings: str) -> tuple[Daemon, StandIn]:
+        stand_in = StandIn(tmp_path, gpus=cards)
+        made: Daemon = make_daemon(
+            simulate=None, environment=stand_in.environment(), settings={"grace": "1s"} | settings
+        )
+        return made.start(), stand_in
+
+    return start
 
 
 @pytest.fixture(scope="session")
@@ -59,3 +77,12 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
         pytest.skip("this machine lets nobody mount a small disk")
     yield folder
     subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+@pytest.fixture
+def on_small_disk(small_disk: Path, make_daemon: Callable[..., Daemon]) -> Daemon:
+    """Return a daemon with its state there; the caller starts it."""
+    daemon: Daemon = make_daemon(settings={"grace": "1s"})
+    (small_disk / "state").mkdir()
+    daemon.state.symlink_to(small_disk / "state")
+    return daemon

@@ -1,4 +1,7 @@
-"""Runs gpuleased with passes over the queue that fail while a file exists; all else is real."""
+"""Runs gpuleased with passes over the queue that fail while a file exists; all else is real.
+
+Each pass that fails adds a byte to the file.
+"""
 
 import os
 from pathlib import Path
@@ -9,7 +12,9 @@ from gpulease.domain.snapshot import Snapshot
 
 
 def plan_or_fail(snapshot: Snapshot) -> Plan:
-    if Path(os.environ["PASSES_FAIL"]).exists():
+    if (fail := Path(os.environ["PASSES_FAIL"])).exists():
+        with fail.open("a") as file:
+            file.write(".")
         raise RecursionError("a bug")
     return plan(snapshot)
 

@@ -5,14 +5,15 @@ import subprocess
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 
 from daemon_rig import Daemon, wait_for
 from gpulease.errors import AlreadyLeased, GpuleaseError
 from gpulease.wire.requests import AdoptRequest
-from nvml_stand_in import Card, StandIn
+from nvml_stand_in import Card
+
+from .conftest import OnCards
 
 G = 1024**3
 pytestmark = pytest.mark.usefixtures("machines_pids")
@@ -35,18 +36,20 @@ def stranger() -> Iterator[subprocess.Popen[bytes]]:
         yield made
 
 
-MakeDaemon = Callable[..., Daemon]
+On = Callable[..., Daemon]
 
 
-def on(make_daemon: MakeDaemon, folder: Path, *used: dict[int, int | None]) -> Daemon:
-    """Return a daemon on 80 GiB GPUs where processes hold these bytes."""
-    cards = [
-        Card(total=80 * G, used=sum(size or 0 for size in held.values()), processes=[*held.items()])
-        for held in used
-    ]
-    stand_in = StandIn(folder, gpus=cards)
-    made: Daemon = make_daemon(simulate=None, environment=stand_in.environment())
-    return made.start()
+@pytest.fixture
+def on(on_cards: OnCards) -> On:
+    """Return what starts a daemon on 80 GiB GPUs where processes hold these bytes."""
+
+    def start(*used: dict[int, int]) -> Daemon:
+        cards = [
+            Card(total=80 * G, used=sum(held.values()), processes=[*held.items()]) for held in used
+        ]
+        return on_cards(*cards)[0]
+
+    return start
 
 
 def leases(daemon: Daemon, number: int) -> list[tuple[str, int]]:
@@ -67,9 +70,9 @@ def refused(daemon: Daemon, *command: str) -> str:
 
 
 def test_a_process_holds_the_gpu_that_it_uses_and_its_memory_counts_once(
-    make_daemon: MakeDaemon, tmp_path: Path, stranger: subprocess.Popen[bytes]
+    on: On, stranger: subprocess.Popen[bytes]
 ) -> None:
-    daemon = on(make_daemon, tmp_path, {}, {stranger.pid: 60 * G})
+    daemon = on({}, {stranger.pid: 60 * G})
     number = hold(daemon, stranger.pid)
     assert leases(daemon, number) == [("1", 60 * G)]
     job = daemon.job(number)
@@ -84,37 +87,17 @@ def test_a_process_holds_the_gpu_that_it_uses_and_its_memory_counts_once(
     assert daemon.wait_until(number, "ended")["outcome"] == "released"
 
 
-def test_processes_below_it_count_too(make_daemon: MakeDaemon, tmp_path: Path) -> None:
-    with subprocess.Popen(["sh", "-c", "sleep 600 & echo $!; wait"], stdout=subprocess.PIPE) as top:
-        assert top.stdout is not None
-        child = int(top.stdout.readline())
-        daemon = on(make_daemon, tmp_path, {child: 5 * G, top.pid: G})
-        number = hold(daemon, top.pid)
-        assert leases(daemon, number) == [("0", 6 * G)]
-        subprocess.run(["kill", str(child), str(top.pid)], check=True)
-
-
-def test_on_a_drained_gpu_it_is_refused(
-    make_daemon: MakeDaemon, tmp_path: Path, stranger: subprocess.Popen[bytes]
-) -> None:
-    daemon = on(make_daemon, tmp_path, {stranger.pid: 30 * G}, {})
+def test_on_a_drained_gpu_it_is_refused(on: On, stranger: subprocess.Popen[bytes]) -> None:
+    daemon = on({stranger.pid: 30 * G}, {})
     daemon.run("drain", "0", "--why", "new fan")
     assert "new fan" in refused(daemon, "adopt", str(stranger.pid))
     assert daemon.status()["gpus"][0]["memory"]["unmanaged"] == 30 * G
 
 
-def test_only_on_the_gpus_that_are_asked_for(
-    make_daemon: MakeDaemon, tmp_path: Path, stranger: subprocess.Popen[bytes]
-) -> None:
-    daemon = on(make_daemon, tmp_path, {}, {stranger.pid: 30 * G})
-    assert "asked for" in refused(daemon, "hold", "--pid", str(stranger.pid), "--gpu", "0")
-    assert leases(daemon, hold(daemon, stranger.pid, "--gpu", "1")) == [("1", 30 * G)]
-
-
 def test_an_admin_adopts_what_runs_without_a_lease(
-    make_daemon: MakeDaemon, tmp_path: Path, stranger: subprocess.Popen[bytes]
+    on: On, stranger: subprocess.Popen[bytes]
 ) -> None:
-    daemon = on(make_daemon, tmp_path, {stranger.pid: 30 * G}, {})
+    daemon = on({stranger.pid: 30 * G}, {})
     page = daemon.run("adopt", str(stranger.pid), "--for", "8h").stdout
     assert "30G of GPU 0" in page
     (job,) = daemon.client.jobs(everything=True).jobs
@@ -135,18 +118,16 @@ def test_an_admin_adopts_what_runs_without_a_lease(
 
 
 def test_a_request_that_is_repeated_after_a_lost_answer_adopts_once(
-    make_daemon: MakeDaemon, tmp_path: Path, stranger: subprocess.Popen[bytes]
+    on: On, stranger: subprocess.Popen[bytes]
 ) -> None:
-    daemon = on(make_daemon, tmp_path, {stranger.pid: 30 * G})
+    daemon = on({stranger.pid: 30 * G})
     request = AdoptRequest(stranger.pid, key="one")
     assert daemon.client.adopt(request).id == daemon.client.adopt(request).id
     assert len(daemon.client.jobs(everything=True).jobs) == 1
 
 
-def test_requests_at_the_same_time_adopt_once(
-    make_daemon: MakeDaemon, tmp_path: Path, stranger: subprocess.Popen[bytes]
-) -> None:
-    daemon = on(make_daemon, tmp_path, {stranger.pid: 30 * G})
+def test_requests_at_the_same_time_adopt_once(on: On, stranger: subprocess.Popen[bytes]) -> None:
+    daemon = on({stranger.pid: 30 * G})
 
     def ask(_: int) -> bool:
         try:
@@ -160,26 +141,15 @@ def test_requests_at_the_same_time_adopt_once(
     assert "runs below it" in refused(daemon, "adopt", "1")
 
 
-def test_a_process_of_a_job_is_not_adopted(make_daemon: MakeDaemon, tmp_path: Path) -> None:
-    daemon = on(make_daemon, tmp_path, {})
+def test_a_process_of_a_job_is_not_adopted(on: On) -> None:
+    daemon = on({})
     job = daemon.submit("--mem", "30G", "--", "sleep", "600")
     pid = daemon.wait_until(job, "active")["pid"]
     assert f"job {job}" in refused(daemon, "adopt", str(pid))
 
 
-def test_a_process_on_no_gpu_waits_for_one_as_ever(
-    make_daemon: MakeDaemon, tmp_path: Path, stranger: subprocess.Popen[bytes]
-) -> None:
-    daemon = on(make_daemon, tmp_path, {}, {})
-    number = hold(daemon, stranger.pid, "--mem", "20G")
-    assert leases(daemon, number) == [("0", 20 * G)]
-    assert not daemon.job(number)["adopted"]
-
-
-def test_it_survives_a_restart_of_the_daemon(
-    make_daemon: MakeDaemon, tmp_path: Path, stranger: subprocess.Popen[bytes]
-) -> None:
-    daemon = on(make_daemon, tmp_path, {stranger.pid: 30 * G})
+def test_it_survives_a_restart_of_the_daemon(on: On, stranger: subprocess.Popen[bytes]) -> None:
+    daemon = on({stranger.pid: 30 * G})
     number = hold(daemon, stranger.pid)
     daemon.kill()
     daemon.start()

@@ -66,7 +66,7 @@ def test_past_the_bound_of_streams_ones_own_status_and_cancel_still_come_through
     program = f"""
 held = []
 for _ in range({MOST_STREAMS}):
-    made = Unix("localhost", timeout=60)
+    made = Unix("localhost", timeout=120)
     made.request("GET", {target!r})
     assert made.getresponse().status == 200
     held.append(made)
@@ -103,7 +103,7 @@ def test_a_run_past_the_bound_of_streams_says_so_and_stays_with_its_job(daemon: 
     streams = f"""
 held = []
 for _ in range({MOST_STREAMS}):
-    made = Unix("localhost", timeout=60)
+    made = Unix("localhost", timeout=120)
     made.request("GET", "/v1/jobs/{number}/watch")
     assert made.getresponse().status == 200
     held.append(made)
@@ -162,19 +162,6 @@ sys.stdin.read()
         answer = told(process)
         assert answer.startswith("HTTP/1.1 408 "), answer
         assert "too_slow" in answer
-
-
-def test_requests_sent_ahead_of_their_answers_are_refused(daemon: Daemon) -> None:
-    program = """
-made = raw()
-made.sendall(b"GET /v1/status HTTP/1.1\\r\\nHost: g\\r\\n\\r\\n" * 5000)
-answers = b""
-while piece := made.recv(65536):
-    answers += piece
-tell(answers.count(b"HTTP/1.1 200"))
-"""
-    with as_user(daemon, STRANGER, program) as process:
-        assert told(process) <= 1
 
 
 def test_a_daemon_that_was_flooded_has_let_go_of_everything(daemon: Daemon) -> None:

@@ -75,16 +75,6 @@ with concurrent.futures.ThreadPoolExecutor(16) as pool:
     assert statuses.count(201) == 5
 
 
-def test_the_bound_of_the_queue_counts_what_was_there_before_a_restart(make: Make) -> None:
-    daemon = make(most_waiting="2")
-    fill(daemon)
-    for _ in range(2):
-        assert call(daemon, STRANGER, "POST", "/v1/jobs", job())[0] == 201
-    daemon.kill()
-    daemon.start()
-    assert call(daemon, STRANGER, "POST", "/v1/jobs", job())[0] == 429
-
-
 def test_what_waiting_jobs_keep_in_the_database_is_bounded_for_each_user(make: Make) -> None:
     daemon = make(most_waiting_bytes="1M")
     fill(daemon)

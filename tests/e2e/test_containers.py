@@ -165,7 +165,9 @@ def daemon_with_open_hooks() -> Iterator[Daemon]:
         package = Path(gpulease.__file__).parent
         shutil.copytree(package, folder / "gpulease", ignore=shutil.ignore_patterns("*.pyc"))
         shutil.copytree(package.parent / "migrations", folder / "migrations")
-        made = Daemon(folder, settings={"grace": "2s"}, environment={"PYTHONPATH": name})
+        made = Daemon(
+            folder, settings={"grace": "2s"}, environment={"PYTHONPATH": name}, forked=False
+        )
         try:
             yield made.start()
         finally:

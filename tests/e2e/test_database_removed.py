@@ -9,7 +9,6 @@ import pytest
 
 from daemon_rig import Daemon, alive, wait_for
 from gpulease.errors import RecordDamaged, RecordUnwritable
-from gpulease.store.database_file import back_up
 
 from .asking import G, client, hold, leased, submit, when_in
 from .test_faults_database import copied, recover, refused
@@ -50,26 +49,6 @@ def test_no_daemon_starts_empty_beside_jobs_that_run(short_grace: Daemon) -> Non
     assert client(daemon).job(job).state == "active"
     assert leased(daemon) == 3 * G
     assert submit(daemon, "true") > lease, "a lease has no directory, and its id is not used again"
-
-
-def test_a_lost_database_is_recovered_from_its_copy_and_from_what_runs(
-    short_grace: Daemon,
-) -> None:
-    daemon = short_grace
-    ended = submit(daemon, "sh", "-c", "exit 3")
-    when_in(daemon, ended, "ended")
-    back_up(daemon.state / "gpulease.db")
-    job, _ = running(daemon)
-    lease = hold(daemon, os.getpid())
-    daemon.kill()
-    for end in ("", "-wal", "-shm"):
-        (daemon.state / f"gpulease.db{end}").unlink(missing_ok=True)
-    refused(daemon)
-    recover(daemon)
-    daemon.start()
-    assert client(daemon).job(ended).exit_status == 3
-    assert client(daemon).job(job).state == "active"
-    assert submit(daemon, "true") > lease
 
 
 def test_no_daemon_starts_with_an_older_copy_that_does_not_know_what_runs(

@@ -1,13 +1,9 @@
-"""A job fills the disk that the record is on: others submit all the same, and its end is stored.
-
-Repeat the rounds with GPULEASE_ROUNDS=10; -s shows how long each took.
-"""
+"""A job fills the disk that the record is on: others submit all the same, and its end is stored."""
 
 import os
 import shutil
 import subprocess
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -20,9 +16,6 @@ from e2e.users import job as submission
 from .asking import G, client, submit, when_in
 
 MIB = 1 << 20
-ROUNDS = range(int(os.environ.get("GPULEASE_ROUNDS", "1")))
-WITHIN_S = 30.0
-"""In which others' submissions work again."""
 ENDS = "head -c 300000000 /dev/zero; exit 5"
 RUNS = "exec cat /dev/zero"
 OWN_FILE = "cat /dev/zero > {disk}/own/file; exec sleep 600"
@@ -66,20 +59,14 @@ def submits(daemon: Daemon, uid: int) -> int | None:
 
 @needs_root
 @pytest.mark.parametrize("script", [ENDS, RUNS, OWN_FILE], ids=["ends", "runs on", "own file"])
-@pytest.mark.parametrize("number", ROUNDS)
-def test_others_submit_on_a_disk_that_a_users_job_fills(
-    number: int, script: str, ext4: Path
-) -> None:
+def test_others_submit_on_a_disk_that_a_users_job_fills(script: str, ext4: Path) -> None:
     with daemon_for_all(ext4 / "state") as daemon:
         wait_for("the reserve is laid", (ext4 / "state/gpulease.db.reserve").exists)
         wanted = submission("sh", "-c", script.format(disk=ext4), memory=G)
         filler = int(call(daemon, STRANGER, "POST", "/v1/jobs", wanted)[1]["id"])
         log = ext4 / f"state/jobs/{filler}/stdout"
         wait_for("it has filled the disk", lambda: has_filled(ext4, log))
-        begin = time.monotonic()
-        other = wait_for("another user submits", lambda: submits(daemon, OTHER), WITHIN_S)
-        took_s = time.monotonic() - begin
-        print(f"round {number + 1}: another user submits after {took_s:.2f} s")  # noqa: T201
+        other = wait_for("another user submits", lambda: submits(daemon, OTHER))
         for _ in range(5):
             assert submits(daemon, OTHER) is not None
         assert when_in(daemon, other, "ended").exit_status == 0
@@ -102,18 +89,6 @@ def tail(log: Path) -> str:
     with log.open("rb") as file:
         file.seek(max(0, log.stat().st_size - 64 * MIB // 2))
         return file.read().replace(b"\0", b"").decode()
-
-
-def test_a_daemon_of_ones_own_goes_on_when_its_users_job_fills_the_disk(
-    ext4: Path, make_daemon: Callable[..., Daemon]
-) -> None:
-    daemon = on(ext4, make_daemon(settings={"grace": "1s"})).start()
-    filler = submit(daemon, "sh", "-c", RUNS)
-    log = ext4 / f"state/jobs/{filler}/stdout"
-    wait_for("it has filled the disk", lambda: log.exists() and log.stat().st_size > 64 * MIB)
-    assert when_in(daemon, submit(daemon, "sh", "-c", "exit 3"), "ended").exit_status == 3
-    client(daemon).cancel(filler)
-    assert when_in(daemon, filler, "ended").outcome == "cancelled"
 
 
 def test_a_daemon_starts_on_a_disk_that_is_full_of_output(

@@ -1,14 +1,11 @@
 """The disk that the record is on is full, and later it is not: nothing is lost, and it is said."""
 
 import subprocess
-import sys
-from collections.abc import Callable
 from pathlib import Path
 
 from daemon_rig import Daemon, fill, wait_for
 
-HUNGRY = str(Path(__file__).with_name("hungry.py"))
-WATCHED = {"grace": "2s", "overuse_tolerance": "32M", "overuse_grace": "1s"}
+from .test_overuse import WATCHED, Appetite
 
 
 def fill_for_good(daemon: Daemon, disk: Path) -> Path:
@@ -22,12 +19,9 @@ def fill_for_good(daemon: Daemon, disk: Path) -> Path:
 
 
 def test_what_runs_is_cancelled_on_a_full_disk_and_what_waits_is_not(
-    small_disk: Path, make_daemon: Callable[..., Daemon]
+    small_disk: Path, on_small_disk: Daemon
 ) -> None:
-    daemon = make_daemon(settings={"grace": "1s"})
-    daemon.state.symlink_to(small_disk / "state")
-    (small_disk / "state").mkdir()
-    daemon.start()
+    daemon = on_small_disk.start()
     running = daemon.submit("--mem", "6G", "--", "sleep", "1000")
     waiting = daemon.submit("--mem", "6G", "--gpus", "2", "--", "true")
     pid = daemon.wait_until(running, "active")["pid"]
@@ -45,55 +39,26 @@ def test_what_runs_is_cancelled_on_a_full_disk_and_what_waits_is_not(
 
 
 def test_what_is_over_its_lease_is_told_and_stopped_on_a_full_disk(
-    small_disk: Path, make_daemon: Callable[..., Daemon], tmp_path: Path
+    small_disk: Path, on_small_disk: Daemon, tmp_path: Path
 ) -> None:
-    daemon = make_daemon(settings=WATCHED)
-    daemon.state.symlink_to(small_disk / "state")
-    (small_disk / "state").mkdir()
+    daemon = on_small_disk
+    daemon.settings = WATCHED
     daemon.start()
-    appetite = tmp_path / "appetite"
-    appetite.write_text("10")
+    appetite = Appetite(tmp_path)
     # Its output is read from elsewhere: the log, on the full disk, takes no line.
     said = tmp_path / "said"
     with said.open("wb") as file:
         job = daemon.open(
-            "run", "--mem", "300M", "--", sys.executable, HUNGRY, str(appetite),
+            "run", "--mem", "300M", *appetite.command(),
             stdout=subprocess.DEVNULL, stderr=file,
         )  # fmt: skip
         daemon.wait_until(1, "active")
         ballast = fill_for_good(daemon, small_disk)
-        fresh = appetite.with_suffix(".new")
-        fresh.write_text("800")
-        fresh.rename(appetite)
-        assert job.wait(60) == 124, (said.read_text(), daemon.log)
+        appetite.set(800)
+        assert job.wait(120) == 124, (said.read_text(), daemon.log)
     assert said.read_text().count("gpulease: job 1 ") == 2, "told once, and once of the end"
     ballast.unlink()
     ended = daemon.wait_until(1, "ended")
     assert ended["outcome"] == "over_lease"
     assert "300M" in daemon.run("show", "1").stdout
-    assert "Traceback" not in daemon.log
-
-
-def test_a_full_disk_is_told_and_nothing_is_lost(
-    small_disk: Path, make_daemon: Callable[..., Daemon], tmp_path: Path
-) -> None:
-    daemon = make_daemon(settings={"grace": "1s"})
-    daemon.state.symlink_to(small_disk / "state")
-    (small_disk / "state").mkdir()
-    daemon.start()
-    gate = tmp_path / "gate"
-    script = f"while ! test -e {gate}; do sleep 0.05; done; echo said; exit 5"
-    running = daemon.submit("--mem", "6G", "--", "sh", "-c", script)
-    waiting = daemon.submit("--mem", "6G", "--gpus", "2", "--", "sh", "-c", "exit 6")
-    pid = daemon.wait_until(running, "active")["pid"]
-    ballast = fill_for_good(daemon, small_disk)
-    done = daemon.run("run", "-d", "--mem", "1G", "--", "true", check=False)
-    assert done.returncode == 125
-    assert "hint:" in done.stderr
-    gate.touch()
-    wait_for("the job has ended", lambda: not Path(f"/proc/{pid}").exists())
-    assert daemon.status()
-    ballast.unlink()
-    assert daemon.wait_until(running, "ended")["exit_status"] == 5
-    assert daemon.wait_until(waiting, "ended")["exit_status"] == 6
     assert "Traceback" not in daemon.log

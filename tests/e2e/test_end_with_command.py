@@ -22,16 +22,6 @@ def test_the_job_ends_with_its_command(daemon: Daemon, number: signal.Signals) -
     assert not alive([pid])
 
 
-def test_without_the_option_the_job_goes_on(daemon: Daemon) -> None:
-    process = daemon.open("run", "--mem", "1G", "sleep", "600")
-    daemon.wait_until(1, "active")
-    process.kill()
-    process.wait()
-    other = daemon.submit("--mem", "1G", "true")
-    daemon.wait_until(other, "ended")
-    assert daemon.job(1)["state"] == "active"
-
-
 def test_a_command_that_was_killed_in_the_queue_leaves_a_job_that_does_not_stay(
     daemon: Daemon,
 ) -> None:

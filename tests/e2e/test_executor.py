@@ -62,6 +62,11 @@ def told(process: "subprocess.Popen[str]") -> str:
     return process.stdout.readline().strip()
 
 
+WORK = """\
+def work(path):
+    while not os.path.exists(path): time.sleep(0.01)
+    return 7
+"""
 SLEEP = """\
 def sleep(path):
     print("asleep", flush=True)
@@ -210,8 +215,7 @@ def test_calls_end_with_the_process_that_waits_for_them(daemon: Daemon, tmp_path
 
 def test_a_restart_of_the_daemon_changes_nothing(daemon: Daemon, tmp_path: Path) -> None:
     with start(
-        daemon, tmp_path,
-        "def work(path):\n    while not os.path.exists(path): time.sleep(0.01)\n    return 7",
+        daemon, tmp_path, WORK,
         f"""\
         with gpulease.Executor("8G", gpus=2, max_workers=2) as pool:
             futures = [pool.submit(work, {str(tmp_path / "go")!r}) for _ in range(3)]
@@ -249,12 +253,16 @@ def test_the_rest_of_the_queue_is_dropped_at_a_shutdown_that_asks_for_it(
     daemon: Daemon, tmp_path: Path
 ) -> None:
     shown = run(
-        daemon, tmp_path, "def work(): time.sleep(1); return 7",
-        """\
+        daemon, tmp_path, WORK,
+        f"""\
         pool = gpulease.Executor("8G", gpus=2)
-        futures = [pool.submit(work) for _ in range(30)]
+        go = {str(tmp_path / "go")!r}
+        futures = [pool.submit(work, go) for _ in range(30)]
         while not futures[0].running(): time.sleep(0.01)
-        pool.shutdown(cancel_futures=True)
+        pool.shutdown(wait=False, cancel_futures=True)
+        concurrent.futures.wait(futures[1:])
+        open(go, "w").close()
+        pool.shutdown()
         tell(futures[0].result(), sum(future.cancelled() for future in futures))
         """,
     )  # fmt: skip

@@ -36,22 +36,6 @@ def test_a_waiting_job_starts_with_its_new_limit(daemon: Daemon) -> None:
     assert (ended.outcome, ended.claim.time_limit) == ("time_limit", 1.0)
 
 
-def test_a_new_limit_survives_kill_9_of_the_daemon(daemon: Daemon, tmp_path: Path) -> None:
-    gate = tmp_path / "gate"
-    longer = submit(daemon, *until(gate), time_limit=6)
-    shorter = submit(daemon, "sleep", "600", time_limit=3600)
-    for job in (longer, shorter):
-        when_in(daemon, job, "active")
-    client(daemon).extend(longer, 3600)
-    daemon.kill()
-    daemon.start()
-    client(daemon).extend(shorter, -3590)
-    assert when_in(daemon, shorter, "ended").outcome == "time_limit"
-    assert when_in(daemon, longer, "active").claim.time_limit == 3606
-    gate.touch()
-    assert when_in(daemon, longer, "ended").exit_status == 7
-
-
 def test_a_limit_that_the_shim_never_heard_of_is_told_after_the_restart(daemon: Daemon) -> None:
     """The daemon may die between the commit and the telling."""
     job = submit(daemon, "sleep", "600", time_limit=3600)
@@ -81,5 +65,5 @@ def test_logs_of_a_waiting_job_wait_for_its_start_and_go_on_to_its_end(
     client(daemon).cancel(blockers[0])
     wait_for("its first words", lambda: pieces == [b"up\n"])
     gate.touch()
-    follower.join(60)
+    follower.join(120)
     assert not follower.is_alive()

@@ -3,30 +3,24 @@
 import os
 import signal
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from daemon_rig import Daemon, wait_for
 from gpulease.wire.machine import GpuView
-from nvml_stand_in import HANG, Card, Code, StandIn
+from nvml_stand_in import Card, Code, StandIn
 
 from .asking import G, client, submit, when, when_in
+from .conftest import OnCards
 
 _NEWER = "590.44.01"
 
 
 @pytest.fixture
-def machine(make_daemon: Callable[..., Daemon], tmp_path: Path) -> tuple[Daemon, StandIn]:
+def machine(on_cards: OnCards) -> tuple[Daemon, StandIn]:
     """Return a daemon on two GPUs of 8 and 16 GiB, which is running."""
-    stand_in = StandIn(tmp_path, gpus=[Card(total=8 * G), Card(total=16 * G)])
-    daemon: Daemon = make_daemon(
-        simulate=None,
-        environment=stand_in.environment(),
-        settings={"grace": "1s", "driver_deadline": "1s"},
-    )
-    return daemon.start(), stand_in
+    return on_cards(Card(total=8 * G), Card(total=16 * G), driver_deadline="1s")
 
 
 def gpus(daemon: Daemon) -> dict[str, GpuView]:
@@ -35,20 +29,6 @@ def gpus(daemon: Daemon) -> dict[str, GpuView]:
 
 def when_gpus(daemon: Daemon, what: str, true: Callable[[dict[str, GpuView]], Any]) -> None:
     wait_for(what, lambda: true(gpus(daemon)))
-
-
-def test_leases_stay_on_their_gpu_when_the_order_changes(machine: tuple[Daemon, StandIn]) -> None:
-    daemon, stand_in = machine
-    small, large = stand_in.gpus
-    job = submit(daemon, "sleep", "600", memory=12 * G)
-    assert [lease.gpu for lease in when_in(daemon, job, "active").leases] == [large.uuid]
-    daemon.kill()
-    stand_in.update(gpus=[large, small])
-    daemon.start()
-    assert [lease.gpu for lease in client(daemon).job(job).leases] == [large.uuid]
-    seen = gpus(daemon)
-    assert (seen[large.uuid].index, seen[large.uuid].memory.leased) == (0, 12 * G)
-    assert (seen[small.uuid].index, seen[small.uuid].memory.leased) == (1, 0)
 
 
 def test_a_lease_on_a_gpu_that_is_gone_is_kept_and_shown_and_who_waits_for_it_is_told(
@@ -102,30 +82,11 @@ def test_a_driver_replaced_under_the_daemon_is_told_and_used_when_it_is_whole_ag
     assert client(daemon).status().driver == _NEWER
 
 
-def test_a_driver_that_hangs_as_a_whole_is_told_and_used_when_it_answers_again(
-    machine: tuple[Daemon, StandIn],
-) -> None:
-    daemon, stand_in = machine
-    stand_in.update(delays={"nvml*": HANG})
-    when_gpus(
-        daemon, "the silence is told",
-        lambda seen: {gpu.state for gpu in seen.values()} == {"unreadable"},
-    )  # fmt: skip
-    job = submit(daemon, "sh", "-c", "exit 3")
-    shown = when(daemon, job, "it has a reason", lambda it: it.reason)
-    assert shown.reason
-    stand_in.update(delays={})
-    assert when_in(daemon, job, "ended").exit_status == 3
-
-
 @pytest.mark.parametrize(
     "nonsense",
     [
-        {"total": 2**63},
-        {"used": 2**63},
-        {"total": 0},
-        {"reserved": 2**62},
-        {"name": "\x1b[2J" + "x" * 60},
+        {"total": 2**63, "name": "\x1b[2J" + "x" * 60},
+        {"used": 2**63, "reserved": 2**62},
     ],
 )
 def test_nonsense_of_one_gpu_stops_its_leases_and_those_of_no_other(
@@ -150,11 +111,14 @@ def test_jobs_outlive_a_crash_of_nvml_and_the_log_shows_where_it_was(
     machine: tuple[Daemon, StandIn],
 ) -> None:
     daemon, stand_in = machine
+    daemon.kill()
+    daemon.forked = False
+    daemon.start()
     running = submit(daemon, "sleep", "600")
     when_in(daemon, running, "active")
     stand_in.update(faults={"nvmlDeviceGetMemoryInfo*": Code.CRASH})
     assert daemon.process is not None
-    assert daemon.process.wait(60) == -signal.SIGSEGV
+    assert daemon.process.wait(120) == -signal.SIGSEGV
     assert "nvml_binding.py" in daemon.log
 
     stand_in.update(faults={})

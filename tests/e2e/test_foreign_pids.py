@@ -78,7 +78,6 @@ def watch(daemon: Daemon) -> dict[str, Any]:
     "listed",
     [
         pytest.param([(HOST_PID, 10 * G)], id="the pids of the host"),
-        pytest.param([(1, 10 * G)], id="process 1"),
         pytest.param([], id="no process at all"),
     ],
 )

@@ -5,7 +5,6 @@ import os
 import pty
 import re
 import shutil
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from daemon_rig import Daemon, wait_for
+from daemon_rig import Daemon
 from goldens import mentions
 from gpulease.cli.hold import ShellSyntax, statements, syntax_of
 
@@ -35,7 +34,7 @@ def environment(daemon: Daemon, **more: str) -> dict[str, str]:
 def run(daemon: Daemon, script: str, shell: str = "bash", **more: str) -> Any:
     return subprocess.run(
         command(shell, script), env=environment(daemon, **more), capture_output=True, text=True,
-        timeout=60, check=False,
+        timeout=120, check=False,
     )  # fmt: skip
 
 
@@ -54,7 +53,7 @@ def line_of(process: subprocess.Popen[str]) -> str:
 
 def end(process: subprocess.Popen[str]) -> str:
     """Let a shell end, and return what it wrote to stderr."""
-    return process.communicate("\n", timeout=60)[1]
+    return process.communicate("\n", timeout=120)[1]
 
 
 @pytest.mark.parametrize("shell", SHELLS)
@@ -99,15 +98,6 @@ def test_a_wrapper_inside_the_brackets_does_not_hold_it(daemon: Daemon, tmp_path
     end(process)
 
 
-def test_with_a_time_it_lasts_as_long_whatever_ends(daemon: Daemon) -> None:
-    ran = run(daemon, f'eval "$({GPULEASE} hold --mem 3G --for 2h)"; echo $GPULEASE_JOB')
-    job = daemon.job(int(ran.stdout))
-    assert (job["state"], job["pid"], job["claim"]["time_limit"]) == ("active", None, 7200)
-    cancelled = daemon.run("cancel", str(job["id"]))
-    assert f"job {job['id']} " in cancelled.stdout
-    assert daemon.wait_until(job["id"], "ended")["outcome"] == "released"
-
-
 def test_json_tells_the_job_and_what_to_set(daemon: Daemon) -> None:
     told = json.loads(daemon.run("hold", "--mem", "3G", "--for", "1h", "--json").stdout)
     assert told["set"]["GPULEASE_JOB"] == str(told["job"]["id"])
@@ -119,7 +109,7 @@ def test_variables_that_are_no_text_pass_unharmed(daemon: Daemon) -> None:
     odd = os.fsdecode(b"/caf\xc3\xa9/\xff'")
     ran = subprocess.run(
         ["bash", "-c", f'eval "$({GPULEASE} hold --mem 1G)"; printf %s "$PYTHONPATH"'],
-        env=environment(daemon, PYTHONPATH=odd), capture_output=True, check=False, timeout=60,
+        env=environment(daemon, PYTHONPATH=odd), capture_output=True, check=False, timeout=120,
     )  # fmt: skip
     assert ran.stdout.endswith(b":" + os.fsencode(odd)), ran
     told = daemon.run(
@@ -151,15 +141,6 @@ def test_one_inside_another_is_refused_until_that_is_given_back(daemon: Daemon) 
     assert ran.stdout.split() == [str(2 * G)]
 
 
-def test_one_inside_a_job_is_refused(daemon: Daemon) -> None:
-    ran = daemon.run(
-        "run", "--mem", "1G", "--", sys.executable, "-m", "gpulease.cli", "hold", "--mem", "1G",
-        check=False, env=environment(daemon),
-    )  # fmt: skip
-    assert (ran.returncode, ran.stdout) == (125, "")
-    assert "job 1 " in ran.stderr
-
-
 @pytest.mark.parametrize("whom", ["--pid $$", "--for 1h", ""])
 def test_one_inside_a_job_is_refused_also_where_the_job_hides_that_it_is_one(
     daemon: Daemon, whom: str
@@ -181,59 +162,6 @@ def test_nobody_holds_a_lease_for_a_process_of_a_job_from_outside(daemon: Daemon
     ran = daemon.run("hold", "--mem", "1G", "--pid", str(pid), check=False)
     assert ran.returncode == 125
     assert mentions(ran.stderr, f"process {pid}", f"job {job}")
-
-
-def test_a_job_may_hold_a_lease_for_a_process_that_is_in_none(daemon: Daemon) -> None:
-    with subprocess.Popen(["sleep", "600"]) as other:
-        hidden = f"env -u GPULEASE_JOB {GPULEASE} hold --mem 1G --pid {other.pid}"
-        daemon.run(
-            "run", "--mem", "1G", "--", "sh", "-c", f"{hidden}; exit $?", env=environment(daemon)
-        )
-        other.kill()
-    daemon.wait_until(2, "ended")
-
-
-def waiting_hold(daemon: Daemon) -> tuple[int, int, subprocess.Popen[bytes]]:
-    """Fill the GPUs, and return the ids of what fills them and of a hold that waits."""
-    filler = daemon.submit("--mem", "8G", "--gpus", "2", "--", "sleep", "1000")
-    daemon.wait_until(filler, "active")
-    process = daemon.open(
-        "hold", "--mem", "3G", "--name", "waits", stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        env=environment(daemon),
-    )  # fmt: skip
-    number = wait_for("the hold is queued", lambda: [
-        job["id"] for job in daemon.status()["jobs"] if job["name"] == "waits"
-    ])  # fmt: skip
-    return filler, number[0], process
-
-
-def test_ctrl_c_gives_the_place_in_the_line_back(daemon: Daemon) -> None:
-    _, number, process = waiting_hold(daemon)
-    wait_for("it says why it waits", lambda: b"waits" in read_some(process))
-
-    process.send_signal(signal.SIGINT)
-    out, _ = process.communicate(timeout=60)
-
-    assert (process.returncode, out) == (-signal.SIGINT, b"")
-    assert daemon.wait_until(number, "ended")["outcome"] == "cancelled"
-
-
-def read_some(process: subprocess.Popen[bytes]) -> bytes:
-    assert process.stderr is not None
-    return os.read(process.stderr.fileno(), 1 << 16)
-
-
-def test_a_wait_survives_a_restart_of_the_daemon(daemon: Daemon) -> None:
-    filler, number, process = waiting_hold(daemon)
-    daemon.kill()
-    wait_for("the command has seen it go", lambda: b"lost connection" in read_some(process))
-    daemon.start()
-    daemon.cancel(filler)
-
-    out, _ = process.communicate(timeout=60)
-
-    assert process.returncode == 0
-    assert f"export GPULEASE_JOB='{number}';" in out.decode().splitlines()
 
 
 def test_typed_without_eval_it_is_refused_before_it_leases_anything(daemon: Daemon) -> None:
@@ -260,7 +188,7 @@ def test_a_reader_that_leaves_gets_no_lease(daemon: Daemon) -> None:
     os.close(ours)
     process = daemon.open("hold", "--mem", "1G", stdout=theirs, env=environment(daemon))
     os.close(theirs)
-    assert process.wait(60) == 141
+    assert process.wait(120) == 141
     assert daemon.wait_until(1, "ended")["outcome"] in ("released", "cancelled")
 
 
@@ -320,14 +248,3 @@ def test_what_is_run_in_a_held_shell_runs_within_the_lease_that_it_holds(daemon:
     )
     assert ran.stdout.splitlines() == [f"1 {G}", f"2 {G}"]
     assert mentions(ran.stderr, "gpulease: ", "job 1: 1G", "1 GPU")
-
-
-def test_a_report_on_nobody_says_that_it_is_nobody(daemon: Daemon) -> None:
-    refused = run(daemon, f"{GPULEASE} report --user nobody-of-this-name")
-    assert refused.returncode == 2
-    assert "nobody-of-this-name" in refused.stderr
-    assert run(daemon, f"{GPULEASE} report --user root").returncode == 0
-    refused = run(daemon, f"{GPULEASE} list --all --user nobody-of-this-name")
-    assert refused.returncode == 2
-    assert "nobody-of-this-name" in refused.stderr
-    assert run(daemon, f"{GPULEASE} list --user root").returncode == 0

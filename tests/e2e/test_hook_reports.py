@@ -198,73 +198,35 @@ def test_a_lease_of_a_framework_with_a_missing_name_is_never_shown_as_limited(
     assert output.count("is not limited to the lease") == 1
 
 
-@pytest.mark.parametrize("killed", ["before the report", "during the report"])
 def test_a_report_that_no_daemon_takes_is_repeated_to_the_next_one(
-    killed: str, daemon: Daemon, tmp_path: Path
+    daemon: Daemon, tmp_path: Path
 ) -> None:
     wait = "import os, sys, time\nwhile not os.path.exists(sys.argv[1] + '.go'): time.sleep(0.05)\n"
     number = submit(daemon, wait + RENAME + USE, tmp_path / "done")
     daemon.wait_until(number, "active")
-    if killed == "before the report":
-        daemon.kill()
-    else:
-        assert daemon.process is not None
-        daemon.process.send_signal(signal.SIGSTOP)
+    assert daemon.process is not None
+    daemon.process.send_signal(signal.SIGSTOP)
     (tmp_path / "done.go").touch()
     output = daemon.state / "jobs" / str(number) / "stderr"
     wait_for("the hook has failed", lambda: "is not limited" in output.read_text())
-    if killed == "during the report":
-        daemon.kill()
-
+    daemon.kill()
     daemon.start()
 
     wait_for("the new daemon hears it", lambda: daemon.job(number)["hook"] == "failed")
     (tmp_path / "done").touch()
 
 
-def test_strict_ends_a_job_that_its_hook_cannot_limit_and_the_daemon_knows_why(
-    daemon: Daemon, tmp_path: Path
-) -> None:
-    number = submit(daemon, RENAME + USE, tmp_path / "done", "--strict")
-
-    ended = daemon.wait_until(number, "ended")
-
-    assert ended["exit_status"] == 97
-    assert "Context.config" in ended["hooks"][0]["why"]
-
-
 @needs_root
-@pytest.mark.parametrize("state", ["limited", "failed"])
-def test_a_report_of_another_user_about_a_job_is_refused(state: str) -> None:
+def test_a_report_of_another_user_about_a_job_is_refused() -> None:
     with daemon_for_all() as machine:
         number = call(machine, STRANGER, "POST", "/v1/jobs", job("sleep", "60"))[1]["id"]
         (lease,) = machine.wait_until(number, "active")["leases"]
         report = {
-            "framework": "torch", "version": "1", "state": state, "why": "x",
+            "framework": "torch", "version": "1", "state": "failed", "why": "x",
             "gpus": [{"gpu": lease["gpu"], "limit": 1}],
         }  # fmt: skip
 
         assert call(machine, OTHER, "POST", f"/v1/jobs/{number}/usage", report)[0] == 403
-
-        assert machine.job(number)["hooks"] == []
-
-
-@needs_root
-def test_what_a_hook_never_says_is_refused() -> None:
-    told = {"framework": "torch", "version": "1", "gpus": [], "state": "failed"}
-    bad: list[dict[str, object]] = [
-        told | {"framework": "excel"},
-        told | {"framework": "", "state": "limited"},
-        told | {"state": "unlimited"},
-        told | {"steps": -1, "seconds": 1},
-        told | {"steps": 1, "seconds": 1e300},
-    ]
-    with daemon_for_all() as machine:
-        number = call(machine, STRANGER, "POST", "/v1/jobs", job("sleep", "60"))[1]["id"]
-        machine.wait_until(number, "active")
-        path = f"/v1/jobs/{number}/usage"
-
-        assert [call(machine, STRANGER, "POST", path, each)[0] for each in bad] == [400] * len(bad)
 
         assert machine.job(number)["hooks"] == []
 
@@ -309,4 +271,4 @@ def test_a_lease_in_a_running_process_is_limited_once_its_hook_reports(
     # The watch does not stop holders.
     assert levels(wait_for("its hook has reported", limited)) == ["framework"]
     (tmp_path / "done").touch()
-    assert process.wait(60) == 0
+    assert process.wait(120) == 0

@@ -6,8 +6,6 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-import pytest
-
 from daemon_rig import Daemon, wait_for
 from goldens import mentions
 from nvml_stand_in import Card, StandIn
@@ -15,7 +13,6 @@ from nvml_stand_in import Card, StandIn
 IDLE = {"grace": "2s", "idle": "release", "idle_after": "2s", "idle_grace": "2s"}
 BUSY = "import time\nwhile True: sum(range(1_000_000)); time.sleep(0.1)"
 G = 1024**3
-TOLD = "gpulease keep"
 
 
 def notices(daemon: Daemon, job: int) -> list[str]:
@@ -80,49 +77,6 @@ def test_what_cannot_be_kept_is_said(make_daemon: Callable[..., Daemon]) -> None
     assert long.returncode == 2
     assert "job 1" in long.stderr
     assert "99" in daemon.run("keep", "99", check=False).stderr
-
-
-@pytest.mark.usefixtures("machines_pids")
-def test_on_a_gpu_that_computes_and_on_one_that_does_not_say_nobody_is_idle(
-    make_daemon: Callable[..., Daemon], tmp_path: Path
-) -> None:
-    stand_in = StandIn(tmp_path, gpus=[Card(total=8 * G, utilization=35)])
-    daemon = make_daemon(
-        simulate=None, environment=stand_in.environment(), settings=IDLE | {"idle_grace": "600s"}
-    ).start()
-    job = daemon.submit("--mem", "6G", "--", "sleep", "600")
-    daemon.submit("--mem", "6G", "--", "true")
-    daemon.wait_until(job, "active")
-    before = daemon.status()["at"]
-    wait_for("some looks later", lambda: daemon.status()["at"][:18] > before[:18])
-    assert daemon.job(job)["idle_since_at"] is None
-
-    stand_in.change(0, utilization=0)
-    wait_for("it is told", lambda: notices(daemon, job))
-
-
-def test_beside_a_job_that_computes_one_that_does_not_is_idle(
-    make_daemon: Callable[..., Daemon], tmp_path: Path
-) -> None:
-    stand_in = StandIn(tmp_path, gpus=[Card(total=8 * G, utilization=90)])
-    daemon = make_daemon(
-        simulate=None,
-        environment=stand_in.environment(),
-        settings=IDLE | {"idle_grace": "600s"},
-        tables="[queue]\nmost_utilization = 1000\n",
-    ).start()
-    sleeper, worker = (daemon.submit("--mem", "3G", "--", "sleep", "600") for _ in range(2))
-    daemon.submit("--mem", "6G", "--", "true")
-    for job in (sleeper, worker):
-        daemon.wait_until(job, "active")
-    idler, busy = (daemon.job(job)["pid"] for job in (sleeper, worker))
-    stand_in.change(0, used=2 * G, processes=[(idler, G), (busy, G)], samples=[(busy, 90)])
-    wait_for("it is told", lambda: any(TOLD in text for text in notices(daemon, sleeper)))
-    assert not any(TOLD in text for text in notices(daemon, worker))
-    assert daemon.job(worker)["idle_since_at"] is None
-
-    stand_in.change(0, samples=[(busy, 60), (idler, 30)])
-    wait_for("it is busy again", lambda: daemon.job(sleeper)["idle_since_at"] is None)
 
 
 def test_a_hold_that_keeps_memory_is_told_and_one_that_has_none_is_taken_back(

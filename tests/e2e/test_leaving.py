@@ -24,7 +24,7 @@ def test_streams_that_end_with_the_daemon_are_no_errors(
         assert daemon.process.returncode == 0
         daemon.start()
         daemon.cancel(running)
-        assert waiting.wait(60) == 0, "its turn was kept"
+        assert waiting.wait(120) == 0, "its turn was kept"
         reading.kill()
         reading.wait()
     assert "Traceback" not in daemon.log

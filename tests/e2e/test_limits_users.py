@@ -57,16 +57,6 @@ def test_a_user_over_a_limit_waits_and_others_do_not(make: Make) -> None:
     daemon.wait_until(second, "active")
 
 
-def test_what_a_limit_never_allows_is_refused_at_once(make: Make) -> None:
-    daemon = make(most_gpus="1", longest_time="1h", most_memory="2G")
-    status, content = attempt(daemon, STRANGER, gpus=2)
-    assert (status, content["error"]["code"]) == (422, "cannot_lease")  # type: ignore[index]
-    status, content = attempt(daemon, STRANGER, memory=3 * G)
-    assert (status, content["error"]["code"]) == (422, "cannot_lease")  # type: ignore[index]
-    status, content = attempt(daemon, STRANGER, time_limit=7200)
-    assert (status, content["error"]["code"]) == (400, "bad_value")  # type: ignore[index]
-
-
 def test_time_that_a_user_may_not_add_an_admin_may(make: Make) -> None:
     daemon = make(longest_time="1h", default_time="30m")
     number = submit(daemon, STRANGER, *SLEEP)
@@ -80,15 +70,6 @@ def test_time_that_a_user_may_not_add_an_admin_may(make: Make) -> None:
     assert daemon.job(number)["claim"]["time_limit"] == 5400
 
 
-def test_where_the_admin_refuses_nothing_waits(make: Make) -> None:
-    daemon = make(most_running="2", over_limit="refuse")
-    for _ in range(2):
-        submit(daemon, STRANGER, *SLEEP)
-    status, content = attempt(daemon, STRANGER, *SLEEP)
-    assert (status, content["error"]["code"]) == (429, "too_many")  # type: ignore[index]
-    submit(daemon, OTHER, *SLEEP)
-
-
 def test_a_reload_changes_a_limit_under_waiting_jobs(make: Make) -> None:
     daemon = make(most_running="1")
     first, second = (submit(daemon, STRANGER, *SLEEP) for _ in range(2))
@@ -98,34 +79,6 @@ def test_a_reload_changes_a_limit_under_waiting_jobs(make: Make) -> None:
     assert daemon.process is not None
     daemon.process.send_signal(signal.SIGHUP)
     daemon.wait_until(second, "active")
-
-
-def test_a_sweep_delays_the_one_job_of_another_user_by_one_job_at_most(make: Make) -> None:
-    daemon = make()
-    running = [submit(daemon, STRANGER, *SLEEP, memory=8 * G) for _ in range(2)]
-    for each in running:
-        daemon.wait_until(each, "active")
-    sweep = [submit(daemon, STRANGER, *SLEEP, memory=8 * G) for _ in range(20)]
-    other = submit(daemon, OTHER, *SLEEP, memory=8 * G)
-    daemon.cancel(running[0])
-    daemon.wait_until(other, "active")
-    assert {daemon.job(each)["state"] for each in sweep} == {"queued"}
-
-
-def test_in_the_order_of_submission_the_sweep_goes_first(make: Make) -> None:
-    daemon = make()
-    assert daemon.process is not None
-    (daemon.folder / "config.toml").write_text('grace = "2s"\n[queue]\npolicy = "fifo"\n')
-    daemon.process.send_signal(signal.SIGHUP)
-    wait_for("the queue is reloaded", lambda: "queue" in daemon.log)
-    running = [submit(daemon, STRANGER, *SLEEP, memory=8 * G) for _ in range(2)]
-    for each in running:
-        daemon.wait_until(each, "active")
-    second = submit(daemon, STRANGER, *SLEEP, memory=8 * G)
-    other = submit(daemon, OTHER, *SLEEP, memory=8 * G)
-    daemon.cancel(running[0])
-    daemon.wait_until(second, "active")
-    assert daemon.job(other)["state"] == "queued"
 
 
 def test_ages_history_and_order_outlive_the_daemon(make: Make) -> None:

@@ -96,7 +96,7 @@ def test_the_command_does_so_too(daemon: Daemon, lossy: Lossy) -> None:
     command = [sys.executable, "-m", "gpulease.cli", "--socket", str(lossy.path)]
     done = subprocess.run(
         [*command, "run", "-d", "--mem", "1G", "true"],
-        capture_output=True, text=True, timeout=60, check=True,
+        capture_output=True, text=True, timeout=120, check=True,
     )  # fmt: skip
 
     assert lossy.losses == 0

@@ -91,4 +91,4 @@ def test_a_job_runs_with_the_lowest_versions(lowest: Path, tmp_path: Path) -> No
         assert refused.returncode == 2 and "gpulease list" in refused.stderr
     finally:
         daemon.terminate()
-        daemon.wait(60)
+        daemon.wait(120)

@@ -1,31 +1,21 @@
 """MIG devices: leased like GPUs, one to a job; and GPUs that are listed and not leased."""
 
 import json
-from collections.abc import Callable
-from pathlib import Path
 
-import pytest
-
-from daemon_rig import Daemon, wait_for
+from daemon_rig import wait_for
 from goldens import mentions
-from nvml_stand_in import Card, Code, Part, StandIn
+from nvml_stand_in import Card, Part
+
+from .conftest import OnCards
 
 G = 1024**3
 PARTS = (Part("MIG-aaaa-1", total=20 * G), Part("MIG-aaaa-2", total=10 * G))
 
 
-def on(make_daemon: Callable[..., Daemon], tmp_path: Path, *cards: Card) -> tuple[Daemon, StandIn]:
-    stand_in = StandIn(tmp_path, gpus=cards)
-    made: Daemon = make_daemon(
-        simulate=None, environment=stand_in.environment(), settings={"grace": "1s"}
-    )
-    return made.start(), stand_in
-
-
 def test_a_job_gets_one_mig_device_and_finds_its_uuid(
-    make_daemon: Callable[..., Daemon], tmp_path: Path
+    on_cards: OnCards,
 ) -> None:
-    daemon, _ = on(make_daemon, tmp_path, Card(mig=True, parts=PARTS))
+    daemon, _ = on_cards(Card(mig=True, parts=PARTS))
     shown = daemon.status()["gpus"]
     assert [(gpu["label"], gpu["state"]) for gpu in shown] == [
         ("0", "divided"),
@@ -51,9 +41,9 @@ def test_a_job_gets_one_mig_device_and_finds_its_uuid(
 
 
 def test_a_lease_of_a_mig_device_counts_there_and_outlasts_its_gpus_loss(
-    make_daemon: Callable[..., Daemon], tmp_path: Path
+    on_cards: OnCards,
 ) -> None:
-    daemon, stand_in = on(make_daemon, tmp_path, Card(mig=True, parts=PARTS))
+    daemon, stand_in = on_cards(Card(mig=True, parts=PARTS))
     job = daemon.submit("--mem", "8G", "--", "sleep", "600")
     pid = daemon.wait_until(job, "active")["pid"]
     used = Part("MIG-aaaa-2", total=10 * G, used=4 * G, processes=[(pid, 3 * G)])
@@ -79,52 +69,11 @@ def test_a_lease_of_a_mig_device_counts_there_and_outlasts_its_gpus_loss(
     assert (gone["state"], gone["memory"]["leased"]) == ("lost", 8 * G)
 
 
-@pytest.mark.parametrize("function", ["nvmlDeviceGetMigMode", "nvmlDeviceGetUUID"])
-def test_a_failing_call_neither_leases_a_divided_gpu_as_a_whole_nor_loses_its_parts(
-    make_daemon: Callable[..., Daemon], tmp_path: Path, function: str
-) -> None:
-    parts = (Part("MIG-aaaa-1", total=40 * G), Part("MIG-aaaa-2", total=20 * G))
-    daemon, stand_in = on(make_daemon, tmp_path, Card(mig=True, parts=parts))
-
-    def states() -> list[str]:
-        return [gpu["state"] for gpu in daemon.status()["gpus"]]
-
-    job = daemon.submit("--mem", "30G", "--", "sleep", "600")
-    daemon.wait_until(job, "active")
-    stand_in.change(0, faults={function: Code.UNKNOWN})
-    wait_for("the failure is seen", lambda: states() == ["unreadable"] * 3)
-    large = daemon.submit("--mem", "60G", "--", "true")
-    wait_for("it has a reason", lambda: daemon.job(large)["reason"])
-    assert daemon.job(large)["state"] == "queued"
-    daemon.kill()
-    daemon.start()
-    assert set(states()) == {"unreadable"}, "a part that is not shown now may still be there"
-    stand_in.change(0, faults={})
-    wait_for("all is well", lambda: states() == ["divided", "available", "available"])
-    shown = daemon.job(job)
-    assert (shown["state"], shown["leases"][0]["gpu"]) == ("active", "MIG-aaaa-1")
-    assert not [each for each in shown["events"] if "lost" in (each["detail"] or "")]
-    assert daemon.job(large)["state"] == "queued"
-
-
-def test_a_gpu_with_unified_memory_is_listed_with_the_reason_and_not_leased(
-    make_daemon: Callable[..., Daemon], tmp_path: Path
-) -> None:
-    daemon, _ = on(make_daemon, tmp_path, Card(total=None))
-    (gpu,) = daemon.status()["gpus"]
-    assert "unified memory" in gpu["detail"]
-    assert gpu["memory"]["headroom"] is None
-    refused = daemon.run("run", "--mem", "1G", "--no-wait", "--", "true", check=False)
-    assert refused.returncode == 125
-    assert refused.returncode == 125
-    assert "unified memory" in daemon.run("doctor", check=False).stdout
-
-
 def test_doctor_tells_how_each_gpu_is_set_up_and_warns_of_what_cannot_be_shared(
-    make_daemon: Callable[..., Daemon], tmp_path: Path
+    on_cards: OnCards,
 ) -> None:
     alone = Card(compute_mode=3, ecc=None)
-    daemon, _ = on(make_daemon, tmp_path, Card(mig=True, parts=PARTS), alone)
+    daemon, _ = on_cards(Card(mig=True, parts=PARTS), alone)
 
     def found() -> dict[str, dict[str, str]] | None:
         reply = json.loads(daemon.run("doctor", "--json", check=False).stdout)

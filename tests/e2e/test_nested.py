@@ -71,14 +71,6 @@ def test_its_streams_and_its_exit_code_are_those_of_the_command(daemon: Daemon) 
     assert inside(daemon, piped).stdout == "y\n"
 
 
-def test_a_script_without_a_first_line_runs_as_in_a_shell(daemon: Daemon, tmp_path: Path) -> None:
-    script = tmp_path / "plain"
-    script.write_text("echo as a shell has it $1\n")
-    script.chmod(0o755)
-    ran = inside(daemon, f"{GPULEASE} run --mem 1G {script} would")
-    assert ran.stdout == "as a shell has it would\n"
-
-
 @pytest.mark.parametrize(
     ("options", "why", "hint"),
     [
@@ -111,13 +103,6 @@ def test_a_second_lease_is_for_who_asks_for_it(daemon: Daemon) -> None:
     script = f"echo $GPULEASE_JOB; {GPULEASE} run --new-lease --mem 1G {TELL}"
     outer, inner = inside(daemon, script, "--mem", "1G").stdout.splitlines()
     assert inner == f"{int(outer) + 1} {G}"
-
-
-def test_options_of_the_job_hold_within_it_unless_others_are_given(daemon: Daemon) -> None:
-    show = "import json, os; print(json.loads(os.environ['GPULEASE_HOOK'])['options']['split'])"
-    line = f"-- {sys.executable} -c {shlex.quote(show)}"
-    script = f"{GPULEASE} run --mem 1G {line}; {GPULEASE} run --mem 1G --split 3 {line}"
-    assert inside(daemon, script, "--mem", "2G", "--split", "2").stdout.split() == ["2", "3"]
 
 
 def test_a_part_within_a_part_is_no_larger_than_that(daemon: Daemon) -> None:
@@ -173,29 +158,3 @@ def test_a_process_that_left_the_job_and_outlived_it_gets_a_lease_of_its_own(
     )  # fmt: skip
     old, new = ran.stdout.splitlines()
     assert int(new.split()[0]) > int(old)
-
-
-SHARE = """
-import os, sys
-sys.path.insert(0, os.environ["PYTHONPATH"].split(":")[0])
-from _gpulease_hooks.lease import Lease
-lease = Lease(os.environ["GPULEASE_HOOK"])
-try:
-    print(lease.take("torch", lease.gpus[0], int(sys.argv[1]) << 20) >> 20, flush=True)
-except RuntimeError as error:
-    print(str(error).partition(":")[0])
-if sys.argv[2:]:
-    os.system(" ".join(sys.argv[2:]))
-"""
-
-
-def test_processes_of_a_job_and_of_a_part_of_its_lease_share_all_of_it(
-    daemon: Daemon, tmp_path: Path
-) -> None:
-    script = tmp_path / "share.py"
-    script.write_text(SHARE)
-    share = f"{sys.executable} {script}"
-    part = f"{GPULEASE} run --mem 1G {share}"
-    ran = inside(daemon, f"{share} 1600 '{part} 2000 ; {share} 1000 ; {share} 2000'", "--mem", "4G")
-    # 1600 + 600; then 1024 of the part; then 1000 + 600; each ends and gives back.
-    assert ran.stdout.splitlines() == ["1600", "424", "1000", "1296"]

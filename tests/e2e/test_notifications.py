@@ -6,10 +6,9 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -122,17 +121,19 @@ def test_failed_over_its_lease_and_out_of_memory_are_each_one_message_whatever_i
     daemon.start()
     daemon.end_jobs()
     wait_for("it is warned again", lambda: kinds(daemon, over).count("notice") >= 1)
-    time.sleep(0.5)
+    last = daemon.submit("--mem", "1G", "--notify", "end", "--", "true")
+    after = f"job {last} (true) succeeded"
+    wait_for("a later message arrives", lambda: after in receiver.titles)
+    wait_for("all are settled", lambda: not attempts(daemon))
 
     assert sorted(receiver.titles) == sorted([
-        begins,
+        begins, after,
         f"job {fails} (sh) failed: exit status 3",
         f"job {short} (sh) ran out of GPU memory",
         f"job {over} ({Path(HUNGRY).name}) exceeds its lease",
     ])  # fmt: skip
     bodies = {title.partition(": ")[2]: body for title, body in receiver.got}
     assert "hint: use --mem 1.5G" in bodies[f"job {short} (sh) ran out of GPU memory"]
-    assert attempts(daemon) == []
 
 
 def test_a_command_gets_the_message_with_a_small_environment(
@@ -149,15 +150,6 @@ def test_a_command_gets_the_message_with_a_small_environment(
     assert variables["HOME"] == str(tmp_path)
     assert not variables.keys() & {"GPULEASE_NOTIFICATION", "CUDA_VISIBLE_DEVICES", "VIRTUAL_ENV"}
     assert not [name for name in variables if name.startswith("PYTHON")]
-
-
-def test_a_test_says_what_is_wrong_with_a_receiver(
-    make_daemon: Callable[..., Daemon], tmp_path: Path
-) -> None:
-    daemon = with_receivers(make_daemon, tmp_path, 'command = ["/nonexistent"]')
-    done = daemon.run("notify", "--test", check=False, env={**os.environ, "HOME": str(tmp_path)})
-    assert done.returncode == 125
-    assert "command: its program cannot be run: No such file" in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -177,25 +169,6 @@ def test_why_nothing_was_sent_is_in_the_history_of_the_job(
     assert why in failed["detail"] and "secret" not in failed["detail"]
     assert why in daemon.log and "secret" not in daemon.log
     wait_for("nothing is left of it", lambda: not attempts(daemon))
-
-
-def test_the_time_limit_is_announced_once_and_not_where_it_is_shorter_than_the_span(
-    make_daemon: Callable[..., Daemon], tmp_path: Path, receiver: Receiver
-) -> None:
-    daemon = with_receivers(make_daemon, tmp_path, f'urls = ["{receiver.url}"]')
-    long = daemon.submit(
-        "--mem", "1G", "--time", "600s", "--notify", "time-left=598", "--", "sleep", "600"
-    )
-    daemon.submit(
-        "--mem", "1G", "--time", "500s", "--notify", "time-left=500", "--", "sleep", "600"
-    )
-    wait_for("it is announced", lambda: receiver.titles)
-    daemon.kill()
-    daemon.start()
-    time.sleep(1.5)
-    assert len(receiver.titles) == 1
-    assert receiver.titles[0].startswith(f"job {long} (sleep) has 9m")
-    assert f"gpulease extend {long} +1h" in receiver.got[0][1]
 
 
 def test_the_first_failure_of_an_array_is_the_only_message_and_says_all_that_helps(
@@ -236,7 +209,8 @@ def test_run_takes_the_events_of_the_users_file_and_warns_without_a_receiver(
             daemon.run("run", "--mem", "1G", "--notify", "none", "true", env=environment).stderr
             == ""
         )
-    wait_for("two are announced", lambda: len(receiver.titles) >= 2)
+    daemon.run("run", "--mem", "1G", "true", env=variables)
+    wait_for("the last one is announced", lambda: "job 5 (true) succeeded" in receiver.titles)
     wrong = daemon.run("run", "--mem", "1G", "--notify", "ends", "true", env=variables, check=False)
     assert wrong.returncode == 2 and "no event named 'ends'" in wrong.stderr
     configure(tmp_path, 'events = ["ends"]', lines[1])
@@ -245,8 +219,7 @@ def test_run_takes_the_events_of_the_users_file_and_warns_without_a_receiver(
     configure(tmp_path)
     done = daemon.run("run", "--mem", "1G", "--notify", "all", "true", env=variables)
     assert "no receiver is configured" in done.stderr and "notify --test" in done.stderr
-    time.sleep(0.5)
-    assert receiver.titles == ["job 1 (true) succeeded", "job 3 (true) succeeded"]
+    assert receiver.titles == [f"job {number} (true) succeeded" for number in (1, 3, 5)]
 
 
 @needs_root
@@ -268,8 +241,9 @@ def test_admins_hear_of_drained_gpus_and_of_a_daemon_that_was_killed(
     assert "crashed or was killed" in receiver.titles[2]
     daemon.kill(signal.SIGTERM)
     daemon.start()
-    time.sleep(0.5)
-    assert len(receiver.titles) == 3, "a stop is no trouble"
+    daemon.client.drain("1")
+    wait_for("a later message arrives", lambda: "GPU 1 was drained" in receiver.titles)
+    assert len(receiver.titles) == 4, "a stop is no trouble"
     assert "no user named 'nobody-here'" in daemon.log
 
 
@@ -286,7 +260,7 @@ def test_admins_hear_of_passes_that_fail_once(tmp_path: Path, receiver: Receiver
         fail.touch()
         daemon.submit("--mem", "1G", "--", "true")
         wait_for("it is announced", lambda: receiver.titles)
-        time.sleep(2.5)
+        wait_for("others fail as well", lambda: fail.stat().st_size > 3)
         assert receiver.titles == ["cannot grant leases now; trying again"]
     finally:
         fail.unlink(missing_ok=True)
@@ -330,12 +304,10 @@ def opened(folder: Path, command: list[str]) -> list[str]:
 class OpenDaemon(Daemon):
     """A daemon that other users' programs run below."""
 
-    before: list[str] = field(default_factory=list)
-    """What runs it, such as setpriv."""
     forked: bool = False
 
     def command(self) -> list[str]:
-        return opened(self.folder, [*self.before, *super().command()])
+        return opened(self.folder, super().command())
 
 
 @pytest.fixture
@@ -412,29 +384,5 @@ def test_each_user_has_receivers_of_their_own_and_one_that_hangs_delays_no_other
             ):
                 assert each.stat().st_mode & 0o077 == 0 and each.stat().st_uid == 0
             os.kill(sender, signal.SIGKILL)
-        finally:
-            made.end_all()
-
-
-@needs_root
-def test_a_personal_daemon_of_a_normal_user_sends_too(folder: Path, receiver: Receiver) -> None:
-    name = f"gln{os.getpid() % 100000}p"
-    with users(folder, name) as (uid,):
-        home = folder / name
-        configure_as(uid, home, f'urls = ["{receiver.url}"]')
-        for each in ("run", "said"):
-            (home / each).mkdir()
-            os.chown(home / each, uid, uid)
-        become = ["setpriv", f"--reuid={uid}", f"--regid={uid}", "--clear-groups", "env"]
-        become += [f"HOME={home}", f"XDG_CONFIG_HOME={home}/.config", f"XDG_RUNTIME_DIR={home}/run"]
-        made = OpenDaemon(home / "said", before=become)
-        try:
-            made.start()
-            submitted = job("false", memory=1 << 30, notify=["fail"])
-            assert call(made, uid, "POST", "/v1/jobs", submitted)[0] == 201
-            wait_for("it arrives", lambda: receiver.titles)
-            assert receiver.titles == ["job 1 (false) failed: exit status 1"]
-            status, sent = call(made, uid, "POST", "/v1/notifications/test")
-            assert (status, [each["error"] for each in sent["receivers"]]) == (200, [None])
         finally:
             made.end_all()

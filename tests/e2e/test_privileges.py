@@ -124,7 +124,7 @@ def submit(daemon: Daemon, user: pwd.struct_passwd, *argv: str, **changes: Any) 
     done = subprocess.run(
         [PYTHON, "-c", _CALL, str(daemon.socket), str(user.pw_uid), str(user.pw_gid),
          json.dumps(body)],
-        capture_output=True, text=True, timeout=60, check=True, cwd="/",
+        capture_output=True, text=True, timeout=120, check=True, cwd="/",
     )  # fmt: skip
     return int(json.loads(done.stdout)["id"])
 
@@ -228,7 +228,7 @@ def test_of_all_that_the_daemon_keeps_a_user_may_write_to_what_stores_nothing(
         done = subprocess.run(
             [PYTHON, "-c", _WRITABLE, str(daemon.state), str(folder)],
             user=user.pw_uid, group=user.pw_gid, extra_groups=[], cwd="/",
-            capture_output=True, text=True, timeout=60, check=True,
+            capture_output=True, text=True, timeout=120, check=True,
         )  # fmt: skip
         socket = daemon.state / "jobs" / str(job) / "socket"
         ledger = socket.with_name("ledger")

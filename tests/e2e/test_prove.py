@@ -21,9 +21,7 @@ def proofs(daemon: Daemon) -> dict[str, dict[str, Any]]:
     [
         ({}, "ok", "ended", "over_lease"),
         ({"overuse": "warn"}, "warning", "not", "cancelled"),
-        ({"elastic": "true"}, "warning", "", "exited"),
         ({"overuse_tolerance": "2G"}, "warning", "2G", "exited"),
-        ({"overuse_grace": "1h"}, "warning", "overuse_grace", "cancelled"),
     ],
 )
 def test_what_the_watch_does_is_seen_and_told(

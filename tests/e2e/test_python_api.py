@@ -208,25 +208,6 @@ def test_a_lease_inside_a_job_is_put_into_force_where_the_environment_was_cleare
     assert told.split() == ["False", "1", str(G), str(G), "False", "active"]
 
 
-def test_a_variable_that_outlives_its_job_does_not_keep_a_process_from_a_lease(
-    daemon: Daemon,
-) -> None:
-    ended = daemon.submit("--mem", "1G", "true")
-    other = daemon.submit("--mem", "1G", "sleep", "600")
-    daemon.wait_until(ended, "ended")
-    daemon.wait_until(other, "active")
-    for number in (ended, other):
-        told = run(
-            daemon,
-            f"""\
-            os.environ["GPULEASE_JOB"] = "{number}"
-            with gpulease.lease("1G") as lease:
-                tell(lease.id)
-            """,
-        )
-        assert int(told) > other
-
-
 def test_a_lease_that_was_given_back_cannot_be_entered(daemon: Daemon) -> None:
     told = run(
         daemon,

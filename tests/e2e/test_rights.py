@@ -25,7 +25,7 @@ os.initgroups(user, who.pw_gid); os.setgid(who.pw_gid); os.setuid(who.pw_uid)
 class Unix(http.client.HTTPConnection):
     def connect(self):
         self.sock = socket.socket(socket.AF_UNIX); self.sock.connect(path)
-call = Unix("localhost", timeout=30)
+call = Unix("localhost", timeout=120)
 call.request(method, target, body or None, {"content-type": "application/json"})
 reply = call.getresponse()
 print(json.dumps([reply.status, reply.read().decode("latin-1")]), flush=True)
@@ -88,7 +88,7 @@ def call(
     done = subprocess.run(
         [sys.executable, "-c", _CALL, user, str(daemon.socket), method, target,
          json.dumps(body) if body is not None else ""],
-        stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60, check=False, cwd="/",
+        stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=120, check=False, cwd="/",
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     status, content = json.loads(done.stdout)
@@ -139,33 +139,6 @@ def test_an_admin_acts_on_a_job_and_does_not_read_what_may_be_secret(
 
 
 @needs_root
-def test_where_commands_are_hidden_others_see_that_a_job_runs_and_not_what(
-    users: tuple[str, str], admin: str
-) -> None:
-    alice, bob = users
-    with daemon_for_all(admins=admins_of(users), hide_commands="true") as hiding:
-        job = submit(hiding, alice, "sleep", "4711")
-        failed = submit(hiding, alice, "/no/such/4711")
-        hiding.wait_until(failed, "ended")
-        watched = submit(hiding, alice, "true", "4711")
-        for target in (
-            "/status", "/jobs", "/jobs?all=true", f"/jobs/{job}", f"/jobs/{failed}",
-            f"/jobs/{watched}/watch",
-        ):  # fmt: skip
-            seen = {
-                user: call(hiding, user, "GET", f"/v1{target}")[1]
-                for user in (alice, bob, admin, "root")
-            }
-            assert "4711" not in seen[bob], target
-            assert all("4711" in seen[user] for user in (alice, admin, "root")), target
-            assert "(hidden)" in seen[bob]
-            assert f'"user":"{alice}"' in seen[bob]
-        for target in ("/gpus/0/history", "/gpus/1/history", f"/jobs/{job}/memory"):
-            status, content = call(hiding, bob, "GET", f"/v1{target}")
-            assert (status, "4711" in content, "sleep" in content) == (200, False, False)
-
-
-@needs_root
 def test_nobody_but_the_owner_reads_output_or_finds_the_environment_anywhere(
     daemon: Daemon, users: tuple[str, str]
 ) -> None:
@@ -192,7 +165,7 @@ def test_a_user_attaches_to_their_own_job_through_a_state_directory_they_cannot_
     done = subprocess.run(
         [sys.executable, "-c", _COMMAND, alice, "--socket", str(daemon.socket),
          "run", "--mem", "1G", "--", "id", "-un"],
-        capture_output=True, text=True, timeout=60, check=False, cwd="/",
+        capture_output=True, text=True, timeout=120, check=False, cwd="/",
     )  # fmt: skip
     assert (done.stdout, done.returncode) == (f"{alice}\n", 0), done
 
@@ -301,7 +274,7 @@ _WITH_GROUPS = _CALL.replace("os.initgroups(user, who.pw_gid)", "os.setgroups(ra
 
 
 @needs_root
-@pytest.mark.parametrize("count", [0, 3, 700, 4000])
+@pytest.mark.parametrize("count", [0, 4000])
 def test_a_job_has_the_groups_that_its_caller_had_and_not_those_of_the_database(
     daemon: Daemon, users: tuple[str, str], count: int
 ) -> None:
@@ -313,7 +286,7 @@ def test_a_job_has_the_groups_that_its_caller_had_and_not_those_of_the_database(
     done = subprocess.run(
         [sys.executable, "-c", program, alice, str(daemon.socket), "POST", "/v1/jobs",
          json.dumps(body)],
-        stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60, check=False, cwd="/",
+        stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=120, check=False, cwd="/",
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     status, content = json.loads(done.stdout)

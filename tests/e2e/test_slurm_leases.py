@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from fuzz.unix import connected
 
-from daemon_rig import Daemon, daemons, wait_for
+from daemon_rig import Daemon, daemons
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="the daemon of a node runs as root")
 
@@ -54,7 +54,7 @@ class Node:
         (self.bin / f"job-{job}").write_text(_JOB.format(id=job, gres=gres, state=state))
 
     def post(self, path: str, body: object = None) -> tuple[int, str]:
-        link = HTTPConnection("node", timeout=60)
+        link = HTTPConnection("node", timeout=120)
         with closing(link), connected(self.daemon.socket) as link.sock:
             link.request("POST", f"/v1/slurm/{path}", None if body is None else json.dumps(body))
             answer = link.getresponse()
@@ -89,7 +89,7 @@ class Node:
         request = f"POST /v1/slurm/{path} HTTP/1.0\r\nContent-Length: {len(content)}\r\n\r\n"
         done = subprocess.run(
             [sys.executable, "-c", _CALL, str(uid), str(self.daemon.socket)],
-            input=request + content, capture_output=True, text=True, timeout=60, check=True,
+            input=request + content, capture_output=True, text=True, timeout=120, check=True,
         )  # fmt: skip
         return done.stdout
 
@@ -201,20 +201,6 @@ def test_the_options_and_the_command_come_with_the_task(node: Node) -> None:
     assert why.startswith("cannot read the variable GPULEASE_SLURM: ")
 
 
-def test_later_steps_keep_the_options_and_inner_jobs_do_not(node: Node) -> None:
-    assert node.prolog(27)[0] == 201
-    command = {"argv": ["python", "outer.py"], "cwd": "/", "options": {"processes": 4}}
-    task = node.task_of(27, GPULEASE_SLURM=json.dumps(command))
-    step = node.task_of(27, **task)
-    assert processes_in(step) == processes_in(task) == 4
-    assert node.prolog(28)[0] == 201
-    inner = node.task_of(28, **step)
-    assert processes_in(inner) is None
-    assert "GPULEASE_SLURM" not in inner
-    commands = {job.slurm_job: job.command for job in node.daemon.client.status().jobs}
-    assert commands == {27: "python outer.py", 28: "job 28 of Slurm (train.py)"}
-
-
 def processes_in(task: dict[str, str]) -> object:
     return json.loads(task["GPULEASE_HOOK"])["options"]["processes"]
 
@@ -270,7 +256,7 @@ def test_gpulease_run_inside_runs_within_the_lease(node: Node) -> None:
     inner = "echo $GPULEASE_JOB $GPULEASE_MEMORY $TF_FORCE_GPU_ALLOW_GROWTH"
     line = [sys.executable, "-m", "gpulease.cli", "run", "--mem", "1G", "--", "sh", "-c", inner]
     ran = subprocess.run(
-        ["sh", "-c", shlex.join(line)], env=task, capture_output=True, text=True, timeout=60,
+        ["sh", "-c", shlex.join(line)], env=task, capture_output=True, text=True, timeout=120,
         check=False, cwd="/",
     )  # fmt: skip
     assert ran.stdout.split() == [task["GPULEASE_JOB"], str(G), "true"], ran.stderr
@@ -285,19 +271,3 @@ def test_a_restarted_daemon_still_has_the_lease(made: Any) -> None:
     assert json.loads(node.prolog(25)[1])["id"] == job
     assert node.post("leases/25/end")[0] == 204
     assert node.daemon.job(job)["state"] == "ended"
-
-
-def test_local_jobs_have_the_local_gpus_alone(made: Any) -> None:
-    node = made('[slurm]\nlocal_gpus = "0"\n')
-    first, second = (node.daemon.submit("--mem", "6G", "sleep", "600") for _ in range(2))
-    shown = node.daemon.wait_until(first, "active")
-    gpus = node.daemon.client.status().gpus
-    assert [gpu.slurm for gpu in gpus] == [False, True]
-    assert [lease["gpu"] for lease in shown["leases"]] == [gpus[0].uuid]
-    waits = wait_for("it is refused", lambda: node.daemon.job(second)["refusals"])
-    assert [each["why"] for each in waits if each["index"] == 1] == ["Slurm assigns it"]
-    job = json.loads(node.prolog(26, "shard:32(IDX:0)")[1])
-    assert [lease["gpu"] for lease in job["leases"]] == [gpus[1].uuid]
-    refused = node.daemon.run("run", "--mem", "1G", "--gpus", "2", "true", check=False)
-    assert "this machine has 1" in refused.stderr
-    assert node.post("leases/26/end")[0] == 204

@@ -1,12 +1,11 @@
 """The daemon is killed and comes back: nothing that ran ends, nothing that waited is lost."""
 
-import os
 import signal
 import subprocess
 import sys
 from pathlib import Path
 
-from daemon_rig import Daemon, alive, wait_for
+from daemon_rig import Daemon, wait_for
 
 
 def test_a_failed_job_ends_its_command_though_the_daemon_does_not_answer(daemon: Daemon) -> None:
@@ -44,18 +43,6 @@ def test_ctrl_c_ends_a_command_that_waits_though_the_daemon_does_not_answer(
     assert daemon.wait_until(2, "ended")["outcome"] == "cancelled"
 
 
-def test_a_job_whose_shim_is_killed_ends_as_lost_and_leaves_no_process(daemon: Daemon) -> None:
-    job = daemon.submit("--mem", "1G", "--", "sh", "-c", "setsid sleep 600 & sleep 600")
-    daemon.wait_until(job, "active")
-    pid = daemon.job(job)["pid"]
-    shim = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-    os.kill(shim, signal.SIGKILL)
-    ended = daemon.wait_until(job, "ended")
-    assert ended["outcome"] == "lost"
-    assert "shim" in ended["reason"]
-    assert alive([pid]) == []
-
-
 def test_a_shim_that_its_user_has_stopped_does_not_save_its_job(daemon: Daemon) -> None:
     job = daemon.submit("--mem", "1G", "--", "sh", "-c", "kill -STOP $PPID; sleep 600")
     wait_for("it was launched", (daemon.state / f"jobs/{job}/socket").exists)
@@ -67,7 +54,7 @@ def test_a_daemon_that_cannot_start_says_why(tmp_path: Path) -> None:
     def fails(*arguments: str) -> str:
         done = subprocess.run(
             [sys.executable, "-m", "gpulease.daemon", "--simulate", "8G", *arguments],
-            capture_output=True, text=True, timeout=60, check=False, cwd="/",
+            capture_output=True, text=True, timeout=120, check=False, cwd="/",
         )  # fmt: skip
         assert done.returncode in (78, 125), done
         assert "Traceback" not in done.stderr

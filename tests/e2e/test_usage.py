@@ -1,40 +1,21 @@
 """What a hook reports of its pools: heard from a job's own user alone, shown, kept, and bounded."""
 
-import http.client
 import json
-import socket
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from daemon_rig import Daemon, wait_for
+from e2e.asking import raw
 
 M = 1 << 20
 
 
-class OnSocket(http.client.HTTPConnection):
-    """HTTP over a Unix socket."""
-
-    def __init__(self, path: Path) -> None:
-        super().__init__("gpulease", timeout=30)
-        self._path = path
-
-    def connect(self) -> None:
-        self.sock = socket.socket(socket.AF_UNIX)
-        self.sock.connect(str(self._path))
-
-
 def post(daemon: Daemon, job: int, content: object) -> int:
-    connection = OnSocket(daemon.socket)
-    try:
-        connection.request("POST", f"/v1/jobs/{job}/usage", json.dumps(content))
-        return connection.getresponse().status
-    finally:
-        connection.close()
+    return int(raw(daemon, "POST", f"/v1/jobs/{job}/usage", json.dumps(content))[0])
 
 
 @pytest.fixture
@@ -89,20 +70,20 @@ def test_a_report_on_a_gpu_that_was_not_leased_is_passed_over(daemon: Daemon, jo
     assert daemon.job(job)["leases"][0]["pools"] == []
 
 
-@pytest.mark.parametrize(
-    "content",
-    [
-        {"framework": "caffe", "version": "1", "gpus": []},
-        {"framework": "torch", "version": "1", "gpus": [{"gpu": "x"}] * 65},
-        {"framework": "torch", "version": "1", "gpus": [{"gpu": "x", "pool": -1}]},
-        {"framework": "torch", "version": "1", "gpus": [{"gpu": "x", "peak": 1 << 60}]},
-        {"framework": "torch", "version": "1", "gpus": [{"gpu": "x", "limit": 1e300}]},
-        [],
-    ],
-)
-def test_what_is_no_report_is_refused(daemon: Daemon, job: int, content: object) -> None:
-    assert post(daemon, job, content) == 400
+NO_REPORTS: list[object] = [
+    {"framework": "caffe", "version": "1", "gpus": []},
+    {"framework": "torch", "version": "1", "gpus": [{"gpu": "x"}] * 65},
+    {"framework": "torch", "version": "1", "gpus": [{"gpu": "x", "pool": -1}]},
+    {"framework": "torch", "version": "1", "gpus": [{"gpu": "x", "peak": 1 << 60}]},
+    {"framework": "torch", "version": "1", "gpus": [{"gpu": "x", "limit": 1e300}]},
+    {"framework": "", "version": "1", "gpus": [], "state": "limited"},
+    {"framework": "torch", "version": "1", "gpus": [], "state": "unlimited"},
+    {"framework": "torch", "version": "1", "gpus": [], "steps": -1, "seconds": 1},
+    {"framework": "torch", "version": "1", "gpus": [], "steps": 1, "seconds": 1e300},
+    [],
+]
 
 
-def test_there_is_no_reporting_on_jobs_that_are_not_there(daemon: Daemon) -> None:
+def test_what_is_no_report_is_refused(daemon: Daemon, job: int) -> None:
+    assert [post(daemon, job, each) for each in NO_REPORTS] == [400] * len(NO_REPORTS)
     assert post(daemon, 77, report("GPU", pool=1)) == 404

@@ -1,6 +1,5 @@
 """Which GPUs a job gets: by name, model and size, on a machine with two kinds of GPUs."""
 
-import json
 from collections.abc import Callable
 
 import pytest
@@ -50,38 +49,6 @@ def test_a_job_that_waits_says_for_which_gpus(mixed: Daemon) -> None:
     assert (job["claim"]["named_labels"], job["waits_for"]) == (["0"], [first])
     mixed.run("edit", str(waits), "--gpu", "any", "--gpu-model", "A100")
     assert where(mixed, waits)[0] in "23"
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        (["--gpu", "9"], "'9'"),
-        (["--gpu", "0", "--gpus", "2"], "names 1"),
-        (["--gpu-model", "H100"], "H100"),
-        (["--min-vram", "100G"], "100G"),
-        (["--gpus", "3", "--same-model"], "--same-model"),
-        (["--mem", "70G", "--gpu", "0"], "24G"),
-        (["--gpu", "1,,3"], "missing"),
-    ],
-)
-def test_what_this_machine_lacks_is_refused_at_once(
-    mixed: Daemon, options: list[str], words: str
-) -> None:
-    ran = mixed.run("run", *options, "-d", "--", "true", check=False)
-    assert ran.returncode in (2, 125), ran
-    assert words in ran.stderr
-    assert "hint: " in ran.stderr
-
-
-def test_a_dry_run_and_no_wait_know_the_choice(mixed: Daemon) -> None:
-    run(mixed, "--mem", "20G", "--gpu", "0")
-    view = json.loads(
-        mixed.run("run", "--mem", "20G", "--gpu-model", "T4", "--dry-run", "--json", "true").stdout
-    )
-    assert view["gpus"] == ["1"]
-    ran = mixed.run("run", "--mem", "20G", "--gpu", "0", "--no-wait", "true", check=False)
-    assert ran.returncode == 75
-    assert "GPU 1: it is not one of the GPUs asked for" in ran.stderr
 
 
 def test_a_command_in_a_job_takes_the_gpu_that_it_names(mixed: Daemon) -> None:

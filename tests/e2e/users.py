@@ -29,7 +29,7 @@ class Unix(http.client.HTTPConnection):
     def connect(self):
         self.sock = socket.socket(socket.AF_UNIX); self.sock.connect(path)
 def call(method, target, body=None):
-    made = Unix("localhost", timeout=60)
+    made = Unix("localhost", timeout=120)
     made.request(method, target, None if body is None else json.dumps(body),
                  {"content-type": "application/json"})
     reply = made.getresponse()

@@ -91,6 +91,9 @@ ENVIRONMENTS = {
 MORE_VERSIONS = {f"tensorflow-{it}" for it in ("1.14", "1.15", "2.12", "2.19", "2.20")}
 """Between the oldest TensorFlow, 2.4, and the newest, which is beside the tests."""
 
+TORCHES = [pytest.param("torch-2.9", marks=pytest.mark.more_versions), "torch"]
+"""Parameters of a test; what an older PyTorch does otherwise has tests of its own."""
+
 
 def versions(*names: str, framework: str = "tensorflow") -> list[Any]:
     """Return parameters of a test, of which `make test-slow` leaves out MORE_VERSIONS."""
@@ -196,7 +199,7 @@ def _starts(path: str, version: str) -> bool:
     code = "import sys, venv; print('%d.%d' % sys.version_info[:2])"
     try:
         done = subprocess.run(
-            [path, "-c", code], capture_output=True, text=True, timeout=30, check=False
+            [path, "-c", code], capture_output=True, text=True, timeout=120, check=False
         )
     except OSError:
         return False

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from frameworks.environments import python_of
+from frameworks.environments import TORCHES, python_of
 from gpulease.worker.environment import HOOKS, LeasedGpu, WorkerOptions, worker_environment
 
 GIB = 2**30
@@ -42,7 +42,7 @@ TORCH = """
     """
 
 
-@pytest.mark.parametrize("version", ["torch-2.9", "torch"])
+@pytest.mark.parametrize("version", TORCHES)
 def test_torch_uses_deterministic_algorithms_once_it_is_imported(version: str) -> None:
     assert said(version, TORCH) == [True, False, False]
 

@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from daemon_rig import PATIENCE_S, Daemon, alive, daemons, wait_for
+from daemon_rig import PATIENCE_S, Daemon, alive, daemons, free_port, wait_for
 from frameworks.environments import python_of
 from goldens import mentions
 
@@ -82,13 +81,17 @@ warnings.simplefilter("ignore")
 def tell(*words): print(*words, flush=True)
 def kernel(name):
     from jupyter_client.manager import start_new_kernel
-    return start_new_kernel(kernel_name=name, startup_timeout=60)
-def printed(client, code):
+    return start_new_kernel(kernel_name=name, startup_timeout=120)
+def printed(client, code, until=None, then=None):
     texts = []
     def hook(message):
+        nonlocal until
         content = message["content"]
         texts.append(content.get("text") or content.get("ename") or "")
-    client.execute_interactive(code, output_hook=hook, timeout=60)
+        if until and until in "".join(texts):
+            until = None
+            then()
+    client.execute_interactive(code, output_hook=hook, timeout=120)
     return "".join(texts).strip()
 """
 
@@ -138,22 +141,18 @@ def test_an_interrupt_reaches_the_kernel_and_two_of_them_do_not_end_it(
     user.gpulease("kernel", "install", "--mem", "1G", "--name", "one")
     shown = user.run(
         """\
-        import threading
         manager, client = kernel("one")
-        client.execute("count = 0")
-        def interrupt():
-            time.sleep(1)
-            manager.interrupt_kernel()
-        threading.Thread(target=interrupt).start()
-        tell(printed(client, "import time\\ntime.sleep(60)"))
+        cell = "print('up', flush=True)\\nimport time\\ntime.sleep(60)"
+        tell(printed(client, cell, "up", manager.interrupt_kernel))
         for _ in range(2): manager.interrupt_kernel()
-        time.sleep(2)  # one that arrives later would interrupt the next cell
-        tell(printed(client, "print('alive')"))
+        # One that arrives later interrupts the next cell.
+        while (said := printed(client, "print('alive')")) == "KeyboardInterrupt": pass
+        tell(said)
         client.stop_channels()
         manager.shutdown_kernel()
         """
     )
-    assert shown == "KeyboardInterrupt\nalive\n"
+    assert shown == "up\nKeyboardInterrupt\nalive\n"
     assert daemon.wait_until(1, "ended")
 
 
@@ -344,14 +343,10 @@ def test_the_magic_says_why_it_waits_and_an_interrupt_leaves_the_queue(
     blocker = daemon.submit("--mem", "8G", "--gpus", "2", "sleep", "600")
     shown = user.run(
         """\
-        import threading
         manager, client = kernel("python3")
         printed(client, "%load_ext gpulease")
-        def interrupt():
-            time.sleep(4)
-            manager.interrupt_kernel()
-        threading.Thread(target=interrupt).start()
-        tell(printed(client, "%gpulease 8G").replace("\\n", " "))
+        said = printed(client, "%gpulease 8G", "waits", manager.interrupt_kernel)
+        tell(said.replace("\\n", " "))
         client.stop_channels()
         manager.shutdown_kernel()
         """
@@ -460,7 +455,7 @@ def ask(method, path="", body=None):
         "http://127.0.0.1:%s/hub/api/users/%s%s" % (
             os.environ["HUB_PORT"], getpass.getuser(), path),
         body, {"Authorization": "token secret-of-the-test"}, method=method)
-    return json.loads(urllib.request.urlopen(request, timeout=60).read() or b"{}")
+    return json.loads(urllib.request.urlopen(request, timeout=120).read() or b"{}")
 def until(condition):
     for _ in range(600):
         try:
@@ -478,13 +473,6 @@ ask("DELETE", "/server")
 until(lambda: not ask("GET")["servers"])
 tell("stopped")
 """
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def test_jupyterhub_starts_a_users_server_as_a_job(daemon: Daemon, user: User) -> None:

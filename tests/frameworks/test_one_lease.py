@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from frameworks.environments import python_of
+from frameworks.environments import TORCHES, python_of
 from gpulease.host.state_dir import ensure_ledger
 from gpulease.worker.environment import HOOKS, LeasedGpu, WorkerOptions, worker_environment
 from gpulease.worker.overhead import MIB, default_overhead
@@ -132,13 +132,6 @@ class TestTensorFlow:
         assert f"process {one.running.pid} (" in refused
         assert two.ask("tensorflow()") == [LEASE - TF]
 
-    def test_two_known_processes_get_a_half_each(self, start: Start) -> None:
-        both = [start(processes=2) for _ in range(2)]
-
-        for each in both:
-            each.tell("tensorflow()")
-        assert [each.answer() for each in both] == [{"value": [LEASE // 2 - TF]}] * 2
-
     def test_what_a_script_asks_for_itself_is_what_it_takes(self, start: Start) -> None:
         one, two = start(), start()
         limit = "tf.config.LogicalDeviceConfiguration(1024)"
@@ -169,8 +162,8 @@ class TestTensorFlow:
 
 @pytest.mark.slow
 class TestPyTorch:
-    @pytest.mark.parametrize("gpus", [1, 2, 4])
-    def test_ranks_of_torchrun_share_the_gpus(self, start: Start, gpus: int) -> None:
+    def test_ranks_of_torchrun_share_the_gpus(self, start: Start) -> None:
+        gpus = 2
         ranks = [
             start("torch", gpus=gpus, LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE="4")
             for rank in range(4)
@@ -182,7 +175,7 @@ class TestPyTorch:
 
         assert handed == [near(LEASE * gpus // 4 - TORCH)] * 4
 
-    @pytest.mark.parametrize("environment", ["torch", "torch-2.9"])
+    @pytest.mark.parametrize("environment", TORCHES)
     def test_a_pool_of_processes_shares_one_gpu_unasked(
         self, start: Start, environment: str
     ) -> None:
@@ -192,16 +185,6 @@ class TestPyTorch:
             worker.ask("torch()")
 
         assert [worker.ask("handed()") for worker in workers] == [[near(LEASE // 4 - TORCH)]] * 4
-
-    def test_a_process_gives_way_no_further_than_what_it_holds(self, start: Start) -> None:
-        one, two = start("torch"), start("torch")
-        one.ask("torch()")
-        one.ask(f"reserved.__setitem__(0, {2600 * MIB})")
-
-        second = two.ask("torch()")
-
-        assert one.ask("handed()") == [near(2600 * MIB)]
-        assert second == [near(LEASE - 2600 * MIB - 2 * TORCH)]
 
     def test_processes_that_see_two_gpus_take_the_one_that_they_use(self, start: Start) -> None:
         both = [start("torch", gpus=2) for _ in range(2)]
@@ -214,14 +197,6 @@ class TestPyTorch:
             wait_until(
                 lambda each=each, device=device: each.ask("handed()")[device] == near(LEASE - TORCH)
             )
-
-    def test_a_script_that_takes_less_leaves_the_rest(self, start: Start) -> None:
-        one, two = start("torch"), start("torch")
-
-        share = 1024 * MIB / TOTAL
-        one.ask(f"torch('torch.cuda.set_per_process_memory_fraction({share})')")
-
-        assert two.ask("torch()") == [near(LEASE - 1024 * MIB - 2 * TORCH)]
 
 
 @pytest.mark.slow
@@ -237,12 +212,6 @@ class TestTwoFrameworks:
         assert "LeaseTooSmall" in refused
         assert "TensorFlow" in refused
         assert "--processes 2" in refused
-
-    def test_tensorflow_and_jax_get_a_half_each(self, start: Start) -> None:
-        one = start(beside=("jax",), processes=2)
-
-        assert one.ask("tensorflow()") == [LEASE // 2 - TF]
-        assert one.ask("jax()") == near(LEASE // 2 - JAX)
 
     def test_keras_on_jax_gets_all_where_tensorflow_hides_the_gpu(self, start: Start) -> None:
         one = start(beside=("jax",), KERAS_BACKEND="jax")

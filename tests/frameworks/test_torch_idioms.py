@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from daemon_rig import Daemon, daemons
-from frameworks.environments import python_of
+from frameworks.environments import TORCHES, python_of
 from frameworks.test_torch_limits import LEASES, variables
 from gpulease.worker.overhead import default_overhead
 
@@ -50,7 +50,7 @@ SCRIPTS = {
 }
 
 
-@pytest.fixture(scope="module", params=["torch", "torch-2.9"])
+@pytest.fixture(scope="module", params=TORCHES)
 def python(request: pytest.FixtureRequest) -> str:
     return python_of(request.param)
 
@@ -59,7 +59,7 @@ def handed(python: str, folder: Path, *command: str) -> list[dict[str, Any]]:
     """Return what each process of a command hands to C++ in a lease of two GPUs."""
     done = subprocess.run(
         [python, "-W", "ignore", *command], env=variables() | {"GPULEASE_HANDED": str(folder)},
-        capture_output=True, text=True, timeout=90, check=False,
+        capture_output=True, text=True, timeout=120, check=False,
     )  # fmt: skip
     found = [json.loads(each.read_text()) for each in sorted(folder.iterdir())]
     assert found, done.stderr
@@ -107,7 +107,7 @@ def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
 def job(daemon: Daemon, *command: str) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     options = ("--mem", "2G", "--gpus", "2", "--")
-    return daemon.run("run", *options, *command, check=False, env=environment, timeout=90)
+    return daemon.run("run", *options, *command, check=False, env=environment, timeout=120)
 
 
 @pytest.mark.parametrize("name", SCRIPTS)

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from daemon_rig import Daemon
-from frameworks.environments import python_of
+from frameworks.environments import TORCHES, python_of
 from goldens import mentions
 from gpulease.worker.environment import HOOKS, LeasedGpu, WorkerOptions, worker_environment
 
@@ -60,7 +60,7 @@ def ran(python: str, script: str, *arguments: str, gpus: int = 2) -> tuple[list[
     return child.stdout.splitlines(), [line for line in lines if line.startswith("gpulease:")]
 
 
-@pytest.mark.parametrize("version", ["tensorflow-1.13", "tensorflow-2.4", HERE])
+@pytest.mark.parametrize("version", ["tensorflow-1.13", HERE])
 @pytest.mark.parametrize(("gpus", "found"), [(1, FIRST), (2, "-1")])
 def test_a_number_in_a_script_for_tensorflow(version: str, gpus: int, found: str) -> None:
     python = sys.executable if version == HERE else python_of(version)
@@ -71,7 +71,7 @@ def test_a_number_in_a_script_for_tensorflow(version: str, gpus: int, found: str
     assert len(notices) == 1
 
 
-@pytest.mark.parametrize("version", ["torch-2.9", "torch"])
+@pytest.mark.parametrize("version", TORCHES)
 @pytest.mark.parametrize(("gpus", "found"), [(1, "-1"), (2, BOTH)])
 def test_two_numbers_in_a_script_for_torch(version: str, gpus: int, found: str) -> None:
     output, notices = ran(python_of(version), "torch_in_script.py", gpus=gpus)
@@ -80,7 +80,7 @@ def test_two_numbers_in_a_script_for_torch(version: str, gpus: int, found: str) 
     assert len(notices) == 1
 
 
-@pytest.mark.parametrize("version", ["torch-2.9", "torch"])
+@pytest.mark.parametrize("version", TORCHES)
 def test_torch_reads_the_gpus_that_a_number_is_mapped_to(version: str) -> None:
     source = (
         "import os; os.environ['CUDA_VISIBLE_DEVICES'] = '6'\n"

@@ -122,22 +122,6 @@ def test_thousands_of_connections_come_and_go(directory: Path) -> None:
     is_served(directory)
 
 
-def test_those_who_say_nothing_are_many_and_still_somebody_is_served(directory: Path) -> None:
-    held = []
-    try:
-        for _ in range(300):
-            link = socket.socket(socket.AF_UNIX)
-            link.setblocking(False)
-            with contextlib.suppress(BlockingIOError):
-                link.connect(str(directory / "socket"))
-            held.append(link)
-        assert is_alive(directory)
-    finally:
-        for link in held:
-            link.close()
-    is_served(directory)
-
-
 @pytest.mark.parametrize("code", [0, 7])
 def test_the_exit_of_a_job_is_right_whatever_was_said_to_it(code: int) -> None:
     with job_directory() as directory:

@@ -16,7 +16,6 @@ from gpulease.config import Settings, read_settings
 from gpulease.daemon.app import checked
 from gpulease.domain.job import Process
 from gpulease.errors import BadConfiguration, BadValue, NotAllowed, TooLarge
-from gpulease.gpu.simulated import parse_simulation
 from gpulease.server import validation
 from gpulease.server.auth import Caller
 from gpulease.server.holds import hold_submission_of
@@ -25,12 +24,7 @@ from gpulease.server.validation import Defaults
 from gpulease.service.ports import LivingProcess
 from gpulease.units import (
     GIB,
-    TIB,
-    Share,
-    format_size,
     format_span,
-    parse_memory,
-    parse_size,
     parse_span,
 )
 from gpulease.wire import ranges
@@ -50,29 +44,6 @@ _LIKE_SPANS = st.from_regex(r"\A(\d{0,12}d)?(\d{0,12}h)?(\d{0,12}:\d{0,3}:?)?(\d
 
 
 @examples(300)
-@given(st.text(max_size=60) | _LIKE_SIZES)
-@example("\u0664G")
-@example("0.0000000001K")
-@example("9" * 5000 + "G")
-def test_a_size_is_bytes_or_refused(text: str) -> None:
-    for read in (parse_size, parse_memory):
-        try:
-            found = read(text)
-        except BadValue as error:
-            assert error.message.isprintable()
-            assert len(error.message) < 200
-            continue
-        assert isinstance(found, Share) or 0 < found <= 1024 * TIB
-
-
-@examples(300)
-@given(st.integers(1, 1024 * TIB))
-def test_a_size_that_is_shown_can_be_asked_for_and_is_not_more(size: int) -> None:
-    again = parse_size(format_size(size))
-    assert 0 <= size - again <= size // 10
-
-
-@examples(300)
 @given(st.text(max_size=60) | _LIKE_SPANS)
 def test_a_time_is_a_span_or_refused(text: str) -> None:
     try:
@@ -87,13 +58,6 @@ def test_a_time_that_is_shown_can_be_asked_for_and_is_not_longer(span: timedelta
     whole = timedelta(seconds=int(span.total_seconds()))
     again = parse_span(format_span(span).replace(" ", ""))
     assert timedelta(0) <= whole - again <= whole / 20
-
-
-@examples(200)
-@given(st.text(max_size=40) | st.from_regex(r"\A(\d{0,6}x\d{0,9}[GTM]?,?){0,4}\Z"))
-def test_a_simulation_is_gpus_or_refused(text: str) -> None:
-    with suppress(BadValue):
-        assert 0 < len(parse_simulation(text)) <= 1024
 
 
 @examples(200)

@@ -9,7 +9,7 @@ from requests.adapters import HTTPAdapter
 from urllib3.connection import HTTPConnection
 from urllib3.connectionpool import HTTPConnectionPool
 
-PATIENCE_S = 60.0
+PATIENCE_S = 120.0
 BASE = "http://gpulease"
 
 

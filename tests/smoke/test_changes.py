@@ -50,16 +50,6 @@ def test_a_waiting_job_is_edited_and_its_history_says_what_changed(daemon: Daemo
     assert mentions(hint, "extend", "requeue")
 
 
-def test_an_edit_that_cannot_be_is_refused_as_a_submission_is(daemon: Daemon) -> None:
-    job = held(daemon)
-    before = daemon.job(job)
-    for options in (("--mem", "100G"), ("--gpus", "9"), ("--after", str(job)), ("--nice", "30"),
-                    ("--name", "a\nb"), ("--begin", "never"), ("--after", "9999"), ()):  # fmt: skip
-        assert refused(daemon, "edit", str(job), *options)
-    refused(daemon, "edit", "--mem", "1G")
-    assert daemon.job(job)["events"] == before["events"]
-
-
 def test_the_waiting_elements_of_an_array_are_edited_together(daemon: Daemon) -> None:
     array = daemon.submit("--mem", "1G", "--held", "--array", "0-29", "--", "sleep", "600")
     element = json.loads(daemon.run("show", "--json", f"{array}_3").stdout)["id"]

@@ -1,7 +1,7 @@
 """How jobs end, and that their memory is free when they are gone and not before."""
 
-import subprocess
 import sys
+from datetime import UTC, datetime
 from pathlib import Path
 
 from daemon_rig import Daemon, alive, wait_for
@@ -29,14 +29,6 @@ def test_a_stubborn_job_keeps_its_memory_until_it_is_killed_with_all_its_process
     assert (ended["outcome"], ended["exit_status"]) == ("cancelled", 137)
     assert started["granted_at"] >= ended["ended_at"]
     assert alive([int(pid) for pid in pids.read_text().split()]) == []
-
-
-def test_run_exits_as_the_job_did(daemon: Daemon) -> None:
-    for how, status in (("exit 3", 3), ("kill -KILL $$", 137), ("kill -TERM $$", 143)):
-        done = daemon.run("run", "--mem", "1G", "--", "sh", "-c", how, check=False)
-        assert done.returncode == status, how
-    shown = {job["exit_status"] for job in daemon.jobs()}
-    assert shown >= {3, 137, 143}
 
 
 def test_a_job_over_its_lease_is_told_and_stopped_and_its_neighbour_goes_on(
@@ -68,19 +60,6 @@ def test_a_new_time_limit_counts_at_once(daemon: Daemon) -> None:
     daemon.wait_until(job, "active")
     assert f"job {job} " in daemon.run("extend", str(job), "+1h").stdout
     assert daemon.job(job)["claim"]["time_limit"] == 7200
-    daemon.client.extend(job, 2 - 7200)
+    started = datetime.fromisoformat(daemon.job(job)["started_at"])
+    daemon.client.extend(job, (datetime.now(UTC) - started).total_seconds() + 2 - 7200)
     assert daemon.wait_until(job, "ended")["outcome"] == "time_limit"
-
-
-def test_a_lease_that_a_shell_holds_ends_with_the_shell(daemon: Daemon) -> None:
-    hold = " ".join(daemon.gpulease("hold", "--mem", "3G"))
-    shell = subprocess.Popen(
-        ["sh", "-c", f'eval "$({hold})"; echo $GPULEASE_JOB $GPULEASE_MEMORY; read line'],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
-    )  # fmt: skip
-    assert shell.stdout is not None
-    number, memory = map(int, shell.stdout.readline().split())
-    job = daemon.job(number)
-    assert (job["state"], job["kind"], job["pid"], memory) == ("active", "hold", shell.pid, 3 * G)
-    shell.communicate("\n", timeout=60)
-    assert daemon.wait_until(number, "ended")["outcome"] == "released"

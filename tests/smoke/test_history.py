@@ -36,23 +36,6 @@ def test_the_history_of_a_daemon_can_be_replayed(daemon: Daemon, tmp_path: Path)
     assert json.loads(replayed.stdout)["results"][0]["figures"]["jobs"] == len(rows)
 
 
-def test_the_history_comes_in_pages(daemon: Daemon) -> None:
-    jobs = [daemon.submit("--mem", "1G", "true") for _ in range(5)]
-    for job in jobs:
-        daemon.wait_until(job, "ended")
-
-    first = daemon.client.history(limit=2)
-    second = daemon.client.history(limit=2, before=first.before)
-
-    assert [job.id for job in (*first.jobs, *second.jobs)] == jobs[:0:-1]
-    assert daemon.client.history(before=1).jobs == []
-    shown = json.loads(daemon.run("history", "--json", "--limit", "2").stdout)
-    assert ([job["id"] for job in shown["jobs"]], shown["before"]) == (jobs[:2:-1], jobs[3])
-    everything = json.loads(daemon.run("history", "--json", "--limit", "1000").stdout)
-    assert everything["before"] is None
-    assert daemon.client.history("nobody-of-this-name").before is None
-
-
 def test_a_job_that_never_held_memory_is_shown_and_not_exported(daemon: Daemon) -> None:
     holder = daemon.submit("--mem", "8G", "--gpus", "2", "sleep", "60")
     daemon.wait_until(holder, "active")

@@ -1,7 +1,7 @@
 """A queue that is longer than a screen: what `status` shows of it, and lists in pages."""
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -23,17 +23,6 @@ def array(standing: Daemon) -> int:
     for number in range(first, first + RUNNING):
         standing.wait_until(number, "active")
     return first
-
-
-def _pages(standing: Daemon, **query: Any) -> Iterator[Sequence[int]]:
-    after = None
-    while True:
-        page = standing.client.jobs(after=after, limit=7, **query)
-        assert page.total == ELEMENTS
-        yield [job.id for job in page.jobs]
-        if page.next is None:
-            return
-        after = page.next
 
 
 def _states(shown: Mapping[str, Any]) -> Sequence[str]:
@@ -79,16 +68,6 @@ def test_a_list_has_the_first_jobs_and_with_ended_ones_the_last(
     assert mentions(standing.run("list", "--limit", "3").stdout, "27 more", "--limit all")
     assert mentions(standing.run("list", "--all", "--limit", "3").stdout, "27 older")
     assert standing.run("list", "--limit", "0", check=False).returncode == 2
-
-
-def test_pages_have_every_job_once_in_both_orders(standing: Daemon, array: int) -> None:
-    every = [*range(array, array + ELEMENTS)]
-    for query in ({}, {"everything": True}):
-        oldest = [*_pages(standing, **query)]
-        assert [len(page) for page in oldest] == [7, 7, 7, 7, 2]
-        assert [number for page in oldest for number in page] == every
-        newest = [number for page in _pages(standing, newest=True, **query) for number in page]
-        assert newest == every[::-1]
 
 
 def test_ten_thousand_elements_take_one_row_of_a_status(standing: Daemon, array: int) -> None:

@@ -43,7 +43,7 @@ def test_an_attached_run_sees_nothing_of_a_daemon_that_is_killed(
     (job,) = daemon.status()["jobs"]
     daemon.kill()
     gate.touch()
-    assert run.communicate(timeout=60)[0] == b"down\n"
+    assert run.communicate(timeout=120)[0] == b"down\n"
     assert run.returncode == 4
     daemon.start()
     assert daemon.wait_until(job["id"], "ended")["exit_status"] == 4
@@ -72,7 +72,7 @@ def test_followed_logs_continue_where_they_were_when_the_daemon_was_killed(
     read += [following.stdout.readline() for _ in range(3)]
     assert read == [b"%d\n" % each for each in range(7, 16)]
     gates[2].touch()
-    rest, said = following.communicate(timeout=60)
+    rest, said = following.communicate(timeout=120)
     assert (rest, following.returncode) == (b"", 0)
     assert said.splitlines()[0].startswith(b"gpulease: lost connection to the daemon")
     assert said.splitlines()[1:] == [b"up"]
@@ -89,7 +89,7 @@ def test_a_run_that_waits_finds_the_daemon_again(daemon: Daemon) -> None:
     daemon.kill()
     daemon.start()
     daemon.cancel(holder)
-    out, _ = run.communicate(timeout=60)
+    out, _ = run.communicate(timeout=120)
     assert (out, run.returncode) == (b"ran\n", 3)
 
 
@@ -97,7 +97,7 @@ def test_a_second_daemon_on_the_same_state_is_refused(daemon: Daemon) -> None:
     second = subprocess.run(
         [sys.executable, "-m", "gpulease.daemon", "--simulate", "8G", "--state", str(daemon.state),
          "--socket", str(daemon.folder / "other")],
-        capture_output=True, text=True, timeout=60, check=False,
+        capture_output=True, text=True, timeout=120, check=False,
     )  # fmt: skip
     assert second.returncode == 78
     assert str(daemon.state) in second.stderr

@@ -38,7 +38,7 @@ def test_wait_follows_live_jobs_by_pattern_the_first_of_several_and_gives_up_in_
     assert waiting.stderr is not None
     assert b"sweep-1" in waiting.stderr.readline()
     gate.touch()
-    waiting.communicate(timeout=60)
+    waiting.communicate(timeout=120)
     assert waiting.returncode == 4
 
 
@@ -57,14 +57,14 @@ def test_a_wait_survives_a_restart_of_the_daemon_and_ctrl_c_ends_only_the_wait(
     assert b"restart" in waiting.stderr.readline()
     assert b"restart" in ended.stderr.readline()
     ended.send_signal(signal.SIGINT)
-    ended.communicate(timeout=60)
+    ended.communicate(timeout=120)
     assert ended.returncode == -signal.SIGINT
     daemon.kill()
     assert b"daemon" in waiting.stderr.readline()
     daemon.start()
     assert daemon.job(job)["state"] == "active"
     gate.touch()
-    waiting.communicate(timeout=60)
+    waiting.communicate(timeout=120)
     assert waiting.returncode == 5
 
 

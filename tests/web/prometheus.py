@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import socket
 import subprocess
 import time
 import urllib.error
@@ -14,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from daemon_rig import PATIENCE_S, wait_for
+from daemon_rig import PATIENCE_S, free_port, wait_for
 
 PROGRAM = shutil.which("prometheus")
 SCRAPES_EVERY_S = 0.25
@@ -79,8 +78,7 @@ class Prometheus:
 def prometheus(folder: Path, target: str, rules: Path) -> Iterator[Prometheus]:
     """Run a Prometheus that scrapes `target`, HOST:PORT."""
     assert PROGRAM is not None
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        address = f"127.0.0.1:{free.getsockname()[1]}"
+    address = f"127.0.0.1:{free_port()}"
     config, log = folder / "prometheus.yml", folder / "prometheus.log"
     every = round(SCRAPES_EVERY_S * 1000)
     config.write_text(_CONFIG.format(every=every, target=target, rules=rules))

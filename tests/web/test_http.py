@@ -159,22 +159,6 @@ def test_what_is_missing_is_said_to_be_missing(served: Web) -> None:
         assert served.get(path).status == 200, path
 
 
-def test_labels_of_elements_are_addresses_and_the_id_of_an_array_is_all_of_it(
-    daemon: Daemon, served: Web
-) -> None:
-    array = daemon.submit("--mem", "1G", "--held", "--array", "1-300", "sleep", "600")
-    assert f"Job {array}_7 " in served.get(f"/jobs/{array}_7").text
-    assert f"Job {array}_1 " in served.get(f"/jobs/{array}_1").text
-    shown = served.get(f"/jobs/{array}").text
-    assert "300 queued" in shown
-    assert f"{array}_[1-300]" in shown
-    for label in (f"{array}_0", f"{array}_", f"{array}_x", "_1", f"{array}_{1 << 70}"):
-        assert served.get(f"/jobs/{label}").status == 404, label
-    queue = served.get("/queue").text
-    assert "300 waiting" in queue
-    assert "Next" not in queue, "one row shows all of them"
-
-
 def test_an_ended_job_shows_what_it_needed_and_how_it_ended(daemon: Daemon, served: Web) -> None:
     job = daemon.submit("--mem", "1G", "sh", "-c", "exit 2")
     daemon.wait_until(job, "ended")
@@ -184,20 +168,6 @@ def test_an_ended_job_shows_what_it_needed_and_how_it_ended(daemon: Daemon, serv
     assert ">Peak<" in shown
     assert ">Uses<" not in shown
     assert ">exited<" in served.get("/past").text
-
-
-def test_a_cancelled_job_has_not_failed_and_one_that_never_started_used_nothing(
-    daemon: Daemon, served: Web
-) -> None:
-    running = daemon.submit("--mem", "1G", "sleep", "600")
-    daemon.wait_until(running, "active")
-    held = daemon.submit("--held", "--mem", "1G", "true")
-    daemon.run("cancel", str(running), str(held))
-    daemon.wait_until(running, "ended")
-    text = served.get("/past").text
-    assert text.count(">cancelled<") == 2
-    assert not re.search(r'over">(cancelled|143)', text)
-    assert "not started / 1G" in text
 
 
 def test_a_daemon_that_is_away_gives_a_page_that_recovers(daemon: Daemon, served: Web) -> None:
@@ -247,7 +217,7 @@ def test_more_requests_than_a_slow_daemon_answers_are_refused_at_once() -> None:
         with silent, web(folder / "s") as served:
             waiting = []
             for number in range(1, 33):
-                made = HTTPConnection(served.host, served.port, timeout=60)
+                made = HTTPConnection(served.host, served.port, timeout=120)
                 made.request("GET", f"/jobs/{number}")
                 waiting.append(made)
             refused = wait_for("too many wait", lambda: _refused(served))
@@ -360,7 +330,7 @@ def test_as_a_user_who_sees_what_is_hidden_it_shows_nothing() -> None:
 @needs_root
 def test_it_does_not_start_as_root() -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "gpulease.web"], capture_output=True, text=True, timeout=60,
+        [sys.executable, "-m", "gpulease.web"], capture_output=True, text=True, timeout=120,
         check=False,
     )  # fmt: skip
     assert done.returncode == 78
