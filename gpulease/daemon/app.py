@@ -159,9 +159,7 @@ def build(settings: Settings, *, confined: bool = False) -> DaemonApp:
     of_slurm = build_launchers(base, table, processes, enforcement)
     holds = HoldLauncher(base.clock, process_ends, launch_context.levels)
     launcher_of = of_slurm.besides(runner, holds)
-    scheduler = _scheduler(
-        base, observer, enforcement, launcher, launcher_of, overuse, records, user_policy
-    )
+    scheduler = _scheduler(base, observer, enforcement, launcher_of, overuse, records, user_policy)
     slurm = SlurmNode(base, scheduler, processes, of_slurm)
     health = _health_watch(base, scheduler, notifications)
     clients = WaitingClients(scheduler, process_ends)
@@ -255,7 +253,6 @@ def _scheduler(
     base: Foundation,
     observer: GpuObserver,
     enforcement: EnforcementSetup,
-    launcher: Launcher,
     launcher_of: LauncherOf,
     overuse: OveruseWatch,
     records: _UsageRecords,
@@ -263,9 +260,6 @@ def _scheduler(
 ) -> Scheduler:
     def policy() -> Policy:
         return leasing_policy(base.settings(), user_policy.limits)
-
-    async def obstacle() -> str | None:
-        return await enforcement.obstacle() or launcher.obstacle()
 
     accounting = JobAccounting(
         base.store,
@@ -285,7 +279,7 @@ def _scheduler(
         policy,
         in_writer=base.writer,
         settle_exit=accounting.settle_exit,
-        obstacle=obstacle,
+        obstacle=enforcement.obstacle,
         windows=_windows(base).current,
     )
 
