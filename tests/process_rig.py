@@ -189,10 +189,14 @@ def output(directory: Path) -> str:
 def is_running(pid: int) -> bool:
     """Tell whether there is such a process, and it is no zombie."""
     try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
+        return state(pid) not in "ZX"
     except (FileNotFoundError, ProcessLookupError):
         return False
-    return stat.rpartition(")")[2].split()[0] not in "ZX"
+
+
+def state(pid: int) -> str:
+    """Return the state of a process, one letter."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
 
 
 class Client:
@@ -238,6 +242,13 @@ class Client:
         while len(data) < size:
             data += self.until(FrameKind.STDOUT)
         return data
+
+    def read_until(self, what: bytes) -> bytes:
+        """Return what is shown until `what` is."""
+        seen = b""
+        while what not in seen:
+            seen += self.until(FrameKind.STDOUT)
+        return seen
 
     def collect(self) -> dict[FrameKind, bytes]:
         """Return all that comes until EXITED, joined by kind."""

@@ -8,9 +8,8 @@ import os
 import re
 import shlex
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 from gpulease.domain.enforcement import (
     HOOK,
@@ -32,15 +31,6 @@ _PYTHON = re.compile(r"python[0-9.]*[a-z]*( \(deleted\))?")
 _LIBRARY = re.compile(rb"/libpython[0-9][^/\n]*\.so")
 
 
-class ExecInfo(NamedTuple):
-    """How a process was started."""
-
-    command: tuple[str, ...]
-    variables: dict[str, str] | None
-    """Those of the requested variables that are set; None if unreadable."""
-    is_python: bool
-
-
 def exec_mark(pid: int) -> bytes:
     """Return a value that changes with each exec and is constant while a program runs.
 
@@ -49,20 +39,15 @@ def exec_mark(pid: int) -> bytes:
     return read(pid, "auxv") or b""
 
 
-def started(pid: int, names: Collection[str]) -> ExecInfo:
-    """Return how a process was started, with its variables of these names."""
-    environment = read(pid, "environ")
-    return ExecInfo(
-        command_of(pid) or ("",),
-        # An empty environment is not unreadable: `env -i` leaves one.
-        None if environment is None else _chosen(environment, names),
-        _is_python(pid),
-    )
-
-
-def _chosen(environment: bytes, names: Collection[str]) -> dict[str, str]:
-    pairs = (os.fsdecode(each).partition("=") for each in environment.split(b"\0"))
-    return {name: value for name, _, value in pairs if name in names}
+def started(pid: int) -> ProcessStart:
+    """Return how a process was started."""
+    environment, variables = read(pid, "environ"), None
+    # An empty environment is not unreadable: `env -i` leaves one.
+    if environment is not None:
+        pairs = (os.fsdecode(each).partition("=") for each in environment.split(b"\0"))
+        variables = {name: value for name, _, value in pairs if name in (HOOK, PATH)}
+    command, container = command_of(pid) or ("",), cgroups.container_of(pid)
+    return ProcessStart(command, variables, _is_python(pid), container)
 
 
 def _is_python(pid: int) -> bool:
@@ -148,13 +133,8 @@ class HookCoverage:
         return {pid: uncovered for (pid, _), uncovered in checked.items() if uncovered is not None}
 
     def _check_one(self, pid: int) -> UncoveredProcess | None:
-        start = started(pid, (HOOK, PATH))
-        why = why_uncovered(
-            ProcessStart(
-                start.command, start.variables, start.is_python, cgroups.container_of(pid)
-            ),
-            self._hooks,
-        )
+        start = started(pid)
+        why = why_uncovered(start, self._hooks)
         if why is None:
             return None
         command = os.fsencode(shlex.join(start.command)).decode(errors="backslashreplace")

@@ -60,7 +60,8 @@ class ProcReader:
         within_s = self._time_for(key, uid)
         if within_s is None:
             return None
-        thread = self._idle_thread()
+        with self._lock:
+            thread = self._idle.pop() if self._idle else CallThread("proc-reader")
         call = thread.submit(partial(_content, f"{self._proc}/{pid}/{name}", most))
         if not call.wait(within_s):
             with self._lock:
@@ -84,10 +85,6 @@ class ProcReader:
             if key in self._blocked or blocked[uid] >= _MOST_BLOCKED:
                 return None
             return min(_NEXT_WITHIN_S, self._within_s) if blocked[uid] else self._within_s
-
-    def _idle_thread(self) -> CallThread[bytes]:
-        with self._lock:
-            return self._idle.pop() if self._idle else CallThread("proc-reader")
 
 
 def _content(path: str, most: int) -> bytes:

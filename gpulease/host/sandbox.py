@@ -110,7 +110,9 @@ class Sandbox:
                 "ask an admin to make the state directory writable",
             ) from error
         missing = []
-        devices = gpus is not None and await asyncio.to_thread(_has_device_rules, job)
+        rules = None if gpus is None else await asyncio.to_thread(cgroups.device_directory_of, job)
+        # If this is not known, do not claim that they are in force.
+        devices = rules is not None and scopes.has_device_rules(rules) is True
         if devices:
             self._complaints.passed("devices")
         elif gpus is not None:
@@ -205,9 +207,3 @@ class UvmNode:
             return f"{command} failed: {error}"
         said = " ".join((done.stderr or done.stdout).split())[:200]
         return "" if self._node.exists() else f"{command} did not create it{said and f': {said}'}"
-
-
-def _has_device_rules(job: int) -> bool:
-    directory = cgroups.device_directory_of(job)
-    # If this is not known, do not claim that they are in force.
-    return directory is not None and scopes.has_device_rules(directory) is True

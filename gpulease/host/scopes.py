@@ -229,7 +229,9 @@ def allowed(gpus: Collection[str], devices: Path = _DEVICES) -> Iterator[tuple[s
     /dev/fuse, a job may open those that its user may open.
     """
     yield "block-*", "rwm"
-    for name in sorted(_kinds(devices.read_text(encoding="utf-8"))):
+    character = devices.read_text(encoding="utf-8").partition("Block devices:")[0].splitlines()
+    kinds = {line.split(maxsplit=1)[1] for line in character if line[:3].strip().isdigit()}
+    for name in sorted(kinds):
         if not name.startswith(_OF_GPUS):
             yield f"char-{name}", "rwm"
         elif name in SHARED_KINDS:
@@ -237,12 +239,6 @@ def allowed(gpus: Collection[str], devices: Path = _DEVICES) -> Iterator[tuple[s
     for node in (*CONTROL_NODES, *gpus):
         if Path(node).exists():
             yield node, "rw"
-
-
-def _kinds(devices: str) -> set[str]:
-    """Return the names of character devices in the text of /proc/devices."""
-    character = devices.partition("Block devices:")[0].splitlines()
-    return {line.split(maxsplit=1)[1] for line in character if line[:3].strip().isdigit()}
 
 
 _SYSCALL = {"x86_64": 321, "aarch64": 280, "ppc64le": 361, "riscv64": 280, "s390x": 351}

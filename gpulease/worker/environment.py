@@ -141,7 +141,11 @@ def worker_environment(  # noqa: PLR0913  a lease and its context
     overheads = {each: [overhead(each, gpu) for gpu in gpus] for each in FRAMEWORKS}
     pools = _pools(gpus, overheads, options.processes or 1)
     visible = _visible_devices(gpus, simulated, options, alone)
-    kept = {name: value for name, value in base.items() if _stays_inside(name, value)}
+    kept = {
+        name: value
+        for name, value in base.items()
+        if name not in _UNLIMITED or value.strip().lower() in _UNLIMITED[name]
+    }
     path = [each for each in kept.get("PYTHONPATH", "").split(":") if each != str(hooks)]
     # LAZY is the default since CUDA 12.2; it saves hundreds of MiB before. A caller may set EAGER.
     environment = {"CUDA_MODULE_LOADING": "LAZY", **kept}
@@ -174,10 +178,6 @@ def worker_environment(  # noqa: PLR0913  a lease and its context
     environment |= _paddle(base, pools) | _for_options(base, options)
     environment.pop(_JAX_NEW_FRACTION, None)
     return environment
-
-
-def _stays_inside(name: str, value: str) -> bool:
-    return name not in _UNLIMITED or value.strip().lower() in _UNLIMITED[name]
 
 
 def _check(gpus: Sequence[LeasedGpu], options: WorkerOptions) -> None:

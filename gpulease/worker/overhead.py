@@ -21,6 +21,7 @@ Thrust (cupy issue 1295), like the others, and so it has the same default; RMM, 
 PaddlePaddle likewise.
 """
 
+import math
 from typing import Final, NamedTuple
 
 MIB = 2**20
@@ -64,13 +65,10 @@ def default_overhead(framework: str, gpus: int, model: str = "", driver: str | N
     Raises:
         KeyError: the framework is not in the table.
     """
+    major = (driver or "").partition(".")[0]
+    version = int(major) if major.isdecimal() else math.inf
     for default in OVERHEAD_DEFAULTS:
         matches = default.framework == framework and model.startswith(default.model)
-        if matches and (default.driver_below is None or _is_older(driver, default.driver_below)):
+        if matches and (default.driver_below is None or version < default.driver_below):
             return default.overhead + (COLLECTIVES if gpus > 1 else 0)
     raise KeyError(framework)
-
-
-def _is_older(driver: str | None, major: int) -> bool:
-    first = (driver or "").partition(".")[0]
-    return first.isdecimal() and int(first) < major

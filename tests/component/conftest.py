@@ -1,4 +1,4 @@
-"""A database, and what stands in for a daemon and for a shim."""
+"""A database, the directory of a job, and what stands in for a daemon and for a shim."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,6 +9,7 @@ from daemon_stand_in.daemon import StandIn
 from daemon_stand_in.shim import ShimStandIn
 from fakes import NOON, reading
 from gpulease.store.store import SqlStore
+from process_rig import job_directory
 
 
 @pytest.fixture
@@ -19,6 +20,13 @@ def store(tmp_path: Path) -> Iterator[SqlStore]:
         tx.add_gpus([reading()], NOON)
     yield opened
     opened.close()
+
+
+@pytest.fixture
+def directory() -> Iterator[Path]:
+    """Yield the directory of a job; no shim is left in it."""
+    with job_directory() as made:
+        yield made
 
 
 @pytest.fixture(params=["quick", "typer"])

@@ -7,14 +7,13 @@ import socket
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from gpulease.host.launcher import _request
 from gpulease.shim.record import is_alive
-from process_rig import job_directory, launch_of, read_record, wait_until
+from process_rig import launch_of, read_record, wait_until
 
 SHIM_CALLS = 86
 WORKER_CALLS = 26
@@ -24,12 +23,6 @@ FLUSHES = {"fsync": 1, "fdatasync": 1}
 ROOT = str(Path(sys.modules["gpulease"].__file__ or "").parents[1])
 SPAWNER = [sys.executable, "-P", "-S", "-X", "utf8"]
 ENVIRONMENT = {"PYTHONPATH": ROOT, "LD_BIND_NOW": "1"}
-
-
-@pytest.fixture
-def directory() -> Iterator[Path]:
-    with job_directory() as made:
-        yield made
 
 
 def run_spawner(command: list[str], directory: Path) -> None:

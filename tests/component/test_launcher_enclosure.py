@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import os
 import signal
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import psutil
@@ -14,13 +14,7 @@ from gpulease.errors import LaunchFailed
 from gpulease.host.launch import Launch
 from gpulease.host.launcher import Launcher
 from gpulease.shim.record import read_record
-from process_rig import finish, job_directory, run, shell, wait_until
-
-
-@pytest.fixture
-def directory() -> Iterator[Path]:
-    with job_directory() as made:
-        yield made
+from process_rig import finish, run, shell, wait_until
 
 
 def test_the_shim_is_enclosed_before_its_record_exists(directory: Path) -> None:

@@ -23,7 +23,6 @@ from process_rig import (
     PATH,
     end,
     finish,
-    job_directory,
     launch_of,
     output,
     python,
@@ -31,12 +30,6 @@ from process_rig import (
     shell,
     start,
 )
-
-
-@pytest.fixture
-def directory():
-    with job_directory() as made:
-        yield made
 
 
 def refusal(launch: Launch) -> GpuleaseError:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from process_rig import finish, job_directory, output, python, shell, start, wait_until
+from process_rig import finish, output, python, shell, start, wait_until
 
 LOOK = """
 import json, os, resource, signal
@@ -29,12 +29,6 @@ print(json.dumps({
     "oom": int(open("/proc/self/oom_score_adj").read()),
 }))
 """
-
-
-@pytest.fixture
-def directory():
-    with job_directory() as made:
-        yield made
 
 
 def look(directory: Path, **changes: Any) -> dict[str, Any]:

@@ -21,7 +21,6 @@ from process_rig import (
     events_of,
     is_alive,
     is_running,
-    job_directory,
     kill,
     output,
     pids,
@@ -44,12 +43,6 @@ time.sleep(1000)
 
 
 @pytest.fixture
-def directory() -> Iterator[Path]:
-    with job_directory() as made:
-        yield made
-
-
-@pytest.fixture
 def marker() -> Iterator[str]:
     made = f"{secrets.token_hex(4)}/17"
     yield made
@@ -66,6 +59,8 @@ def test_a_worker_dies_with_its_shim(directory: Path) -> None:
     assert not is_alive(directory)
     record = read_record(directory)
     assert record is not None and record.started == started and record.exited is None
+    assert run(events_of(directory)) == [Lost()]
+    assert run(stop(directory, "cancelled", timedelta(0))) is False
 
 
 def test_the_loss_is_told_to_who_follows(directory: Path) -> None:
@@ -82,13 +77,6 @@ def test_the_loss_is_told_to_who_follows(directory: Path) -> None:
         return event
 
     assert run(scenario()) == Lost()
-
-
-def test_the_loss_is_told_to_who_comes_later(directory: Path) -> None:
-    kill(start(shell(directory, "sleep 1000")).shim_pid)
-
-    assert run(events_of(directory)) == [Lost()]
-    assert run(stop(directory, "cancelled", timedelta(0))) is False
 
 
 def test_where_nothing_was_launched_nothing_lives(directory: Path) -> None:

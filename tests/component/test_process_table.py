@@ -17,7 +17,6 @@ from process_rig import (
     PATH,
     ephemeral_user,
     is_running,
-    job_directory,
     kill,
     output,
     shell,
@@ -26,12 +25,6 @@ from process_rig import (
 )
 
 SLEEP = ["/bin/sleep", "1000"]
-
-
-@pytest.fixture
-def directory() -> Iterator[Path]:
-    with job_directory() as made:
-        yield made
 
 
 @pytest.fixture

@@ -1,6 +1,5 @@
 """How a worker ends, and how it is made to."""
 
-import asyncio
 import os
 import signal
 from datetime import UTC, datetime, timedelta
@@ -9,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from gpulease.host.shim_control import Exited, MainExited, Stopping, follow, set_time_limit, stop
-from gpulease.shim.record import Exited as Recorded
 from gpulease.shim.record import read_record
 from process_rig import (
     end,
@@ -17,8 +15,6 @@ from process_rig import (
     finish,
     is_alive,
     is_running,
-    job_directory,
-    launched,
     output,
     python,
     run,
@@ -40,12 +36,6 @@ signal.signal(signal.SIGTERM, signal.SIG_IGN)
 print(os.getpid(), flush=True)
 time.sleep(1000)
 """
-
-
-@pytest.fixture
-def directory():
-    with job_directory() as made:
-        yield made
 
 
 @pytest.mark.parametrize("code", [0, 255])
@@ -194,14 +184,3 @@ def test_a_shim_goes_when_its_worker_has(directory: Path) -> None:
 
     wait_until(lambda: not is_running(started.shim_pid), "the end of the shim")
     assert not is_alive(directory)
-
-
-def test_many_follow_one_job(directory: Path) -> None:
-    async def scenario() -> list[Recorded]:
-        await launched(shell(directory, "read x < /proc/self/stat; exit 4"))
-        told = await asyncio.gather(*(events_of(directory) for _ in range(10)))
-        return [events[-1] for events in told if isinstance(events[-1], Exited)]
-
-    ends = run(scenario())
-    assert len(ends) == 10
-    assert len(set(ends)) == 1

@@ -27,12 +27,6 @@ MIB = 1 << 20
 
 
 @pytest.fixture
-def directory() -> Iterator[Path]:
-    with job_directory() as made:
-        yield made
-
-
-@pytest.fixture
 def small_disk() -> Iterator[Path]:
     """A job's directory on a file system of 256 KiB."""
     if os.geteuid() != 0:
@@ -67,14 +61,6 @@ def test_a_job_on_a_full_disk_runs_to_its_recorded_end(small_disk: Path) -> None
     assert ended.exit_code == 7
     record = read_record(small_disk)
     assert record is not None and record.exited == ended
-
-
-def test_a_full_disk_costs_the_attached_reader_nothing(small_disk: Path) -> None:
-    (small_disk / "filler").write_bytes(b"x" * (180 << 10))
-    start(shell(small_disk, f"head -c {4 * MIB} /dev/zero", awaits_attach=True))
-
-    with Client(small_disk, "attach") as client:
-        assert client.collect()[FrameKind.STDOUT] == bytes(4 * MIB)
 
 
 def test_a_log_says_what_it_had_to_drop(small_disk: Path) -> None:

@@ -1,7 +1,6 @@
 """A line of the daemon in a job's output: whole, on a line of its own, from the daemon alone."""
 
 import os
-from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -27,12 +26,6 @@ from process_rig import (
 
 HALF_A_LINE = "printf half >&2; read go; printf ' done\\n' >&2; echo out"
 TERMINAL = TerminalSpec(24, 80, None, stderr=True)
-
-
-@pytest.fixture
-def directory() -> Iterator[Path]:
-    with job_directory() as made:
-        yield made
 
 
 def errors(directory: Path) -> str:

@@ -4,7 +4,6 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 
@@ -17,26 +16,16 @@ from gpulease.wire.frames import FrameKind
 from process_rig import (
     Client,
     end,
-    job_directory,
     output,
     python,
     run,
     shell,
     start,
+    state,
     wait_until,
 )
 
 HOUR = timedelta(hours=1)
-
-
-@pytest.fixture
-def directory() -> Iterator[Path]:
-    with job_directory() as made:
-        yield made
-
-
-def state(pid: int) -> str:
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
 
 
 def test_a_stop_that_is_asked_for_is_told_and_undone(directory: Path) -> None:

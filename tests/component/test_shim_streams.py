@@ -17,7 +17,6 @@ from process_rig import (
     end,
     finish,
     is_alive,
-    job_directory,
     output,
     python,
     shell,
@@ -38,12 +37,6 @@ sys.stdout.flush()
 sys.stderr.flush()
 open({path!r}, "w").write(out.hexdigest() + " " + err.hexdigest())
 """
-
-
-@pytest.fixture
-def directory():
-    with job_directory() as made:
-        yield made
 
 
 def test_a_slow_reader_gets_every_byte(directory: Path, tmp_path: Path) -> None:
@@ -146,10 +139,6 @@ def test_a_job_that_closes_its_input_may_be_typed_at(directory: Path) -> None:
         ended = json.loads(client.until(FrameKind.EXITED))
 
     assert ended["signal"] == 15
-
-
-def test_without_input_the_job_reads_an_end(directory: Path) -> None:
-    assert finish(shell(directory, "cat; exit 6")).exit_code == 6
 
 
 def test_losing_who_attached_ends_the_input_and_not_the_job(directory: Path) -> None:

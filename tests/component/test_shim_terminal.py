@@ -10,7 +10,6 @@ import re
 import signal
 import string
 import termios
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -31,6 +30,7 @@ from process_rig import (
     python,
     shell,
     start,
+    state,
     user_identity,
     wait_until,
 )
@@ -38,12 +38,6 @@ from process_rig import (
 PLAIN = TerminalSpec(rows=30, columns=100, attributes=None, stderr=True)
 CTRL_C, CTRL_D, CTRL_Z, CTRL_BACKSLASH = b"\x03", b"\x04", b"\x1a", b"\x1c"
 RAW = "stty raw -echo; "
-
-
-@pytest.fixture
-def directory() -> Iterator[Path]:
-    with job_directory() as made:
-        yield made
 
 
 def on_terminal(launch: Launch, order: TerminalSpec = PLAIN, *, awaited: bool = True) -> Launch:
@@ -60,14 +54,6 @@ def text_of(launch: Launch, order: TerminalSpec = PLAIN) -> str:
     start(on_terminal(launch, order))
     with Client(Path(launch.shim.directory), "attach") as client:
         return client.collect()[FrameKind.STDOUT].decode().replace("\r\n", "\n")
-
-
-def read_until(client: Client, what: bytes) -> bytes:
-    """Return what is shown until `what` is."""
-    seen = b""
-    while what not in seen:
-        seen += client.until(FrameKind.STDOUT)
-    return seen
 
 
 def test_the_three_streams_are_the_terminal(directory: Path) -> None:
@@ -119,16 +105,16 @@ def test_a_new_size_reaches_the_job(directory: Path) -> None:
     script = "trap 'stty size' WINCH; echo up; while :; do sleep 1000 & wait; done"
     start(on_terminal(shell(directory, script)))
     with Client(directory, "attach") as client:
-        read_until(client, b"up")
+        client.read_until(b"up")
         client.send(FrameKind.WINDOW, rows=55, columns=203)
-        read_until(client, b"55 203")
+        client.read_until(b"55 203")
         with Client(directory) as second:
             second.send(FrameKind.HELLO, role="attach", window={"rows": 11, "columns": 22})
-            read_until(second, b"11 22")
+            second.read_until(b"11 22")
             # Who only watches has no say, and no size is too large.
             client.send(FrameKind.WINDOW, rows=1, columns=1)
             second.send(FrameKind.WINDOW, rows=44, columns=1 << 40)
-            assert b"\n1 1" not in read_until(second, b"44 65535")
+            assert b"\n1 1" not in second.read_until(b"44 65535")
 
 
 def test_who_attaches_later_has_the_screen_drawn_anew(directory: Path) -> None:
@@ -138,7 +124,7 @@ def test_who_attaches_later_has_the_screen_drawn_anew(directory: Path) -> None:
     wait_until(lambda: "up" in output(directory))
     with Client(directory) as client:
         client.send(FrameKind.HELLO, role="attach", window=window)
-        read_until(client, b"drawn")
+        client.read_until(b"drawn")
 
 
 def test_a_peer_that_attaches_after_the_end_gets_the_output_and_the_exit_code(
@@ -222,39 +208,26 @@ except KeyboardInterrupt:
     with Client(directory, "attach") as client:
         wait_until(lambda: output(directory).count("up") == 3)
         client.send(FrameKind.STDIN, CTRL_C)
-        shown = read_until(client, b"code 7")
+        shown = client.read_until(b"code 7")
         client.until(FrameKind.MAIN_EXITED)
         assert is_alive(directory)
         assert b"background" not in shown
-
-
-@pytest.mark.parametrize(
-    ("key", "number"), [(CTRL_C, signal.SIGINT), (CTRL_BACKSLASH, signal.SIGQUIT)]
-)
-def test_a_key_ends_a_job_as_its_signal_does(
-    directory: Path, key: bytes, number: signal.Signals
-) -> None:
-    start(on_terminal(shell(directory, "echo up; exec sleep 1000")))
-    with Client(directory, "attach") as client:
-        read_until(client, b"up")
-        client.send(FrameKind.STDIN, key)
-        assert json.loads(client.until(FrameKind.EXITED))["signal"] == number
 
 
 def test_the_shim_outlives_every_key(directory: Path) -> None:
     script = "trap '' INT QUIT TSTP; echo up; read line; echo got $line"
     start(on_terminal(shell(directory, script)))
     with Client(directory, "attach") as client:
-        read_until(client, b"up")
+        client.read_until(b"up")
         client.send(FrameKind.STDIN, CTRL_C + CTRL_BACKSLASH + CTRL_Z + b"words\n")
-        read_until(client, b"got words")
+        client.read_until(b"got words")
         assert json.loads(client.until(FrameKind.EXITED))["exit_code"] == 0
 
 
 def test_ctrl_z_suspends_the_job_and_sigcont_goes_on(directory: Path) -> None:
     started = start(on_terminal(shell(directory, "echo up; cat; echo done")))
     with Client(directory, "attach") as client, Client(directory, "watch") as aside:
-        read_until(client, b"up")
+        client.read_until(b"up")
         for _ in range(3):
             client.send(FrameKind.STDIN, CTRL_Z)
             for peer in (client, aside):
@@ -271,26 +244,10 @@ def test_ctrl_z_suspends_the_job_and_sigcont_goes_on(directory: Path) -> None:
     assert json.loads(shown[FrameKind.EXITED])["exit_code"] == 0
 
 
-def state(pid: int) -> str:
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-
-
-def test_a_suspended_job_can_be_ended(directory: Path) -> None:
-    start(on_terminal(shell(directory, "echo up; exec sleep 1000")))
-    with Client(directory, "attach") as client, Client(directory, "control") as control:
-        read_until(client, b"up")
-        client.send(FrameKind.STDIN, CTRL_Z)
-        client.until(FrameKind.SUSPENDED)
-        control.send(FrameKind.STOP, reason="cancelled", grace_s=600)
-        ended = json.loads(client.until(FrameKind.EXITED))
-
-    assert (ended["reason"], ended["signal"]) == ("cancelled", signal.SIGTERM)
-
-
 def test_a_shell_of_the_job_controls_its_own_jobs(directory: Path) -> None:
     start(on_terminal(shell(directory, "exec bash --norc --noprofile -i")))
     with Client(directory, "attach") as client:
-        read_until(client, b"ready> ")
+        client.read_until(b"ready> ")
         client.send(FrameKind.STDIN, b"sh -c 'echo pid=$$.; exec cat'\n")
         cat = int(wait_until(lambda: re.search(r"pid=(\d+)\.", output(directory)))[1])
         wait_until(lambda: Path(f"/proc/{cat}/comm").read_text() == "cat\n")
@@ -345,10 +302,10 @@ def test_the_end_of_the_input_is_typed(directory: Path, typed: bytes) -> None:
     script = "stty -echo eof ^E; echo up; cat; echo +; cat; echo -"
     start(on_terminal(shell(directory, script)))
     with Client(directory, "attach") as client:
-        read_until(client, b"up\r\n")
+        client.read_until(b"up\r\n")
         client.send(FrameKind.STDIN, typed) if typed else None
         client.send(FrameKind.STDIN_END)
-        first = read_until(client, b"+\r\n")
+        first = client.read_until(b"+\r\n")
         client.send(FrameKind.STDIN, b"more\n")
         client.send(FrameKind.STDIN_END)
         shown = first + client.collect()[FrameKind.STDOUT]
@@ -360,7 +317,7 @@ def test_a_lost_writer_leaves_the_job_reading(directory: Path) -> None:
     start(on_terminal(shell(directory, "read a; echo first $a; read b; echo second $b")))
     with Client(directory, "attach") as first:
         first.send(FrameKind.STDIN, b"one\n")
-        read_until(first, b"first one")
+        first.read_until(b"first one")
 
     with Client(directory, "attach") as second:
         second.send(FrameKind.STDIN, b"two\n")
@@ -406,7 +363,7 @@ os.write(1, digest.hexdigest().encode())
 """
     start(on_terminal(python(directory, program)))
     with Client(directory, "attach") as client:
-        read_until(client, b"up")
+        client.read_until(b"up")
         for at in range(0, len(pasted), 7777):
             client.send(FrameKind.STDIN, pasted[at : at + 7777])
         shown = client.collect()[FrameKind.STDOUT]
@@ -414,23 +371,10 @@ os.write(1, digest.hexdigest().encode())
     assert shown.decode().lstrip(".") == hashlib.sha256(pasted).hexdigest()
 
 
-def test_a_large_paste_of_lines_reaches_the_job_whole(directory: Path) -> None:
-    lines = b"".join(b"%060d\n" % number for number in range(3400))
-    start(on_terminal(shell(directory, "echo up; cat | md5sum; exec cat")))
-    with Client(directory, "attach") as client:
-        read_until(client, b"up")
-        client.send(FrameKind.STDIN, lines + CTRL_D)
-        summed = read_until(client, b"  -\r\n")
-        client.send(FrameKind.STDIN, CTRL_D)
-        assert json.loads(client.until(FrameKind.EXITED))["exit_code"] == 0
-
-    assert hashlib.md5(lines, usedforsecurity=False).hexdigest().encode() in summed
-
-
 def test_a_line_longer_than_a_terminal_keeps_blocks_no_one(directory: Path) -> None:
     start(on_terminal(shell(directory, "echo up; read line; echo ${#line}")))
     with Client(directory, "attach") as client:
-        read_until(client, b"up")
+        client.read_until(b"up")
         client.send(FrameKind.STDIN, b"x" * (200 << 10) + b"\n")
         seen = client.collect()
 
@@ -440,7 +384,7 @@ def test_a_line_longer_than_a_terminal_keeps_blocks_no_one(directory: Path) -> N
 def test_a_job_that_reads_nothing_may_be_typed_at(directory: Path) -> None:
     start(on_terminal(shell(directory, RAW + "echo up; exec sleep 1000")))
     with Client(directory, "attach") as client, Client(directory, "control") as control:
-        read_until(client, b"up")
+        client.read_until(b"up")
         client.send(FrameKind.STDIN, b"z" * (200 << 10))
         control.send(FrameKind.STOP, reason="cancelled", grace_s=60)
         assert json.loads(client.until(FrameKind.EXITED))["reason"] == "cancelled"

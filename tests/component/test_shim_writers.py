@@ -4,23 +4,14 @@ import json
 import signal
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
-
-import pytest
 
 from gpulease.host.launch import Launch
 from gpulease.shim.launch_request import TerminalSpec
 from gpulease.wire.frames import FrameKind
-from process_rig import Client, job_directory, output, shell, start, wait_until
+from process_rig import Client, output, shell, start, wait_until
 
 MIB = 1 << 20
-
-
-@pytest.fixture
-def directory() -> Iterator[Path]:
-    with job_directory() as made:
-        yield made
 
 
 def terminal_job(directory: Path, script: str) -> Launch:
@@ -32,39 +23,32 @@ def pipe_job(directory: Path, script: str) -> Launch:
     return shell(directory, script, stdin=True, awaits_attach=True)
 
 
-def read_until(client: Client, what: bytes) -> bytes:
-    seen = b""
-    while what not in seen:
-        seen += client.until(FrameKind.STDOUT)
-    return seen
-
-
 def test_on_a_terminal_the_newest_writes_and_the_former_watches(directory: Path) -> None:
     start(terminal_job(directory, "stty -echo; echo up; exec cat"))
     with Client(directory, "attach") as first:
-        read_until(first, b"up")
+        first.read_until(b"up")
         with Client(directory, "attach") as second:
             assert first.until(FrameKind.WATCHING) == b"{}"
             second.send(FrameKind.STDIN, b"two\n")
-            read_until(first, b"two")
+            first.read_until(b"two")
             first.send(FrameKind.STDIN, b"one\n")
             first.send(FrameKind.SIGNAL, signal=int(signal.SIGWINCH))
             second.send(FrameKind.STDIN, b"three\n")
-            assert b"one" not in read_until(second, b"three")
+            assert b"one" not in second.read_until(b"three")
 
 
 def test_a_watcher_may_ask_to_write(directory: Path) -> None:
     start(terminal_job(directory, "stty -echo; echo up; exec cat"))
     with Client(directory, "attach") as first, Client(directory, "watch") as watcher:
-        read_until(first, b"up")
+        first.read_until(b"up")
         watcher.send(FrameKind.HELLO, role="attach", window={"rows": 5, "columns": 6})
         first.until(FrameKind.WATCHING)
         watcher.send(FrameKind.STDIN, b"mine\n")
-        read_until(first, b"mine")
+        first.read_until(b"mine")
         first.send(FrameKind.HELLO, role="attach")
         watcher.until(FrameKind.WATCHING)
         first.send(FrameKind.STDIN, b"mine again\n")
-        read_until(watcher, b"mine again")
+        watcher.read_until(b"mine again")
 
 
 def test_who_was_demoted_does_not_slow_the_job(directory: Path) -> None:
@@ -83,7 +67,7 @@ def test_who_was_demoted_does_not_slow_the_job(directory: Path) -> None:
 def test_who_was_demoted_over_a_full_terminal_is_heard_again(directory: Path) -> None:
     start(terminal_job(directory, "stty raw -echo; echo up; exec sleep 1000"))
     with Client(directory, "attach") as first:
-        read_until(first, b"up")
+        first.read_until(b"up")
 
         def paste() -> None:
             for _ in range(64):
@@ -101,14 +85,14 @@ def test_on_pipes_the_first_keeps_the_input(directory: Path) -> None:
     start(pipe_job(directory, "exec cat"))
     with Client(directory, "attach") as first:
         first.send(FrameKind.STDIN, b"one\n")
-        read_until(first, b"one\n")
+        first.read_until(b"one\n")
         with Client(directory, "attach") as second:
             assert second.until(FrameKind.WATCHING) == b"{}"
             second.send(FrameKind.STDIN, b"two\n")
             second.send(FrameKind.STDIN_END)
-            read_until(second, b"one\n")
+            second.read_until(b"one\n")
             first.send(FrameKind.STDIN, b"three\n")
-            assert read_until(second, b"three\n") == b"three\n"
+            assert second.read_until(b"three\n") == b"three\n"
         first.send(FrameKind.STDIN_END)
         seen = first.collect()
 
@@ -123,11 +107,11 @@ def test_a_watcher_attaches_when_the_first_has_gone_and_finds_the_input_over(
     start(pipe_job(directory, "cat; echo over; exec sleep 1000"))
     with Client(directory, "attach") as first:
         first.send(FrameKind.STDIN, b"one\n")
-        read_until(first, b"one\n")
+        first.read_until(b"one\n")
         late = Client(directory, "attach")
         late.until(FrameKind.WATCHING)
     with late:
-        read_until(late, b"over\n")
+        late.read_until(b"over\n")
         late.send(FrameKind.HELLO, role="attach")
         late.send(FrameKind.STDIN, b"nowhere\n")
         late.send(FrameKind.SIGNAL, signal=int(signal.SIGINT))

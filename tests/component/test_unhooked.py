@@ -165,14 +165,14 @@ def test_a_program_with_python_built_in_is_python(tmp_path: Path) -> None:
     try:
         assert mapped.stdout is not None
         mapped.stdout.readline()
-        wait_until(lambda: hook_coverage.started(mapped.pid, ()).is_python, "its library is mapped")
+        wait_until(lambda: hook_coverage.started(mapped.pid).is_python, "its library is mapped")
     finally:
         mapped.kill()
         mapped.communicate()
 
 
 def test_of_a_process_that_has_gone_nothing_is_known() -> None:
-    gone = hook_coverage.started(2**22 + 1, (HOOK,))
-    assert gone.variables is None
+    gone = hook_coverage.started(2**22 + 1)
+    assert gone.environment is None
     assert not gone.is_python
     assert hook_coverage.exec_mark(2**22 + 1) == b""

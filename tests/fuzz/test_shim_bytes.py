@@ -1,7 +1,6 @@
 """Anything at all on a job's own socket: the job runs on, ends as it ends, the next is served."""
 
 import contextlib
-import dataclasses
 import json
 import os
 import socket
@@ -27,10 +26,8 @@ _SLEEP = "import time\nprint('up', flush=True)\ntime.sleep(1000)"
 def directory(request: pytest.FixtureRequest) -> Iterator[Path]:
     """The directory of a job that sleeps, and that must sleep on."""
     with job_directory() as made:
-        launch = python(made, _SLEEP, stdin=True, awaits_attach=True)
-        if request.param == "terminal":
-            launch = dataclasses.replace(launch, terminal=TerminalSpec(24, 80, None, True))
-        start(launch)
+        terminal = TerminalSpec(24, 80, None, True) if request.param == "terminal" else None
+        start(python(made, _SLEEP, stdin=True, awaits_attach=True, terminal=terminal))
         yield made
         # What peers send is never taken for an error of the shim's own.
         logs = [(made / name).read_bytes() for name in ("stdout", "stderr")]

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from jeepney import DBusErrorResponse, Message, new_error, new_method_return
+from jeepney import Message, new_error, new_method_return
 
 from fakes import ALICE, NOON, FakeClock
 from goldens import mentions
@@ -307,10 +307,3 @@ def test_a_systemd_that_knows_no_oom_policy_of_scopes_is_asked_without() -> None
     asyncio.run(scopes._request_start(bus, 9, scope))  # type: ignore[arg-type]
     first, second = bus.asked
     assert [name for name in first if name not in second] == ["OOMPolicy"]
-
-
-def test_a_systemd_that_refuses_another_property_makes_no_scope() -> None:
-    bus = OldSystemd("OOMPolicy", "Slice")
-    with pytest.raises(DBusErrorResponse):
-        asyncio.run(scopes._request_start(bus, 9, scopes.Scope(7, "al", MINUTE)))  # type: ignore[arg-type]
-    assert len(bus.asked) == 2

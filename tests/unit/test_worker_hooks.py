@@ -280,21 +280,6 @@ def test_a_lease_is_split_into_sizes_which_are_scaled_down_to_fit(
     assert clamped(config(), divided) == ([found, found], "0,1")
 
 
-def test_a_script_that_splits_a_gpu_itself_gets_no_other_sizes() -> None:
-    proto = config()
-    proto.gpu_options.experimental.num_virtual_devices_per_gpu = 2
-
-    assert clamped(proto, lease(split_sizes=[MIB]))[0] == [[2048, 2048]] * 2
-
-
-def test_each_size_of_a_split_simulated_lease_is_a_cpu_device() -> None:
-    proto = config()
-    clamped(proto, lease(simulated=True, split_sizes=[MIB, 2 * MIB, 3 * MIB]))
-
-    assert proto.device_count["CPU"] == 6
-    assert proto.allow_soft_placement is True
-
-
 def test_a_gpu_that_is_not_there_is_left_for_tensorflow_to_refuse() -> None:
     assert clamped(config(visible_device_list="7"), lease()) == ([[4096]], "7")
 

@@ -62,6 +62,12 @@ def visible_gpus(lease: Lease) -> "list[dict[str, Any]]":
     return lease.named(os.environ.get("CUDA_VISIBLE_DEVICES", ""))
 
 
+def is_older(framework: Any, version: "tuple[int, int]") -> bool:
+    """Tell whether a framework is older than a version; False if that is not known."""
+    parts = str(getattr(framework, "__version__", "")).split(".")[:2]
+    return all(part.isdigit() for part in parts) and tuple(map(int, parts)) < version
+
+
 def version_of(framework: Any) -> str:
     """Return the version of an imported framework."""
     return str(getattr(framework, "__version__", "unknown"))

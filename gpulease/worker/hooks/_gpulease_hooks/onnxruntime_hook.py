@@ -10,7 +10,7 @@ import importlib
 from typing import Any
 
 from . import report
-from .hook import ReportFailure, Undo, lifting, visible_gpus, wrap
+from .hook import ReportFailure, Undo, is_older, lifting, visible_gpus, wrap
 from .lease import Lease, LeaseTooSmall
 
 CUDA = "CUDAExecutionProvider"
@@ -27,7 +27,7 @@ def install(onnxruntime: Any, raw: str, report_failure: ReportFailure) -> Undo:
     version = str(getattr(onnxruntime, "__version__", "of unknown version"))
     native = importlib.import_module("onnxruntime.capi._pybind_state")
     session = getattr(native, "InferenceSession", None)
-    if _is_too_old(version) or not hasattr(session, "initialize_session"):
+    if is_older(onnxruntime, OLDEST) or not hasattr(session, "initialize_session"):
         report_failure("ONNX Runtime {} is not limited to the lease".format(version))
         return lease.lift
     limit = _Limit(lease, version)
@@ -36,11 +36,6 @@ def install(onnxruntime: Any, raw: str, report_failure: ReportFailure) -> Undo:
         if hasattr(native.SessionOptions, name):
             undos.append(wrap([native.SessionOptions], name, by))
     return lifting(lease, *undos)
-
-
-def _is_too_old(version: str) -> bool:
-    parts = version.split(".")[:2]
-    return all(part.isdigit() for part in parts) and tuple(map(int, parts)) < OLDEST
 
 
 class _Limit:

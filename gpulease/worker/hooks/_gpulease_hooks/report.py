@@ -149,10 +149,14 @@ def begin(
         reporter = _reporter_of(lease)
         if reporter is None:
             return
+        if limits is None:
+            gpus = lease.named(os.environ.get("CUDA_VISIBLE_DEVICES", ""))
+            sizes = [None if lease.simulated else lease.limit(framework, gpu) for gpu in gpus]
+            limits = [{"gpu": gpu["uuid"], "limit": size} for gpu, size in zip(gpus, sizes)]
         content = {
             "framework": framework,
             "version": str(version),
-            "gpus": _limits(lease, framework) if limits is None else limits,
+            "gpus": limits,
             "state": "limited",
         }
         reporter.sources[framework] = str(version), pools
@@ -188,13 +192,6 @@ def failed(lease: "Lease", framework: str, version: str, why: str) -> None:
             reporter.say(content, TIMEOUT_OF_FAILURE)
     except Exception:  # noqa: BLE001  (as above)
         return
-
-
-def _limits(lease: "Lease", framework: str) -> "list[dict[str, Any]]":
-    return [
-        {"gpu": gpu["uuid"], "limit": None if lease.simulated else lease.limit(framework, gpu)}
-        for gpu in lease.named(os.environ.get("CUDA_VISIBLE_DEVICES", ""))
-    ]
 
 
 def _send(lease: "Lease", content: "dict[str, Any]", timeout: float) -> "bool | None":

@@ -23,7 +23,7 @@ from contextlib import contextmanager
 from typing import Any, Callable, Iterator
 
 from . import report
-from .hook import ReportFailure, Undo, lifting, replace, reporting, visible_gpus
+from .hook import ReportFailure, Undo, is_older, lifting, replace, reporting, visible_gpus
 from .lease import Lease, LeaseTooSmall
 from .shares import UNCHANGED
 
@@ -105,7 +105,8 @@ def _hook_setter(torch: Any, original: Any, lease: Lease, limits: "_Limits") -> 
             return original(fraction, device)
         number = _device_number(cuda, device)
         if number is None:
-            return original(min(fraction, _smallest(lease)), device)
+            smallest = min(gpu["pools"]["torch"] / gpu["total"] for gpu in lease.gpus)
+            return original(min(fraction, smallest), device)
         return limits.set(number, fraction)
 
     owners = [owner for owner in (cuda, getattr(cuda, "memory", None)) if hasattr(owner, SETTER)]
@@ -122,11 +123,6 @@ def _device_number(cuda: Any, device: Any) -> "int | None":
         raise
     except Exception:  # noqa: BLE001  (no such device, no CUDA: PyTorch reports it)
         return None
-
-
-def _smallest(lease: Lease) -> float:
-    """Return the largest fraction that is within the lease on each of its GPUs."""
-    return min(gpu["pools"]["torch"] / gpu["total"] for gpu in lease.gpus)
 
 
 def _gpu_of(torch: Any, lease: Lease, device: int) -> "dict[str, Any] | None":
@@ -164,18 +160,12 @@ def _pools(cuda: Any, lease: Lease) -> "list[dict[str, Any]]":
     ]
 
 
-def _is_old(torch: Any) -> bool:
-    """Tell whether setting a fraction makes its device current and opens a context there."""
-    parts = str(getattr(torch, "__version__", "")).split(".")[:2]
-    return all(part.isdigit() for part in parts) and tuple(map(int, parts)) < OPENS_NO_CONTEXT
-
-
 def _total(torch: Any, device: int) -> int:
     """Return the bytes that this PyTorch multiplies a fraction with.
 
     Where the driver limits a job, only some calls of CUDA return the limit as the total.
     """
-    if _is_old(torch) and hasattr(torch.cuda, "mem_get_info"):
+    if is_older(torch, OPENS_NO_CONTEXT) and hasattr(torch.cuda, "mem_get_info"):
         return int(_unhooked(torch.cuda.mem_get_info)(device)[1])
     return int(torch.cuda.get_device_properties(device).total_memory)
 
@@ -197,13 +187,17 @@ class _Limits:
         own = self._own(len(devices))
         can_look = hasattr(getattr(self._torch, "_C", None), "_cuda_hasPrimaryContext")
         # Until it is used, an old PyTorch must not set a limit there, as that would be a use.
-        waits = can_look and len(devices) > 1 and (own is not None or not _is_old(self._torch))
+        waits = (
+            can_look
+            and len(devices) > 1
+            and (own is not None or not is_older(self._torch, OPENS_NO_CONTEXT))
+        )
         rest = [device for device in devices if waits and device != own]
         with self._same_current_device():
             for device in devices:
                 if device not in rest:
                     self._limit(device)
-                elif not _is_old(self._torch):
+                elif not is_older(self._torch, OPENS_NO_CONTEXT):
                     self._hand(device, self._most(device))
         if rest:
             # The thread must not be inside PyTorch when the interpreter shuts down.
