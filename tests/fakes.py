@@ -8,9 +8,9 @@ from datetime import UTC, datetime, timedelta
 
 from gpulease.domain.calendar import Window, WindowId
 from gpulease.domain.eligibility import succeeded
+from gpulease.domain.enforcement import Reports
 from gpulease.domain.gpu import GpuReading, GpuUuid, JobId, ProcessReading
 from gpulease.domain.health import GpuAvailability, GpuEvent, HealthReport
-from gpulease.domain.hook_reports import Reports
 from gpulease.domain.job import (
     CommandFingerprint,
     Exit,

@@ -49,8 +49,9 @@ from gpulease.server.machine_views import MachineViews
 from gpulease.server.usage import ReportParts
 from gpulease.server.validation import Defaults
 from gpulease.server.view_sources import ViewSources
+from gpulease.service.drains import Drains, Pauses
 from gpulease.service.enforcement import EnforcementLoop
-from gpulease.service.health import Drains, HealthPolicy, HealthWatch
+from gpulease.service.health import HealthPolicy, HealthWatch
 from gpulease.service.hook_reports import HookReports
 from gpulease.service.idleness import IdleWatch
 from gpulease.service.job_accounting import JobAccounting
@@ -58,7 +59,6 @@ from gpulease.service.job_samples import MeanUtilization
 from gpulease.service.job_supervisor import LauncherOf
 from gpulease.service.observation import GpuObserver, Observation
 from gpulease.service.overuse import OveruseWatch
-from gpulease.service.pause import Pauses
 from gpulease.service.ports import Policy, Quotas
 from gpulease.service.scheduler import Scheduler
 from gpulease.service.usage import Usage

@@ -16,9 +16,9 @@ from gpulease.domain.choice import PlannedGpu, Score, choose, fits
 from gpulease.domain.gpu import GpuUuid, JobId
 from gpulease.domain.job import Job
 from gpulease.domain.lease import Claim
+from gpulease.domain.past_jobs import RunTimes
 from gpulease.domain.queue import Holding, Need
 from gpulease.domain.queue_options import QueuePolicy
-from gpulease.domain.run_time import RunTimes
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ class End:
     latest_s: float
     """The same if it uses its whole time limit."""
     memory: Sequence[tuple[GpuUuid, int]]
-    exclusive: bool
+    claim: Claim
     utilization: float
 
 
@@ -124,7 +124,7 @@ def reserve(
         touched = set()
         for uuid, memory in end.memory:
             if uuid in later:
-                later[uuid].release(memory, end.exclusive, end.utilization)
+                later[uuid].release(end.claim, memory, end.utilization)
                 touched.add(later[uuid].server)
                 free_at[uuid] = max(free_at[uuid], end.at_s)
         for server in touched:
@@ -138,20 +138,6 @@ def reserve(
             chosen = choose(claim, able, score)
             if chosen is not None:
                 at_s = max(free_at[gpu.uuid] for gpu in chosen)
-                return _taken(job, claim, utilization, chosen, at_s, hard=hard)
+                needed = {gpu.uuid: gpu.take(claim, utilization) for gpu in chosen}
+                return Reservation(job, at_s, hard, needed, {gpu.uuid: gpu for gpu in chosen})
     return None
-
-
-def _taken(
-    job: JobId,
-    claim: Claim,
-    utilization: float,
-    gpus: Sequence[PlannedGpu],
-    at_s: float,
-    *,
-    hard: bool,
-) -> Reservation:
-    needed = {gpu.uuid: claim.memory_on(gpu.allocatable) for gpu in gpus}
-    for gpu in gpus:
-        gpu.take(needed[gpu.uuid], claim.exclusive, utilization)
-    return Reservation(job, at_s, hard, needed, {gpu.uuid: gpu for gpu in gpus})

@@ -141,23 +141,25 @@ class PlannedGpu:
             setattr(twin, name, getattr(self, name))
         return twin
 
-    def take(self, memory: int, exclusive: bool, utilization: float) -> None:
-        """Add a job."""
+    def take(self, claim: Claim, utilization: float) -> int:
+        """Add a job, and return the bytes that its claim takes."""
+        memory = claim.memory_on(self.allocatable)
         self.jobs += 1
-        self.alone += exclusive
+        self.alone += claim.exclusive
         self.spare -= memory
         self.add_load(utilization)
         self._settle()
+        return memory
 
     def add_load(self, utilization: float) -> None:
         """Count utilization that is not measured yet."""
         if self.utilization is not None:
             self.utilization += utilization
 
-    def release(self, memory: int, exclusive: bool, utilization: float) -> None:
-        """Remove a job."""
+    def release(self, claim: Claim, memory: int, utilization: float) -> None:
+        """Remove a job, which may use more than its claim takes."""
         self.jobs -= 1
-        self.alone -= exclusive
+        self.alone -= claim.exclusive
         self.spare += memory
         if self.utilization is not None:
             self.utilization = max(0.0, self.utilization - utilization) if self.jobs else 0.0

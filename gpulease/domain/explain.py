@@ -1,9 +1,10 @@
-"""Explains why jobs wait: position, expected start, and the change that would start a job now.
+"""Explains the queue: why jobs wait, when they start, what would start them now, whose turn it is.
 
 All answers come from `plan`: the order is its order, an expected start comes from its forward run,
 and a suggestion is a claim that it grants.
 """
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -14,9 +15,9 @@ from gpulease.domain.gpu import JobId
 from gpulease.domain.job import Job
 from gpulease.domain.lease import Claim
 from gpulease.domain.placement import Placement
-from gpulease.domain.plan import Plan, order_after, plan
-from gpulease.domain.queue import Queue
-from gpulease.domain.snapshot import capacity
+from gpulease.domain.plan import Plan, order_after, order_of, plan
+from gpulease.domain.queue import Order, Queue
+from gpulease.domain.snapshot import capacity, ledgers
 from gpulease.units import MIB, format_size, format_span, round_down_size
 
 _MINUTE, _HOUR, _DAY = timedelta(minutes=1), timedelta(hours=1), timedelta(days=1)
@@ -89,11 +90,15 @@ def suggestions(decided: Plan, job: Job, smallest: int) -> tuple[Suggestion, ...
     def starts(claim: Claim) -> bool:
         return start_of(decided, replace(job, claim=claim)) is not None
 
+    fewer = (
+        _change(job.claim, starts, f"--gpus {gpus}", gpus=gpus)
+        for gpus in range(job.claim.gpus - 1, 0, -1)
+    )
     found = (
         _less_memory(decided, job.claim, starts, smallest),
         _less_time(decided, job, starts),
-        _fewer_gpus(job.claim, starts),
-        _sharing(job.claim, starts),
+        next(filter(None, fewer), None),
+        _change(job.claim, starts, "no --exclusive", exclusive=False),
         _any_gpu(job.claim, starts),
     )
     return tuple(each for each in found if each is not None)
@@ -140,17 +145,10 @@ def _less_time(decided: Plan, job: Job, starts: _Starts) -> Suggestion | None:
     return None
 
 
-def _fewer_gpus(claim: Claim, starts: _Starts) -> Suggestion | None:
-    for gpus in range(claim.gpus - 1, 0, -1):
-        fewer = replace(claim, gpus=gpus)
-        if starts(fewer):
-            return Suggestion(f"--gpus {gpus}", fewer)
-    return None
-
-
-def _sharing(claim: Claim, starts: _Starts) -> Suggestion | None:
-    shared = replace(claim, exclusive=False)
-    return Suggestion("no --exclusive", shared) if claim.exclusive and starts(shared) else None
+def _change(claim: Claim, starts: _Starts, options: str, **fields: object) -> Suggestion | None:
+    """Suggest other values of some fields, if they are others and the job would start with them."""
+    changed = replace(claim, **fields)  # type: ignore[arg-type]
+    return Suggestion(options, changed) if changed != claim and starts(changed) else None
 
 
 def _any_gpu(claim: Claim, starts: _Starts) -> Suggestion | None:
@@ -166,7 +164,65 @@ def _any_gpu(claim: Claim, starts: _Starts) -> Suggestion | None:
     }
     together = {field: value for without in given.values() for field, value in without.items()}
     ways = [*given.items(), (", ".join(given), together)] if len(given) > 1 else given.items()
-    for options, without in ways:
-        if starts(wider := replace(claim, **without)):
-            return Suggestion(f"no {options}", wider)
-    return None
+    found = (_change(claim, starts, f"no {options}", **without) for options, without in ways)
+    return next(filter(None, found), None)
+
+
+@dataclass(frozen=True, slots=True)
+class UserStanding:
+    """One user in the queue."""
+
+    user: str
+    use: float
+    """Byte-seconds of leases that have ended and that are held, decayed."""
+    share: float
+    """The part of all use that counts for the order, 0 to 1: held leases count for longer."""
+    factor: float
+    """The share relative to an equal one, which the cost of the user's jobs is multiplied by."""
+    held: int
+    """Bytes leased now, over all GPUs."""
+    running: int
+    """Jobs and holds that hold memory."""
+    waiting: int
+    """Jobs and holds that wait."""
+    turn: int | None
+    """The place of the user's next job among those of all users, from 1; None: nothing can start
+    however much memory is free."""
+    next_job: Job | None
+    """That job."""
+
+
+def standings(plan: Plan) -> list[UserStanding]:
+    """Return every user with recent use or jobs; those with a turn first, in that order."""
+    snapshot = plan.snapshot
+    now_s = snapshot.at.timestamp()
+    past = snapshot.use.at(now_s)
+    largest = capacity(ledgers(snapshot))
+    queue = snapshot.queue or Queue.of(snapshot.jobs, largest)
+    order = Order(queue, now_s, snapshot.policy, snapshot.history, past)
+    # The job of each user that goes next, in the order of the queue.
+    first: dict[str, Job] = {}
+    for job in order_of(snapshot, plan.reservations):
+        if job.owner.user not in first and plan.limits.exceeded_by(job) is None:
+            first[job.owner.user] = job
+    turns = {user: (place, job) for place, (user, job) in enumerate(first.items(), 1)}
+    waiting = Counter(job.owner.user for job in snapshot.jobs if not job.holds_memory)
+    held: dict[str, list[Job]] = {}
+    for job in snapshot.jobs:
+        if job.holds_memory:
+            held.setdefault(job.owner.user, []).append(job)
+    found = [
+        UserStanding(
+            user=user,
+            use=order.used.get(user, 0.0) * largest,
+            share=order.shares.share(user),
+            factor=order.shares.factor(user),
+            held=sum(lease.memory for job in held.get(user, ()) for lease in job.leases),
+            running=len(held.get(user, ())),
+            waiting=waiting[user],
+            turn=turns[user][0] if user in turns else None,
+            next_job=turns[user][1] if user in turns else None,
+        )
+        for user in order.used.keys() | waiting.keys() | held.keys()
+    ]
+    return sorted(found, key=lambda each: (each.turn is None, each.turn or 0, each.user))

@@ -97,10 +97,11 @@ def place(claim: Claim, gpus: Sequence[GpuMemory], score: Score = best_fit) -> P
 
 def find_obstacle(claim: Claim, gpu: GpuMemory) -> Obstacle | None:
     """Return why `claim` does not fit on `gpu` now, or None if it fits."""
-    found = _why_not_asked_for(claim, gpu) or _why_out_of_service(gpu) or _why_too_full(claim, gpu)
-    if found is None:
-        return None
-    return _obstacle(gpu, *found)
+    unsuitable = why_unsuitable(claim, gpu.reading)
+    if unsuitable is not None:
+        return _obstacle(gpu, ObstacleKind.NOT_ASKED_FOR, unsuitable, ())
+    found = _why_out_of_service(gpu) or _why_too_full(claim, gpu)
+    return None if found is None else _obstacle(gpu, *found)
 
 
 def _obstacle(
@@ -111,11 +112,6 @@ def _obstacle(
 
 
 _Found = tuple[ObstacleKind, str, tuple[JobId, ...]] | None
-
-
-def _why_not_asked_for(claim: Claim, gpu: GpuMemory) -> _Found:
-    why = why_unsuitable(claim, gpu.reading)
-    return None if why is None else (ObstacleKind.NOT_ASKED_FOR, why, ())
 
 
 def _why_out_of_service(gpu: GpuMemory) -> _Found:

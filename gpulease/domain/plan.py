@@ -1,7 +1,7 @@
 """One scheduling decision: which waiting jobs start where, and what is reserved.
 
-`plan` is a pure function of a snapshot. `queue` has the waiting jobs in groups, `run_time` and
-`fair_share` what decides their order, `backfill` the reservation, `planned_gpu` the choice of GPUs.
+`plan` is a pure function of a snapshot. `queue` has the waiting jobs in groups, `past_jobs` what
+decides their order, `backfill` the reservation, `choice` the choice of GPUs.
 """
 
 from collections.abc import Hashable, Iterator, Mapping, Sequence

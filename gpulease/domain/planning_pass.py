@@ -69,8 +69,6 @@ class PlanningPass:
         self._spoken_for: set[GpuUuid] = set()
         """The GPUs that suit the jobs with a reservation; only others are reserved after them. All
         GPUs suit a claim without a choice: nothing is left then."""
-        self._refused: dict[Hashable, int] = {}
-        """The least memory that was refused, by what else decides, see `_kind`."""
         self._known_ends: tuple[tuple[bool, int] | None, Sequence[End]] = (None, ())
         self.closed: JobId | None = None
         self.limits = LimitCheck.of(
@@ -237,7 +235,7 @@ class PlanningPass:
             latest if hard else expected,
             latest,
             memory,
-            held.job.claim.exclusive,
+            held.job.claim,
             held.need.utilization(self.history, self.policy),
         )
 
@@ -256,31 +254,10 @@ class PlanningPass:
         for each in candidates:
             if self.limits.exceeded_by(each.job) is not None:
                 candidates.refused(each, partial(_has_user, each.need.user))
-            elif not self._is_hopeless(each.need) and self._start(each.job, each.need):
+            elif self._start(each.job, each.need):
                 candidates.started(each)
-            else:
-                self._note_refusal(each.need)
-                if not candidates.is_last(each):
-                    candidates.refused(each, self._is_worse_than(each.need))
-
-    def _note_refusal(self, need: Need) -> None:
-        """Remember the least memory that was refused. Within a pass, free memory only shrinks."""
-        memory = need.claim.memory
-        if isinstance(memory, int) and not need.claim.exclusive and not self._latest_starts(need):
-            key = self._kind(need)
-            self._refused[key] = min(memory, self._refused.get(key, memory))
-
-    def _is_hopeless(self, need: Need) -> bool:
-        """Tell whether a job was refused that needs no more than this one."""
-        memory = need.claim.memory
-        if not self._refused or not isinstance(memory, int):
-            return False
-        return memory >= self._refused.get(self._kind(need), math.inf)
-
-    def _kind(self, need: Need) -> Hashable:
-        utilization = need.utilization(self.history, self.policy)
-        ahead = tuple(kept.job for kept in self._ahead_of(need))
-        return need.claim.gpus, need.claim.choice, utilization, ahead
+            elif not candidates.is_last(each):
+                candidates.refused(each, self._is_worse_than(each.need))
 
     def start_preemptible_jobs(self) -> None:
         """Start the preemptible jobs that fit; they delay no reservation in any case."""
@@ -388,12 +365,10 @@ class PlanningPass:
     ) -> None:
         allocations = []
         for gpu in gpus:
-            memory = job.claim.memory_on(gpu.allocatable)
-            allocations.append((gpu.uuid, memory))
-            gpu.take(memory, job.claim.exclusive, utilization)
+            allocations.append((gpu.uuid, gpu.take(job.claim, utilization)))
             for kept in ahead:
                 if gpu.uuid in kept.gpus:
-                    kept.gpus[gpu.uuid].take(memory, job.claim.exclusive, utilization)
+                    kept.gpus[gpu.uuid].take(job.claim, utilization)
         self.grants[job.id] = Placement(tuple(allocations))
         self._count(job, sum(memory for _, memory in allocations))
 

@@ -12,9 +12,9 @@ from gpulease.domain.choice import PlannedGpu, Score, choose, fits, together
 from gpulease.domain.gpu import GpuUuid, JobId
 from gpulease.domain.job import Outcome
 from gpulease.domain.lease import Claim
+from gpulease.domain.past_jobs import RunTimes
 from gpulease.domain.queue import Holding
 from gpulease.domain.queue_options import Priority, QueuePolicy
-from gpulease.domain.run_time import RunTimes
 
 _RANKS = 2 * len(Priority)
 """Of priority classes; those of preemptible jobs are the second half."""
@@ -34,7 +34,7 @@ class Preemptible:
     ran_s: float
     memory: Mapping[GpuUuid, int]
     """The bytes that it leases, by GPU."""
-    exclusive: bool = False
+    claim: Claim
     utilization: float = 0.0
 
     @property
@@ -95,7 +95,7 @@ def without(gpus: Iterable[PlannedGpu], gone: Iterable[Preemptible]) -> list[Pla
 def _release(gpus: Mapping[GpuUuid, PlannedGpu], gone: Preemptible) -> None:
     for uuid, memory in gone.memory.items():
         if uuid in gpus:
-            gpus[uuid].release(memory, gone.exclusive, gone.utilization)
+            gpus[uuid].release(gone.claim, memory, gone.utilization)
 
 
 def _way(
@@ -196,8 +196,7 @@ class MakingWay:
         kept = self.promised[job] = frozenset(gpu.uuid for gpu in chosen)
         for gpu in gpus:
             if gpu.uuid in kept:
-                memory = wanted.claim.memory_on(gpu.allocatable)
-                gpu.take(memory, wanted.claim.exclusive, wanted.utilization)
+                gpu.take(wanted.claim, wanted.utilization)
         return True
 
 
@@ -209,6 +208,6 @@ def _preemptible(
         held.need.rank,
         max(0.0, now_s - held.start_s),
         {lease.gpu: lease.memory for lease in held.job.leases},
-        held.job.claim.exclusive,
+        held.job.claim,
         held.need.utilization(history, policy),
     )

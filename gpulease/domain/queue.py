@@ -12,12 +12,11 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TypeVar
 
-from gpulease.domain.fair_share import Shares, decayed
 from gpulease.domain.gpu import JobId
 from gpulease.domain.job import Job
 from gpulease.domain.lease import Claim
+from gpulease.domain.past_jobs import Keys, RunTimes, Shares, decayed, keys_of
 from gpulease.domain.queue_options import PolicyName, Priority, QueuePolicy
-from gpulease.domain.run_time import Keys, RunTimes, keys_of
 
 FIRST = JobId(0)
 """Stands for all other jobs: of its owner, or of everyone if an admin moved it."""
@@ -114,8 +113,8 @@ class Moves:
         return equal + abs(equal) * _STEP
 
 
-_RANKS = {Priority.HIGH: 0, Priority.NORMAL: 1, Priority.LOW: 2}
-PREEMPTIBLE_RANKS = range(len(_RANKS), 2 * len(_RANKS))
+RANKS = {Priority.HIGH: 0, Priority.NORMAL: 1, Priority.LOW: 2}
+PREEMPTIBLE_RANKS = range(len(RANKS), 2 * len(RANKS))
 """Preemptible jobs come after all others, in the order of their classes."""
 _AFTER_ALL = 1 << 62
 _NICE_HALVES = 10.0
@@ -198,6 +197,13 @@ def gpus_leased(job: Job, capacity: int) -> float:
     one of these GPUs, whatever the largest GPU of the machine is.
     """
     return sum(lease.memory for lease in job.leases) / max(1, capacity)
+
+
+def share_of(claim: Claim, capacity: int) -> float:
+    """Return the part that a claim takes of a GPU of so many bytes, above 0."""
+    if claim.exclusive:
+        return 1.0
+    return max(1, claim.memory_on(capacity)) / max(1, capacity)
 
 
 class Queue:
@@ -304,22 +310,17 @@ class Queue:
 
     def need_of(self, job: Job) -> Need:
         """Return what decides how `job` is planned."""
-        share = 1.0 if job.claim.exclusive else self.share(job.claim)
-        limit = job.claim.time_limit
+        share, limit = share_of(job.claim, self.capacity), job.claim.time_limit
         return Need(
             job.owner.user,
             job.claim,
-            _RANKS[job.queue.priority] + len(_RANKS) * job.queue.preemptible,
+            RANKS[job.queue.priority] + len(RANKS) * job.queue.preemptible,
             job.queue.nice,
             keys_of(job.owner.user, job.claim, share, job.usage.fingerprint),
             job.claim.gpus * share,
             None if limit is None else limit.total_seconds(),
             2.0 ** (-job.queue.nice / _NICE_HALVES),
         )
-
-    def share(self, claim: Claim) -> float:
-        """Return the part of a GPU's memory that a claim takes, above 0."""
-        return max(1, claim.memory_on(self.capacity)) / max(1, self.capacity)
 
 
 def _group_key(job: Job) -> Hashable:

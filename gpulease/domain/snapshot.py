@@ -6,7 +6,6 @@ from datetime import datetime
 
 from gpulease.domain.calendar import Occurrence
 from gpulease.domain.eligibility import Block
-from gpulease.domain.fair_share import PastUse
 from gpulease.domain.gpu import (
     GpuMemory,
     GpuReading,
@@ -18,9 +17,9 @@ from gpulease.domain.gpu import (
 )
 from gpulease.domain.job import Job
 from gpulease.domain.limits import RecentUse, UserLimits
+from gpulease.domain.past_jobs import PastUse, RunTimes
 from gpulease.domain.queue import Queue
 from gpulease.domain.queue_options import QueuePolicy
-from gpulease.domain.run_time import RunTimes
 
 NOTHING_KNOWN = RunTimes()
 UNUSED = PastUse(1.0)

@@ -31,9 +31,9 @@ from gpulease.domain.notifications import (
     time_is_short_from,
 )
 from gpulease.errors import RecordUnwritable
-from gpulease.service.notifications import add_once
 from gpulease.service.observation import Observation
 from gpulease.service.ports import Clock, InThread, Store, Transaction
+from gpulease.service.transactions import add_once
 from gpulease.units import format_size
 
 _log = logging.getLogger(__name__)

@@ -12,15 +12,14 @@ from itertools import accumulate
 from typing import Self, TypeVar
 
 from gpulease.domain.choice import PlannedGpu, Score, best_fit
-from gpulease.domain.fair_share import PastUse
 from gpulease.domain.gpu import GpuMemory, GpuReading, GpuUuid, JobId, LedgerEntry
 from gpulease.domain.job import Job, JobUsage, Owner, grant, worker_started
 from gpulease.domain.lease import Claim
+from gpulease.domain.past_jobs import Keys, PastUse, RunTimes
 from gpulease.domain.placement import Placement
 from gpulease.domain.plan import Plan, plan
 from gpulease.domain.queue import Queue, gpus_leased
 from gpulease.domain.queue_options import QueuePolicy
-from gpulease.domain.run_time import Keys, RunTimes
 from gpulease.domain.snapshot import Snapshot
 from gpulease.replay.trace import Run, Server, TraceJob
 

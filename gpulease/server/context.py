@@ -18,9 +18,9 @@ from gpulease.server.messages import Scope
 from gpulease.server.request_limits import slot_in
 from gpulease.server.validation import Defaults
 from gpulease.server.view_sources import redact_job
-from gpulease.service.health import named
 from gpulease.service.hook_reports import HookReports
 from gpulease.service.ports import Clock, Event, ProcessFinder
+from gpulease.service.refusals import named
 from gpulease.service.scheduler import Scheduler
 from gpulease.service.slurm_gpus import refuse_closed_queue
 from gpulease.service.usage import PoolSeen, Usage

@@ -5,9 +5,15 @@ from datetime import datetime
 from typing import Any, NamedTuple
 
 from gpulease.domain.eligibility import Block, BlockKind
-from gpulease.domain.enforcement import EnforcementLevel, with_watch_level
-from gpulease.domain.gpu import GpuUuid, JobId
-from gpulease.domain.hook_reports import HookReport, Reports, as_reported, summary
+from gpulease.domain.enforcement import (
+    EnforcementLevel,
+    HookReport,
+    Reports,
+    as_reported,
+    summary,
+    with_watch_level,
+)
+from gpulease.domain.gpu import GpuUuid
 from gpulease.domain.idle import Release
 from gpulease.domain.job import Job
 from gpulease.domain.lease import Claim, Lease, State
@@ -54,23 +60,18 @@ class LeaseViews:
     def __init__(self, scheduler: Scheduler, sources: ViewSources) -> None:
         self._scheduler = scheduler
         self._sources = sources
-        self._used: tuple[Observation | None, Mapping[tuple[JobId, GpuUuid], int]] = (None, {})
 
     def of(self, job: Job, pools: Sequence[PoolSeen]) -> list[LeaseView]:
         """Return the leases of a job; `pools` are the memory pools of its frameworks."""
         if not job.leases:
             return []
         seen = self._scheduler.seen
-        if seen is not None and self._used[0] is not seen:
-            # Summed once for each observation, and not for each job in a list.
-            self._used = seen, seen.used_by_job()
-        used = self._used[1]
         peaks = self._scheduler.peaks
         return [
             LeaseView(
                 gpu=lease.gpu,
                 memory=lease.memory,
-                used=seen.used(job.id, lease.gpu, used) if seen and job.holds_memory else None,
+                used=seen.used(job.id, lease.gpu) if seen and job.holds_memory else None,
                 peak=peaks.of(job.id, lease),
                 enforced_by=self._enforced_by(job, lease, seen),
                 driver_limit=lease.driver_limit,

@@ -12,8 +12,7 @@ from gpulease.errors import BadValue
 from gpulease.server.context import Request, RequestContext
 from gpulease.server.machine_views import pause_view
 from gpulease.server.messages import JSON, Response, json_response
-from gpulease.service.health import DrainResult, Drains
-from gpulease.service.pause import Pauses
+from gpulease.service.drains import DrainResult, Drains, Pauses
 from gpulease.wire.machine import (
     FIRST_IN_QUEUE,
     DoctorView,

@@ -14,7 +14,7 @@ from gpulease.errors import AlreadyLeased
 from gpulease.server.auth import Caller
 from gpulease.server.context import RequestContext
 from gpulease.server.validation import Defaults, bytes_string, claim_of, gpu_names, options_of
-from gpulease.service.gpu_choice import uuids_of
+from gpulease.service.refusals import uuids_of
 from gpulease.units import format_size
 from gpulease.wire.requests import NestedRequest, WorkerOptionsRequest
 

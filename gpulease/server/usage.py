@@ -13,12 +13,12 @@ from typing import Annotated
 
 from msgspec import Meta
 
+from gpulease.domain.enforcement import HookReport, HookState
+from gpulease.domain.explain import UserStanding
 from gpulease.domain.gpu import GpuReading, GpuUuid
-from gpulease.domain.hook_reports import HookReport, HookState
 from gpulease.domain.job import Job, PredictionErrors, UsageBy, UsageTotal, UserWaits
 from gpulease.domain.lease import LONGEST_TIME
 from gpulease.domain.memory_series import JOB_SPAN_S, GpuSeries, Grid, JobSeries, Mean, grid_over
-from gpulease.domain.standing import UserStanding
 from gpulease.errors import BadValue, NotAllowed
 from gpulease.server.context import Request, RequestContext
 from gpulease.server.messages import Response, json_response

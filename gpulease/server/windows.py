@@ -11,7 +11,7 @@ from gpulease.errors import BadValue
 from gpulease.server.context import Request, RequestContext
 from gpulease.server.messages import Response, json_response
 from gpulease.server.validation import instant_of, span
-from gpulease.service.health import named
+from gpulease.service.refusals import named
 from gpulease.service.windows import Windows
 from gpulease.wire.machine import WindowList
 from gpulease.wire.ranges import MOST_GPUS

@@ -16,11 +16,14 @@ from gpulease.domain.placement import Obstacle, Placement, find_obstacle
 from gpulease.domain.plan import Plan, why_waiting
 from gpulease.domain.snapshot import capacity
 from gpulease.errors import AlreadyLeased, BadValue, NoRoomNow, WrongState
-from gpulease.service.gpu_choice import uuids_of
 from gpulease.service.observation import Observation
 from gpulease.service.ports import Event, Policy, ProcessFinder, Submission, Transaction
-from gpulease.service.submission import refuse_one_more, refuse_second_lease
-from gpulease.service.user_limits import with_time_limit
+from gpulease.service.refusals import (
+    refuse_one_more,
+    refuse_second_lease,
+    uuids_of,
+    with_time_limit,
+)
 from gpulease.units import format_size
 
 _NOBODY = JobId(0)

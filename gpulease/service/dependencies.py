@@ -82,12 +82,9 @@ def _why(dependency: Dependency, job: Job | None) -> str:
         what = "array" if dependency.whole_array else "job"
         label = job.label if job is not None and not dependency.whole_array else dependency.job
         return f"{what} {label} succeeded, and this job starts only if it fails"
-    how = f"exited with {job.exit.code}" if _exited(job) and job.exit else str(job.outcome)
+    exited = job.exit if job.outcome is Outcome.EXITED else None
+    how = str(job.outcome) if exited is None else f"exited with {exited.code}"
     return f"job {job.label} did not succeed ({how.replace('_', ' ')})"
-
-
-def _exited(job: Job) -> bool:
-    return job.outcome is Outcome.EXITED
 
 
 def failed(job: Job, why: str, at: datetime) -> Job:

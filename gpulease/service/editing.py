@@ -9,21 +9,22 @@ from gpulease.domain.gpu import GpuMemory, GpuUuid, JobId
 from gpulease.domain.job import EarlySignal, Job, Owner
 from gpulease.domain.lease import Claim, State
 from gpulease.domain.limits import NO_LIMITS, Beyond, UserLimits
+from gpulease.domain.queue import FIRST, RANKS
 from gpulease.domain.queue_options import Priority, WantedDependency
 from gpulease.errors import BadValue, NotAllowed, WrongState
 from gpulease.service.dependencies import refuse_cycle, resolve
-from gpulease.service.gpu_choice import refuse_too_few_named, uuids_of
 from gpulease.service.jobs import existing
 from gpulease.service.observation import Observation
 from gpulease.service.ports import Clock, Event, Policy, Store, Transaction
 from gpulease.service.queue_state import QueueState
-from gpulease.service.submission import largest, refuse_what_can_never_run
-from gpulease.service.transactions import change_jobs
-from gpulease.service.user_limits import (
+from gpulease.service.refusals import (
+    largest,
     refuse_longer,
     refuse_over_limit,
-    refuse_what_is_never_within,
+    refuse_what_can_never_start,
+    uuids_of,
 )
+from gpulease.service.transactions import change_jobs
 from gpulease.units import Share, format_size, format_span
 
 
@@ -81,7 +82,8 @@ def edit(
         at = clock.now()
         empty = state.empty(seen, policy, at)
         if wanted.named is not None:
-            wanted = _with_gpus(wanted, wanted.named, seen)
+            uuids = uuids_of(wanted.named, seen.readings)
+            wanted = replace(wanted, claim={**wanted.claim, "named": uuids})
         checks = _Checks(tx, empty, policy, limits, state, at)
         jobs = [existing(tx, number) for number in numbers]
         for job in jobs:
@@ -95,11 +97,6 @@ def edit(
         if wanted.claim:
             checks.check_totals(changed)
     return edited
-
-
-def _with_gpus(wanted: Edit, names: Sequence[str], seen: Observation) -> Edit:
-    uuids = uuids_of(names, seen.readings)
-    return replace(wanted, claim={**wanted.claim, "named": uuids})
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,12 +118,10 @@ class _Checks:
         return self.limits.get(job.owner, NO_LIMITS)
 
     def check(self, job: Job) -> None:
-        limits, most = self.limits_of(job), largest(self.empty, 1)
+        limits = self.limits_of(job)
         if job.claim.time_limit is not None:
             refuse_longer(job.claim.time_limit, limits, f"edit job {job.label}", hold=False)
-        refuse_too_few_named(job.claim)
-        refuse_what_can_never_run(job.claim, self.empty, self.policy)
-        refuse_what_is_never_within(job.claim, limits, most, job.owner.user)
+        refuse_what_can_never_start(job.claim, self.empty, self.policy, limits, job.owner.user)
 
     def check_totals(self, changed: Sequence[Job]) -> None:
         """Check what each user asks for in total; all changes are saved."""
@@ -172,19 +167,15 @@ def _new_dependencies(
 def _edited(checks: _Checks, before: Job, wanted: Edit) -> Edited:
     after = _changed(before, wanted)
     if wanted.claim:
-        if after.claim.time_limit is None:
-            after = _with_usual_time(after, checks.limits_of(after))
+        usual = checks.limits_of(after).usual_time(hold=False)
+        if after.claim.time_limit is None and usual is not None:
+            after = replace(after, claim=replace(after.claim, time_limit=usual[0]))
         checks.check(after)
         if "time_limit" in wanted.claim:
             checks.check_signal(after)
     labels = {gpu.uuid: gpu.reading.label for gpu in checks.empty}
     changes = tuple(_differences(before, after, labels))
     return Edited(after, (*changes, *_limits_instead(wanted, after, checks.limits_of(after))))
-
-
-def _with_usual_time(job: Job, limits: UserLimits) -> Job:
-    usual = limits.usual_time(hold=False)
-    return job if usual is None else replace(job, claim=replace(job.claim, time_limit=usual[0]))
 
 
 def _limits_instead(wanted: Edit, job: Job, limits: UserLimits) -> Iterator[str]:
@@ -246,7 +237,8 @@ def _differences(before: Job, after: Job, labels: Mapping[GpuUuid, str]) -> Iter
 def _described(job: Job, labels: Mapping[GpuUuid, str]) -> Iterator[tuple[str, str]]:
     claim, options = job.claim, job.queue
     yield "name", job.name
-    yield "memory", _memory(claim)
+    size = claim.memory
+    yield "memory", str(size) if isinstance(size, Share) else format_size(size)
     yield "GPUs", str(claim.gpus)
     yield "", _named(claim, labels)
     yield "model", claim.model or "any"
@@ -265,10 +257,6 @@ def _named(claim: Claim, labels: Mapping[GpuUuid, str]) -> str:
     if not claim.named:
         return "any GPU"
     return f"GPU {', '.join(labels.get(uuid, uuid) for uuid in claim.named)}"
-
-
-def _memory(claim: Claim) -> str:
-    return str(claim.memory) if isinstance(claim.memory, Share) else format_size(claim.memory)
 
 
 @dataclass(frozen=True, slots=True)
@@ -312,9 +300,6 @@ def move(store: Store, numbers: Collection[JobId], wanted: Move, clock: Clock) -
     return placed
 
 
-_RANKS = {Priority.HIGH: 0, Priority.NORMAL: 1, Priority.LOW: 2}
-
-
 def _refuse_place(job: Job, target: Job | None, wanted: Move) -> None:
     if target is None:
         return
@@ -331,7 +316,7 @@ def _refuse_place(job: Job, target: Job | None, wanted: Move) -> None:
             f"{cannot}: job {target.label} does not wait any more",
             "gpulease status shows the queue",
         )
-    if _RANKS[job.queue.priority] > _RANKS[target.queue.priority]:
+    if RANKS[job.queue.priority] > RANKS[target.queue.priority]:
         raise BadValue(
             f"{cannot}: its priority is {job.queue.priority}, and that of job {target.label} is "
             f"{target.queue.priority}",
@@ -353,13 +338,9 @@ def _placed(job: Job, target: Job | None, wanted: Move) -> Job:
     owners = {job.owner.uid} | ({target.owner.uid} if target is not None else set())
     return _with_place(
         job,
-        _FIRST if target is None else target.id,
+        FIRST if target is None else target.id,
         by_admin=wanted.is_admin and owners != {wanted.uid},
     )
-
-
-_FIRST = JobId(0)
-"""Stands for all other jobs of the owner."""
 
 
 def _with_place(job: Job, before: JobId | None, *, by_admin: bool = False) -> Job:
@@ -374,7 +355,7 @@ def _contrary(
     numbers = {job.id for job in moved}
     if target is None:
         uids = {job.owner.uid for job in moved}
-        contrary = numbers | {_FIRST}
+        contrary = numbers | {FIRST}
         return [
             job
             for job in queued.values()
@@ -384,7 +365,7 @@ def _contrary(
         ]
     seen, after = set[JobId](), target
     while (before := after.queue.moved_before) is not None and after.id not in seen:
-        if before in numbers or before == _FIRST:
+        if before in numbers or before == FIRST:
             return [after]
         if before not in queued:
             return []

@@ -7,7 +7,6 @@ only. An answer does not wait for it where an earlier one is good enough.
 import asyncio
 import contextlib
 import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import datetime, timedelta
@@ -18,7 +17,7 @@ from gpulease.domain.job import Job
 from gpulease.domain.lease import State
 from gpulease.domain.plan import Plan
 from gpulease.domain.queue import Queue
-from gpulease.domain.snapshot import Snapshot, capacity
+from gpulease.domain.snapshot import capacity
 from gpulease.service.ports import Clock
 
 _RESTS = 30
@@ -26,8 +25,6 @@ _RESTS = 30
 3% of a processor at most for them."""
 _OUTDATED_AFTER = timedelta(seconds=5)
 """An answer waits for newer explanations if the latest are of a plan so long ago."""
-_UNCHANGED_FOR = timedelta(minutes=1)
-"""The same if the jobs and the GPUs that they may use are the same as then."""
 _SHORT_S = 0.005
 """An answer waits for computations that take no longer."""
 _LONGEST_WAIT_S = 2.0
@@ -38,19 +35,13 @@ _PATIENCE_S = 0.2
 class Explainer:
     """Explains the latest plan, or one shortly before. For any thread."""
 
-    def __init__(
-        self,
-        plan: Callable[[], Plan | None],
-        clock: Clock,
-        thread_s: Callable[[], float] = time.thread_time,
-    ) -> None:
-        """`plan` returns the latest plan, `thread_s` the CPU time of the calling thread."""
+    def __init__(self, plan: Callable[[], Plan | None], clock: Clock) -> None:
+        """`plan` returns the latest plan."""
         self.latest: Explanations | None = None
         self.first_starts: Mapping[JobId, datetime] = {}
         """The first predicted start of each waiting job."""
         self._plan = plan
         self._clock = clock
-        self._thread_s = thread_s
         self._took_s = 0.0
         """CPU time of the latest computation."""
         self._rests_until = timedelta(0)
@@ -83,7 +74,7 @@ class Explainer:
             return self._computing
 
     def _explain(self, plan: Plan) -> None:
-        begun_s = self._thread_s()
+        begun_s = self._clock.thread_s()
         largest = capacity(plan.gpus)
         if self._index.capacity != largest:
             self._index = Queue(largest)
@@ -95,7 +86,7 @@ class Explainer:
             job.id: self.first_starts[job.id] for job in latest.order if job.id in self.first_starts
         }
         self.latest = latest
-        self._took_s = self._thread_s() - begun_s
+        self._took_s = self._clock.thread_s() - begun_s
         self._rests_until = self._clock.steady() + timedelta(seconds=_RESTS * self._took_s)
 
     async def suggestions(self, job: Job, smallest: int) -> Sequence[Suggestion]:
@@ -114,32 +105,12 @@ class Explainer:
         if plan is None or latest is None or self._took_s <= _SHORT_S:
             return True
         is_unknown = job is not None and job > latest.newest
-        return is_unknown or self._is_outdated(plan, latest.plan)
-
-    def _is_outdated(self, plan: Plan, explained: Plan) -> bool:
-        age = plan.snapshot.at - explained.snapshot.at
-        if age < _OUTDATED_AFTER:
-            return False
-        return age >= _UNCHANGED_FOR or _differ(plan.snapshot, explained.snapshot)
+        return is_unknown or plan.snapshot.at - latest.plan.snapshot.at >= _OUTDATED_AFTER
 
     def _due(self) -> Plan | None:
         """Return the plan to explain; None if there is no need."""
         plan, latest = self._plan(), self.latest
         if plan is None or (latest is not None and latest.plan is plan):
             return None
-        if latest is None or self._took_s <= _SHORT_S:
-            return plan
-        rests = self._clock.steady() < self._rests_until
-        differ = _differ(plan.snapshot, latest.plan.snapshot)
-        return plan if not rests and (differ or self._is_outdated(plan, latest.plan)) else None
-
-
-def _differ(one: Snapshot, other: Snapshot) -> bool:
-    """Tell whether two snapshots differ in more than the ages of jobs and the use of GPUs."""
-    return _available(one) != _available(other) or one.jobs != other.jobs
-
-
-def _available(snapshot: Snapshot) -> object:
-    """Return what decides which GPUs jobs may use, apart from what is free on them."""
-    gpus = [(gpu.uuid, gpu.total, gpu.fault, gpu.compute_mode) for gpu in snapshot.readings]
-    return gpus, snapshot.drained, snapshot.windows, snapshot.limits, snapshot.policy
+        is_short = latest is None or self._took_s <= _SHORT_S
+        return plan if is_short or self._clock.steady() >= self._rests_until else None

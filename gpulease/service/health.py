@@ -1,7 +1,4 @@
-"""Acts on the health of GPUs: records faults, drains faulty GPUs, and notifies owners of jobs.
-
-Also drains and resumes GPUs on request; each is one transaction.
-"""
+"""Acts on the health of GPUs: records faults, drains faulty GPUs, and notifies owners of jobs."""
 
 import logging
 from collections import Counter
@@ -12,7 +9,6 @@ from functools import partial
 
 from gpulease.domain.gpu import Fault, GpuReading, GpuUuid, JobId
 from gpulease.domain.health import (
-    Drain,
     Finding,
     GpuAvailability,
     GpuEvent,
@@ -28,19 +24,11 @@ from gpulease.domain.health import (
     without_stale_acceptance,
 )
 from gpulease.domain.xid import Blame
-from gpulease.errors import NoSuchGpu
+from gpulease.service.drains import NotifyAdmins, no_notification
 from gpulease.service.observation import Observation
 from gpulease.service.ports import Clock, GpuProbe, InThread, Store, Transaction
 
 NotifyOwner = Callable[[JobId, str], Awaitable[None]]
-NotifyAdmins = Callable[[Transaction, str, GpuAvailability, GpuAvailability], None]
-"""Stores a message about the availability of a GPU, named as people know it, before and after."""
-
-
-def no_notification(_: object, __: object, ___: object, ____: object) -> None:
-    """Notify nobody."""
-
-
 _log = logging.getLogger(__name__)
 
 _RELAPSE_WITHIN = timedelta(days=1)
@@ -150,15 +138,13 @@ class HealthWatch:
         A program can cause thousands of XIDs a minute. Repetitions are stored after a while, so
         that many of them do not cause a transaction at each observation.
         """
+        now = self._clock.steady()
+        recent = {key for key, at in self._stored_at.items() if now - at < _STORE_AGAIN_AFTER}
         return any(
-            each.blame is Blame.HARDWARE or not self._was_stored(gpu, each.kind)
+            each.blame is Blame.HARDWARE or (gpu, each.kind) not in recent
             for gpu, news in self._unwritten.items()
             for each in news.found
         )
-
-    def _was_stored(self, gpu: GpuUuid, kind: str) -> bool:
-        at = self._stored_at.get((gpu, kind))
-        return at is not None and self._clock.steady() - at < _STORE_AGAIN_AFTER
 
     def _note_stored(self, news: Sequence[_NewFindings]) -> None:
         now = self._clock.steady()
@@ -300,107 +286,3 @@ class HealthWatch:
                 if (job, each.kind) not in self._notified_at:
                     self._notified_at[job, each.kind] = now
                     await self._notify_owner(job, text or "")
-
-
-_SHORTEST_PREFIX = 4
-"""Every UUID starts with GPU- or MIG-."""
-
-
-@dataclass(frozen=True, slots=True)
-class DrainResult:
-    """The availability of a GPU after drain or resume, and whether that changed it."""
-
-    gpu: GpuReading
-    availability: GpuAvailability
-    changed: bool
-    jobs: tuple[JobId, ...]
-    """Jobs with a lease on the GPU, which continue."""
-
-
-def named(text: str, gpus: Sequence[GpuReading]) -> GpuReading:
-    """Return the GPU with an index, a UUID, or the only one with a prefix of its UUID.
-
-    Raises:
-        NoSuchGpu: no GPU matches, or several do.
-    """
-    found = [gpu for gpu in gpus if text in (gpu.label, gpu.uuid)]
-    if len(found) == 1:
-        return found[0]
-    if len(text) >= _SHORTEST_PREFIX:
-        found = [gpu for gpu in gpus if gpu.uuid.lower().startswith(text.lower())]
-    if len(found) == 1 and len(text) > _SHORTEST_PREFIX:
-        return found[0]
-    known = ", ".join(gpu.label for gpu in gpus[:32]) or "none"
-    if not found:
-        raise NoSuchGpu(
-            f"no GPU named {text[:80]!r}",
-            f"use its index ({known}) or its UUID; gpulease status --json shows both"
-            + ("; separate several by spaces: 0 1" if "," in text else ""),
-        )
-    raise NoSuchGpu(
-        f"several GPUs match {text[:80]!r}: {', '.join(gpu.uuid for gpu in found)}",
-        "use a longer part of the UUID",
-    )
-
-
-class Drains:
-    """Drains and resumes GPUs, and wakes the scheduler."""
-
-    def __init__(
-        self,
-        store: Store,
-        clock: Clock,
-        in_writer: InThread,
-        wake: Callable[[], None],
-        notify_admins: NotifyAdmins = no_notification,
-    ) -> None:
-        self._notify_admins = notify_admins
-        self._store = store
-        self._clock = clock
-        self._in_writer = in_writer
-        self._wake = wake
-
-    async def drain(self, gpu: GpuReading, by: str, why: str) -> DrainResult:
-        """Stop granting leases on `gpu`; its jobs continue. A repetition changes nothing."""
-        return await self._change(gpu, by, lambda before, drain: before.drained(drain), why)
-
-    async def resume(self, gpu: GpuReading, by: str) -> DrainResult:
-        """Grant leases on `gpu` again, also if gpulease drained it for a fault."""
-        return await self._change(gpu, by, lambda before, _: before.resumed())
-
-    async def _change(
-        self,
-        gpu: GpuReading,
-        by: str,
-        change: Callable[[GpuAvailability, Drain], GpuAvailability],
-        why: str = "",
-    ) -> DrainResult:
-        done = await self._in_writer(lambda: self._store_change(gpu, Drain(by, why), change))
-        self._wake()
-        return done
-
-    def _store_change(
-        self,
-        gpu: GpuReading,
-        drain: Drain,
-        change: Callable[[GpuAvailability, Drain], GpuAvailability],
-    ) -> DrainResult:
-        with self._store.write() as tx:
-            at = self._clock.now()
-            before = tx.availabilities().get(gpu.uuid, GpuAvailability())
-            after = change(before, Drain(drain.by, drain.why, at))
-            changed = after.reason != before.reason
-            if changed:
-                tx.add_gpus([gpu], at)
-                tx.set_availability(gpu.uuid, after)
-                is_drained = after.drain is not None
-                kind = "drained" if is_drained else "resumed"
-                what = str(after.drain) if is_drained else f"resumed by {drain.by}"
-                tx.note_gpu(GpuEvent(gpu.uuid, at, kind, what))
-                self._notify_admins(tx, gpu.label, before, after)
-            jobs = tuple(
-                job.id
-                for job in tx.live()
-                if job.holds_memory and any(lease.gpu == gpu.uuid for lease in job.leases)
-            )
-        return DrainResult(gpu, after, changed, jobs)

@@ -8,9 +8,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
-from gpulease.domain.enforcement import UncoveredProcess
+from gpulease.domain.enforcement import (
+    HookReport,
+    HookState,
+    Reports,
+    UncoveredProcess,
+    as_reported,
+    with_report,
+)
 from gpulease.domain.gpu import JobId
-from gpulease.domain.hook_reports import HookReport, HookState, Reports, as_reported, with_report
 from gpulease.domain.job import Job
 from gpulease.errors import RecordUnwritable
 from gpulease.service.observation import Observation
@@ -143,14 +149,8 @@ class HookReports:
                 await self.hear_absent(holding[number], UncoveredProcess(pid, "", _SILENT))
 
     async def _note_use(self, number: JobId, at: datetime) -> None:
-        def write() -> None:
-            with change_jobs(self._store) as tx:
-                job = tx.job(number)
-                if job is not None and job.holds_memory and job.activity.first_use_at is None:
-                    tx.save(_used_since(job, at), None)
-
         try:
-            await self._in_writer(write)
+            await self._in_writer(lambda: self._write(number, None, at))
         except RecordUnwritable as error:
             _log.debug("%s; the first use of a GPU is not on record yet", error.message)
 

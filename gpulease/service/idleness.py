@@ -73,14 +73,13 @@ class IdleWatch:
         running = [job for job in jobs if job.state is State.ACTIVE]
         for gone in self._states.keys() - {job.id for job in running}:
             del self._states[gone]
-        sums = seen.used_by_job()
         found = []
         for job in running:
             policy = self.policy(job)
             before = self.state(job.id)
             after, action = judge_idleness(
                 tuple(
-                    Activity(seen.utilization(job.id, each.gpu), seen.used(job.id, each.gpu, sums))
+                    Activity(seen.utilization(job.id, each.gpu), seen.used(job.id, each.gpu))
                     for each in job.leases
                 ),
                 before,

@@ -5,7 +5,7 @@ as the end of the job: after a crash of the daemon either both are stored, or bo
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Hashable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 
 from gpulease.domain.enforcement import with_watch_level
@@ -25,9 +25,9 @@ from gpulease.errors import CannotLease, TooMany, with_hint
 from gpulease.service.jobs import Settle
 from gpulease.service.observation import GpuObserver
 from gpulease.service.ports import Policy, Store, Transaction, WorkerExited
+from gpulease.service.refusals import refuse_one_more, refuse_what_is_never_within
 from gpulease.service.requeue import after_failure, continuation, queue_again
-from gpulease.service.submission import most_of, refuse_one_more
-from gpulease.service.user_limits import refuse_what_is_never_within
+from gpulease.service.submission import most_of
 from gpulease.units import format_size
 
 MOST_RETRIES = 3
@@ -67,8 +67,6 @@ class JobAccounting:
         self._read_log_tail = read_log_tail
         self._idle_pool_memory = idle_pool_memory
         self._stops = stops
-        self._offered: dict[Hashable, int] = {}
-        """By number and choice of GPUs, the bytes that each offered when all could be read."""
 
     async def settle_exit(self, job_id: JobId, news: WorkerExited) -> Settle:
         """Return the function that settles the account of a job that has ended."""
@@ -145,7 +143,9 @@ class JobAccounting:
 
         A job is launched once, so the retry is a new job.
         """
-        most = self._largest(job)
+        # A GPU that is unreadable, perhaps because of the job's failure, offers nothing now.
+        at = job.ended_at or job.submitted_at
+        most = most_of(self._observer.latest, self._policy(), job.claim, at)
         what = f"{_ended(job)}: it ran out of GPU memory{_with_peak(peak, leased)}"
         size = advised_size_after_oom(leased, peak, found.lacking)
         size = min(size, most) if most else size
@@ -188,19 +188,6 @@ class JobAccounting:
         return _with_detail(
             job, f"{what}; job {new.id} retries it with {format_size(memory)}", None
         )
-
-    def _largest(self, job: Job) -> int:
-        """Return the most that the job could lease on each GPU, as last known; 0: unknown.
-
-        A GPU that is unreadable, perhaps because of the job's failure, offers nothing now.
-        """
-        at, key = job.ended_at or job.submitted_at, (job.claim.gpus, job.claim.choice)
-        seen = self._observer.latest
-        now = most_of(seen, self._policy(), job.claim, at)
-        if seen is None or any(each.fault is not None for each in seen.readings):
-            return max(now, self._offered.get(key, 0))
-        self._offered[key] = now
-        return now
 
 
 def _as_watched(job: Job, *, stops: bool) -> Job:

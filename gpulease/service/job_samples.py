@@ -1,6 +1,6 @@
 """What an observation says of each job: its memory, and the part of its GPUs that it keeps busy."""
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from gpulease.domain.gpu import GpuMemory, GpuReading, GpuUuid, JobId
@@ -34,11 +34,10 @@ class MeanUtilization:
         for job in running:
             for lease in job.leases:
                 leases[lease.gpu] = leases.get(lease.gpu, 0) + 1
-        readings = {reading.uuid: reading for reading in seen.readings}
         sums = {job.id: self._sums.get(job.id, _Sum()) for job in running}
         for job in running:
             for lease in job.leases:
-                reading = readings.get(lease.gpu)
+                reading = seen.by_gpu.get(lease.gpu)
                 if reading is None:
                     continue
                 part = part_of(job.id, reading, seen, leases[lease.gpu])
@@ -87,27 +86,14 @@ def job_samples(
 
     `gpus` are the ledgers of the observation.
     """
-    users = {job.id: job.owner.user for job in jobs}
-    return [each for gpu in gpus for each in _on(gpu, users, seen, pool_of, seconds)]
-
-
-def _on(
-    gpu: GpuMemory,
-    users: Mapping[JobId, str],
-    seen: Observation,
-    pool_of: PoolOf,
-    seconds: int,
-) -> Sequence[JobSpan]:
-    reading, at_s = gpu.reading, int(seen.at.timestamp())
-    pids: dict[JobId, set[int]] = {}
-    for process in reading.processes or ():
-        if (job := seen.jobs_by_pid.get(process.pid)) is not None:
-            pids.setdefault(job, set()).add(process.pid)
+    users, at_s = {job.id: job.owner.user for job in jobs}, int(seen.at.timestamp())
     found = []
-    for entry in gpu.entries:
-        part = part_of(entry.job, reading, seen, len(gpu.entries))
-        utilization = None if part is None else round(part)
-        pool = pool_of(entry.job, gpu.uuid, pids.get(entry.job, ()))
-        figures = held((entry.used, pool, utilization), seconds)
-        found.append(JobSpan(gpu.uuid, entry.job, users[entry.job], at_s, figures))
+    for gpu in gpus:
+        for entry in gpu.entries:
+            part = part_of(entry.job, gpu.reading, seen, len(gpu.entries))
+            utilization = None if part is None else round(part)
+            processes = seen.processes.get((entry.job, gpu.uuid), ())
+            pool = pool_of(entry.job, gpu.uuid, {each.pid for each in processes})
+            figures = held((entry.used, pool, utilization), seconds)
+            found.append(JobSpan(gpu.uuid, entry.job, users[entry.job], at_s, figures))
     return found

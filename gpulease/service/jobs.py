@@ -22,7 +22,6 @@ from gpulease.domain.lease import LONGEST_TIME, IllegalTransition, State, Trigge
 from gpulease.domain.limits import NO_LIMITS, UserLimits
 from gpulease.domain.notifications import NotifyEvent, about
 from gpulease.errors import BadValue, GpuleaseError, NoSuchJob, WrongState, split_hint
-from gpulease.service.notifications import add_once
 from gpulease.service.ports import (
     Clock,
     Event,
@@ -32,9 +31,9 @@ from gpulease.service.ports import (
     WorkerExited,
     WorkerStarted,
 )
+from gpulease.service.refusals import refuse_longer
 from gpulease.service.requeue import after_end
-from gpulease.service.transactions import change_jobs
-from gpulease.service.user_limits import refuse_longer
+from gpulease.service.transactions import add_once, change_jobs
 from gpulease.units import format_size, format_span
 
 Settle = Callable[[Transaction, Job, Job], Job]
@@ -51,8 +50,21 @@ def cancel(store: Store, job_id: JobId, by: str, clock: Clock) -> Job:
         NoSuchJob: no job has this id.
         WrongState: it has ended.
     """
+    at = clock.now()
+    return _change(
+        store, job_id, lambda job: cancelled(job, by, at), Event(at, Trigger.CANCEL, f"by {by}")
+    )
+
+
+def _change(store: Store, job_id: JobId, change: Callable[[Job], Job | None], event: Event) -> Job:
+    """Store a change of a job, and return it; None from `change`: the job stays as it is."""
     with change_jobs(store) as tx:
-        return _cancel(tx, existing(tx, job_id), by, clock.now())
+        job = existing(tx, job_id)
+        changed = change(job)
+        if changed is None:
+            return job
+        tx.save(changed, event)
+    return changed
 
 
 def cancel_all(
@@ -71,18 +83,13 @@ def cancel_all(
             if job.state is State.QUEUED and (ended := cancelled(job, who, at)) is not None:
                 ended_by.setdefault(who, []).append(ended)
                 changed.append(ended)
+            elif (stopping := cancelled(job, who, at)) is None:
+                changed.append(job)
             else:
-                changed.append(_cancel(tx, job, who, at))
+                tx.save(stopping, Event(at, Trigger.CANCEL, f"by {who}"))
+                changed.append(stopping)
         for who, waiting in ended_by.items():
             tx.save_all(waiting, Event(at, Trigger.CANCEL, f"by {who}"))
-    return changed
-
-
-def _cancel(tx: Transaction, job: Job, by: str, at: datetime) -> Job:
-    changed = cancelled(job, by, at)
-    if changed is None:
-        return job
-    tx.save(changed, Event(at, Trigger.CANCEL, f"by {by}"))
     return changed
 
 
@@ -125,18 +132,16 @@ def requeue(store: Store, job_id: JobId, by: str, clock: Clock) -> Job:
         NoSuchJob: no job has this id.
         WrongState: it is queued, is being stopped, has ended, or is a hold.
     """
-    with change_jobs(store) as tx:
-        job = existing(tx, job_id)
+    at, detail = clock.now(), f"stopped by {by}"
+
+    def stopped(job: Job) -> Job | None:
         refused = _why_not_requeued(job)
         if refused is not None:
             raise WrongState(f"cannot requeue job {job.label}: {refused[0]}", refused[1])
-        at = clock.now()
-        detail = f"stopped by {by}"
-        changed = asked_to_end(job, Trigger.REVOKE, Outcome.REQUEUED, detail, at)
-        if changed is None:
-            return job
-        tx.save(changed, Event(at, Trigger.REVOKE, f"{detail} to be queued again"))
-    return changed
+        return asked_to_end(job, Trigger.REVOKE, Outcome.REQUEUED, detail, at)
+
+    event = Event(at, Trigger.REVOKE, f"{detail} to be queued again")
+    return _change(store, job_id, stopped, event)
 
 
 def _why_not_requeued(job: Job) -> tuple[str, str] | None:
@@ -164,26 +169,19 @@ def _why_not_requeued(job: Job) -> tuple[str, str] | None:
 
 def withdraw(store: Store, job_id: JobId, why: str, clock: Clock) -> Job:
     """Remove a job from the queue whose client has gone; a granted one stays."""
-    with change_jobs(store) as tx:
-        job = existing(tx, job_id)
-        at = clock.now()
+    at = clock.now()
+
+    def ended(job: Job) -> Job | None:
         if job.state is not State.QUEUED:
-            return job
-        changed = asked_to_end(job, Trigger.CANCEL, Outcome.CANCELLED, why, at)
-        assert changed is not None, "a queued job can always be cancelled"
-        tx.save(changed, Event(at, Trigger.CANCEL, why))
-    return changed
+            return None
+        return asked_to_end(job, Trigger.CANCEL, Outcome.CANCELLED, why, at)
+
+    return _change(store, job_id, ended, Event(at, Trigger.CANCEL, why))
 
 
 def note_started(store: Store, job_id: JobId, news: WorkerStarted) -> Job:
     """Store that the worker of a job runs; a repetition changes nothing."""
-    with change_jobs(store) as tx:
-        job = existing(tx, job_id)
-        changed = _started(job, news)
-        if changed is None:
-            return job
-        tx.save(changed, _start_of(news))
-    return changed
+    return _change(store, job_id, lambda job: _started(job, news), _start_of(news))
 
 
 def _started(job: Job, news: WorkerStarted) -> Job | None:
@@ -201,27 +199,20 @@ def _start_of(news: WorkerStarted) -> Event:
 
 def note_expired(store: Store, job_id: JobId, clock: Clock) -> Job:
     """Store that the worker is being stopped at its time limit."""
-    with change_jobs(store) as tx:
-        job = existing(tx, job_id)
-        at = clock.now()
-        limit = "its time limit is over"
-        changed = asked_to_end(job, Trigger.EXPIRE, Outcome.TIME_LIMIT, limit, at)
-        if changed is None:
-            return job
-        tx.save(changed, Event(at, Trigger.EXPIRE, limit))
-    return changed
+    at, why = clock.now(), "its time limit is over"
+    return _change(
+        store,
+        job_id,
+        lambda job: asked_to_end(job, Trigger.EXPIRE, Outcome.TIME_LIMIT, why, at),
+        Event(at, Trigger.EXPIRE, why),
+    )
 
 
 def note_main_exited(store: Store, job_id: JobId, news: MainExited) -> Job:
     """Store that the main process has ended while others of the job run."""
-    with change_jobs(store) as tx:
-        job = existing(tx, job_id)
-        changed = main_exited(job, news.exit, news.at)
-        if changed is None:
-            return job
-        how = f"{news.exit}; other processes of the job are still running"
-        tx.save(changed, Event(news.at, "main_exited", how))
-    return changed
+    how = f"{news.exit}; other processes of the job are still running"
+    event = Event(news.at, "main_exited", how)
+    return _change(store, job_id, lambda job: main_exited(job, news.exit, news.at), event)
 
 
 def note_exited(

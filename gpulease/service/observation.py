@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
+from functools import cached_property
 
 from gpulease.domain.gpu import (
     Fault,
@@ -22,7 +23,7 @@ from gpulease.shared_calls import SharedCalls
 _READ_AGAIN = "it counts as lost if the next reading says the same"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Observation:
     """The state of the GPUs and their processes at one moment."""
 
@@ -46,69 +47,47 @@ class Observation:
         """Whether memory is in use that may belong to a job, but cannot be attributed."""
         return any(each.used for each in self.readings if each.uuid in self.withheld)
 
-    def used_by_job(self) -> dict[tuple[JobId, GpuUuid], int]:
-        """Sum the bytes that each job's processes use on each GPU, where the driver reports it."""
-        sums: dict[tuple[JobId, GpuUuid], int] = {}
+    @cached_property
+    def by_gpu(self) -> Mapping[GpuUuid, GpuReading]:
+        """The readings."""
+        return {each.uuid: each for each in self.readings}
+
+    @cached_property
+    def processes(self) -> Mapping[tuple[JobId, GpuUuid], Sequence[ProcessReading]]:
+        """The processes of each job on each GPU, leased or not, as far as they are known."""
+        found: dict[tuple[JobId, GpuUuid], list[ProcessReading]] = {}
         for reading in self.readings:
             for process in reading.processes or ():
                 job = self.jobs_by_pid.get(process.pid)
-                if job is not None and process.memory is not None:
-                    key = job, reading.uuid
-                    sums[key] = sums.get(key, 0) + process.memory
-        return sums
-
-    def gpus_by_job(self) -> dict[JobId, set[GpuUuid]]:
-        """Return the GPUs on which each job has processes, leased or not.
-
-        Leaves out a GPU that MIG divides: its processes are on one of its MIG devices.
-        """
-        found: dict[JobId, set[GpuUuid]] = {}
-        for reading in self.readings:
-            for process in () if reading.mig_mode else reading.processes or ():
-                job = self.jobs_by_pid.get(process.pid)
                 if job is not None:
-                    found.setdefault(job, set()).add(reading.uuid)
+                    found.setdefault((job, reading.uuid), []).append(process)
         return found
 
     def users(self, job: JobId, gpu: GpuUuid) -> frozenset[int]:
         """Return the processes of a job that compute on a GPU, as far as they are known."""
-        return frozenset(each.pid for each in self.processes_of(job, gpu) if not each.graphics)
+        processes = self.processes.get((job, gpu), ())
+        return frozenset(each.pid for each in processes if not each.graphics)
 
-    def processes_of(self, job: JobId, gpu: GpuUuid) -> tuple[ProcessReading, ...]:
-        """Return the processes of a job on a GPU, as far as they are known."""
-        reading = next((each for each in self.readings if each.uuid == gpu), None)
-        return tuple(
-            each
-            for each in (reading.processes if reading else None) or ()
-            if self.jobs_by_pid.get(each.pid) == job
-        )
-
-    def used(
-        self, job: JobId, gpu: GpuUuid, sums: Mapping[tuple[JobId, GpuUuid], int]
-    ) -> int | None:
-        """Return the bytes that a job uses of a GPU; None if unknown.
-
-        `sums` is the result of `used_by_job`, which callers compute once per observation.
-        """
-        reading = next((each for each in self.readings if each.uuid == gpu), None)
+    def used(self, job: JobId, gpu: GpuUuid) -> int | None:
+        """Return the bytes that a job uses of a GPU; None if unknown."""
+        reading = self.by_gpu.get(gpu)
         if reading is None or reading.processes is None:
             return None
-        if any(
-            each.memory is None and self.jobs_by_pid.get(each.pid) == job
-            for each in reading.processes
-        ):
+        memory = [each.memory for each in self.processes.get((job, gpu), ())]
+        if None in memory:
             return None
         # The driver may report memory of an unlisted job as memory of an MPS server.
         servers = self.servers - self.jobs_by_pid.keys()
-        served = any(each.pid in servers for each in reading.processes)
-        return sums.get((job, gpu), None if served else 0)
+        if not memory and any(each.pid in servers for each in reading.processes):
+            return None
+        return sum(filter(None, memory))
 
     def utilization(self, job: JobId, gpu: GpuUuid) -> int | None:
         """Return how busy a job kept a GPU, in percent; None if unknown.
 
         Where the share of the job is unknown, return that of the whole GPU, an upper bound.
         """
-        reading = next((each for each in self.readings if each.uuid == gpu), None)
+        reading = self.by_gpu.get(gpu)
         if reading is None or not reading.utilization or not reading.processes:
             return None if reading is None else reading.utilization
         shares = {each.pid: each.utilization for each in reading.processes}
@@ -238,8 +217,10 @@ class Peaks:
 
     def update(self, seen: Observation) -> None:
         """Raise the peaks to the use in `seen`."""
-        for key, used in seen.used_by_job().items():
-            self.by_lease[key] = max(used, self.by_lease.get(key, 0))
+        for key, processes in seen.processes.items():
+            known = [each.memory for each in processes if each.memory is not None]
+            if known:
+                self.by_lease[key] = max(sum(known), self.by_lease.get(key, 0))
 
     def of(self, job: JobId, lease: Lease) -> int | None:
         """Return the peak of a lease, also of before a restart; None if no use was seen."""
@@ -282,7 +263,7 @@ class GpuObserver:
 
     def readings(self) -> Mapping[GpuUuid, GpuReading]:
         """Return the latest reading of each GPU."""
-        return {each.uuid: each for each in self.latest.readings} if self.latest else {}
+        return self.latest.by_gpu if self.latest else {}
 
     async def recent(self) -> Observation:
         """Return the latest observation, or take the first."""

@@ -152,13 +152,12 @@ class OveruseWatch:
         for key in [key for key in self._states if key[0] not in ids]:
             del self._states[key]
         self._notified = {key for key in self._notified if key[0] in ids}
-        sums, there = seen.used_by_job(), self._without_lease(running, seen)
-        labels = {each.uuid: each.label for each in seen.readings}
+        there = self._without_lease(running, seen)
         found = []
         for job in running:
             policy = self.policy(job)
             for lease in job.leases:
-                used = seen.used(job.id, lease.gpu, sums)
+                used = seen.used(job.id, lease.gpu)
                 is_over = used is not None and used > lease.memory + policy.tolerance
                 overhead = self._overhead(job, lease, seen) if is_over else 0
                 is_wanted = lease.gpu in wanted
@@ -167,18 +166,23 @@ class OveruseWatch:
                 )
             for gpu, is_there in there.get(job.id, {}).items():
                 none = Lease(gpu, 0, job.submitted_at)
-                used = seen.used(job.id, gpu, sums)
+                used = seen.used(job.id, gpu)
                 policy = self._policy_without_lease(job)
                 notify = is_there and (job.id, gpu) not in self._notified
                 found.append(self._judge(job, none, used, policy, gpu in in_use, now, notify))
-        return [replace(each, label=labels[each.lease.gpu]) for each in found if each is not None]
+        return [
+            replace(each, label=seen.by_gpu[each.lease.gpu].label)
+            for each in found
+            if each is not None
+        ]
 
     def _without_lease(
         self, running: Sequence[Job], seen: Observation
     ) -> Mapping[JobId, Mapping[GpuUuid, bool]]:
         """Return the GPUs that jobs use or used without a lease, and whether they use them now."""
         leases = {(job.id, lease.gpu) for job in running for lease in job.leases}
-        now = {(job, gpu) for job, gpus in seen.gpus_by_job().items() for gpu in gpus}
+        # The processes on a GPU that MIG divides are on one of its MIG devices.
+        now = {key for key in seen.processes if not seen.by_gpu[key[1]].mig_mode}
         found: dict[JobId, dict[GpuUuid, bool]] = {}
         for job, gpu in sorted((now | self._states.keys()) - leases):
             found.setdefault(job, {})[gpu] = (job, gpu) in now

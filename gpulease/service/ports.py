@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Protocol, TypeVar
 
 from gpulease.domain.calendar import Window, WindowId
+from gpulease.domain.enforcement import Reports
 from gpulease.domain.gpu import GpuReading, GpuUuid, JobId
 from gpulease.domain.health import GpuAvailability, GpuEvent, HealthReport
-from gpulease.domain.hook_reports import Reports
 from gpulease.domain.job import (
     NO_USAGE,
     CommandFingerprint,
@@ -206,11 +206,33 @@ class Policy:
         return limits
 
 
-class Transaction(Protocol):
-    """Changes that are committed to disk together, or not at all."""
+class Records(Protocol):
+    """What is known: by a transaction with its own changes, by the store as last committed."""
 
     def live(self) -> Sequence[Job]:
         """Return every job that is queued or holds memory, by id."""
+
+    def job(self, job: JobId) -> Job | None:
+        """Return one job, in any state."""
+
+    def invocation(self, job: JobId) -> Invocation:
+        """Return how to start a job; removed when the job ends."""
+
+    def drained(self) -> Mapping[GpuUuid, str]:
+        """Return the GPUs that take no new leases, and why."""
+
+    def availabilities(self) -> Mapping[GpuUuid, GpuAvailability]:
+        """Return the availability of each GPU that is or was restricted."""
+
+    def pause(self) -> QueuePause | None:
+        """Return the pause of the queue; None if it is not paused."""
+
+    def windows(self) -> Sequence[Window]:
+        """Return the windows, in the order in which they were made."""
+
+
+class Transaction(Records, Protocol):
+    """Changes that are committed to disk together, or not at all."""
 
     def dependents(self) -> Sequence[Job]:
         """Return the queued jobs that wait for others, by id."""
@@ -218,17 +240,11 @@ class Transaction(Protocol):
     def user_count(self, uid: int) -> UserCount:
         """Return the counts of a user, including the changes of this transaction."""
 
-    def job(self, job: JobId) -> Job | None:
-        """Return one job, in any state."""
-
     def add_gpus(self, readings: Sequence[GpuReading], at: datetime) -> None:
         """Store GPUs that are not known yet; a lease can only be on a known GPU."""
 
     def job_by_key(self, uid: int, key: str) -> Job | None:
         """Return the job that a user submitted with this key, in any state."""
-
-    def invocation(self, job: JobId) -> Invocation:
-        """Return how to start a job; removed when the job ends."""
 
     def past_runs(
         self, uid: int, fingerprint: CommandFingerprint, gpus: int, most: int
@@ -288,26 +304,14 @@ class Transaction(Protocol):
     def note_aging(self, jobs: Sequence[JobId], since: datetime | None) -> None:
         """Store since when the age of these queued jobs counts; None: they have no age."""
 
-    def drained(self) -> Mapping[GpuUuid, str]:
-        """Return the GPUs that take no new leases, and why."""
-
-    def availabilities(self) -> Mapping[GpuUuid, GpuAvailability]:
-        """Return the availability of each GPU that is or was restricted."""
-
     def set_availability(self, gpu: GpuUuid, availability: GpuAvailability) -> None:
         """Store the availability of a known GPU."""
 
     def note_gpu(self, event: GpuEvent) -> None:
         """Store an event about the health of a known GPU."""
 
-    def pause(self) -> QueuePause | None:
-        """Return the pause of the queue; None if it is not paused."""
-
     def set_pause(self, pause: QueuePause | None) -> None:
         """Store the pause of the queue, or its end."""
-
-    def windows(self) -> Sequence[Window]:
-        """Return the windows, in the order in which they were made."""
 
     def add_window(self, window: Window) -> Window:
         """Store a new window, and return it with its id."""
@@ -316,7 +320,7 @@ class Transaction(Protocol):
         """Remove a window."""
 
 
-class Store(Protocol):
+class Store(Records, Protocol):
     """The database of jobs and leases."""
 
     def write(self) -> AbstractContextManager[Transaction]:
@@ -331,26 +335,17 @@ class Store(Protocol):
     def trouble(self) -> str | None:
         """Return why the latest write failed; None: it was stored."""
 
-    def live(self) -> Sequence[Job]:
-        """Return every job that is queued or holds memory, by id, as last committed."""
-
     def holding(self) -> Sequence[Job]:
         """Return every job that holds memory, by id, as last committed."""
 
     def live_job(self, job: JobId) -> Job | None:
         """Return one job that is queued or holds memory; nothing is read."""
 
-    def job(self, job: JobId) -> Job | None:
-        """Return one job, in any state."""
-
     def jobs(self, query: JobQuery) -> JobPage:
         """Return a page of a listing."""
 
     def ended_jobs(self, query: JobQuery) -> EndedPage:
         """Return a page of a listing of ended jobs, in brief."""
-
-    def invocation(self, job: JobId) -> Invocation:
-        """Return how to start a job."""
 
     def events(self, job: JobId) -> Sequence[Event]:
         """Return the history of a job, oldest first."""
@@ -364,23 +359,11 @@ class Store(Protocol):
     def take_released(self) -> Sequence[PastJob]:
         """Return the jobs that let go of their memory since the last call, in that order."""
 
-    def drained(self) -> Mapping[GpuUuid, str]:
-        """Return the GPUs that take no new leases, and why."""
-
-    def availabilities(self) -> Mapping[GpuUuid, GpuAvailability]:
-        """Return the availability of each GPU that is or was restricted."""
-
-    def windows(self) -> Sequence[Window]:
-        """Return the windows, in the order in which they were made."""
-
     def gpu_events(self, since: datetime, most: int) -> Sequence[GpuEvent]:
         """Return the latest events about the health of all GPUs, the oldest first."""
 
     def gpu(self, uuid: GpuUuid) -> GpuReading:
         """Return the identity of a known GPU, without a reading."""
-
-    def pause(self) -> QueuePause | None:
-        """Return the pause of the queue; None if it is not paused."""
 
 
 class GpuProbe(Protocol):

@@ -12,13 +12,12 @@ from datetime import datetime, timedelta
 
 from gpulease.domain.calendar import Occurrence, WindowId, users_without_limits
 from gpulease.domain.eligibility import blocks
-from gpulease.domain.fair_share import PastUse
 from gpulease.domain.gpu import GpuMemory, GpuUuid, JobId
 from gpulease.domain.job import Job, Outcome, Owner
 from gpulease.domain.limits import RecentUse
-from gpulease.domain.queue import Queue
+from gpulease.domain.past_jobs import PastUse, RunTimes, keys_of
+from gpulease.domain.queue import Queue, share_of
 from gpulease.domain.queue_options import QueuePolicy
-from gpulease.domain.run_time import RunTimes, keys_of
 from gpulease.domain.snapshot import Snapshot, capacity, ledgers
 from gpulease.service.observation import Observation, snapshot
 from gpulease.service.ports import PastJob, Policy, Store
@@ -152,7 +151,6 @@ class QueueState:
 
     def _learn(self, past: PastJob, largest: int) -> None:
         claim, owner = past.claim, past.owner
-        share = 1.0 if claim.exclusive else claim.memory_on(largest) / max(1, largest)
         begin, end = past.granted_at.timestamp(), past.released_at.timestamp()
         self._use.add(owner.user, past.memory / max(1, largest), begin, max(begin, end))
         self._owners_of_use[owner.uid] = owner
@@ -161,7 +159,7 @@ class QueueState:
         )
         self._waits.append((past.granted_at - past.submitted_at).total_seconds())
         if past.started_at is not None and past.outcome not in _TEACHES_NOTHING:
-            keys = keys_of(owner.user, claim, share, past.fingerprint)
+            keys = keys_of(owner.user, claim, share_of(claim, largest), past.fingerprint)
             ran = (past.released_at - past.started_at).total_seconds()
             used = None if past.utilization is None else past.utilization / 100
             self._run_times.record(keys, max(0.0, ran), used)

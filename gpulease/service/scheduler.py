@@ -11,8 +11,10 @@ from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, 
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from types import MappingProxyType
+from typing import TypeVar
 
 from gpulease.domain.eligibility import BlockKind
+from gpulease.domain.explain import UserStanding, standings
 from gpulease.domain.gpu import JobId
 from gpulease.domain.job import Job, Outcome, asked_to_end, grant, one_line, shifted
 from gpulease.domain.lease import IllegalTransition, State, Trigger
@@ -20,7 +22,6 @@ from gpulease.domain.limits import NO_LIMITS, UserLimits
 from gpulease.domain.notifications import NotifyEvent
 from gpulease.domain.plan import Plan, plan
 from gpulease.domain.queue_options import NO_OPTIONS, QueuePause
-from gpulease.domain.standing import UserStanding, standings
 from gpulease.errors import RecordUnwritable
 from gpulease.service import adoption, editing, jobs, submission
 from gpulease.service.adoption import Adoption
@@ -40,6 +41,8 @@ from gpulease.service.ports import Clock, Event, InThread, Policy, Store, Submis
 from gpulease.service.queue_state import FindWindows, QueueState, no_windows
 from gpulease.service.transactions import change_jobs
 from gpulease.units import format_span
+
+T = TypeVar("T")
 
 
 def reconcile(
@@ -301,13 +304,23 @@ class Scheduler:
 
         `seen` shows what the process uses; it is an observation of this request.
         """
-        closed = next(iter(self.supervisor.deferred.values()), None) or await self._obstacle()
+        closed = await self._why_closed()
         job = await self._in_writer(lambda: self._adopt(wanted, seen, closed))
         # In `seen`, its memory is outside any lease.
         await self.observer.observe()
         self._changes.notify()
         self.wake()
         return job
+
+    async def _change(self, call: Callable[[], T]) -> T:
+        """Change jobs in the thread that writes, and wake those that wait for a change."""
+        done = await self._in_writer(call)
+        self._changes.notify()
+        return done
+
+    async def _why_closed(self) -> str | None:
+        """Return why no job can start now, apart from a pause; None if jobs can."""
+        return next(iter(self.supervisor.deferred.values()), None) or await self._obstacle()
 
     def _adopt(self, wanted: Adoption, seen: Observation, closed: str | None) -> Job:
         owner, key, at = wanted.submission.owner, wanted.submission.key, self._clock.now()
@@ -326,7 +339,7 @@ class Scheduler:
         Raises what `submission.submit` raises.
         """
         seen = await self.observer.recent()
-        closed = next(iter(self.supervisor.deferred.values()), None) or await self._obstacle()
+        closed = await self._why_closed()
         return await self._in_writer(lambda: self._rehearse(new_job, seen, closed))
 
     def _rehearse(self, new_job: Submission, seen: Observation, closed: str | None) -> Rehearsal:
@@ -367,10 +380,7 @@ class Scheduler:
         Raises:
             RecordUnwritable: nothing has changed. `cancel` stops running jobs even then.
         """
-        changed = await self._in_writer(
-            lambda: jobs.cancel_all(self.store, chosen, by, self._clock)
-        )
-        self._changes.notify()
+        changed = await self._change(lambda: jobs.cancel_all(self.store, chosen, by, self._clock))
         self.supervisor.background(self._stop_cancelled(changed, grace))
         self.wake()
         return changed
@@ -392,8 +402,7 @@ class Scheduler:
 
     async def requeue(self, job_id: JobId, by: str) -> Job:
         """Stop a running job, and queue it again at its end. Raises what `jobs.requeue` raises."""
-        job = await self._in_writer(lambda: jobs.requeue(self.store, job_id, by, self._clock))
-        self._changes.notify()
+        job = await self._change(lambda: jobs.requeue(self.store, job_id, by, self._clock))
         self._stop(
             job, f"job {job.label} is stopped by {by}, and is queued again when it has ended"
         )
@@ -409,38 +418,30 @@ class Scheduler:
     ) -> Sequence[editing.Edited]:
         """Change waiting jobs, all or none. Raises what `editing.edit` raises."""
         seen = await self.observer.recent()
-        edited = await self._in_writer(
+        edited = await self._change(
             lambda: editing.edit(
                 self.store, numbers, wanted, who, seen, self.policy, self._clock, self._state
             )
         )
-        self._changes.notify()
         self.wake()
         return edited
 
     async def move(self, numbers: Collection[JobId], wanted: editing.Move) -> Sequence[Job]:
         """Move waiting jobs before another one. Raises what `editing.move` raises."""
-        moved = await self._in_writer(
-            lambda: editing.move(self.store, numbers, wanted, self._clock)
-        )
-        self._changes.notify()
+        moved = await self._change(lambda: editing.move(self.store, numbers, wanted, self._clock))
         self.wake()
         return moved
 
     async def withdraw(self, job_id: JobId, why: str) -> None:
         """Remove a job from the queue after the process that waited for it has ended."""
-        await self._in_writer(lambda: jobs.withdraw(self.store, job_id, why, self._clock))
-        self._changes.notify()
+        await self._change(lambda: jobs.withdraw(self.store, job_id, why, self._clock))
         self.wake()
 
     async def extend(
         self, job_id: JobId, by: timedelta, who: str, limits: UserLimits = NO_LIMITS
     ) -> Job:
         """Change the time limit of a job by `by`. Raises what `jobs.extend` raises."""
-        job = await self._in_writer(
-            lambda: extend(self.store, job_id, by, who, self._clock, limits)
-        )
-        self._changes.notify()
+        job = await self._change(lambda: extend(self.store, job_id, by, who, self._clock, limits))
         if job.holds_memory:
             # The shim learns the limit before the caller gets an answer, so the answer stays true
             # if this daemon ends now.
@@ -463,9 +464,7 @@ class Scheduler:
 
     async def keep(self, job_id: JobId, span: timedelta, who: str) -> Job:
         """Exempt a job from idle checks for `span`. Raises what `idleness.keep` raises."""
-        job = await self._in_writer(lambda: keep(self.store, job_id, span, who, self._clock))
-        self._changes.notify()
-        return job
+        return await self._change(lambda: keep(self.store, job_id, span, who, self._clock))
 
     async def notify_owner(
         self, job_id: JobId, text: str, event: NotifyEvent | None = None
@@ -599,7 +598,7 @@ class Scheduler:
     async def _pass(self) -> Plan:
         if is_set(self._clock):
             await self._follow_clock()
-        closed = next(iter(self.supervisor.deferred.values()), None) or await self._obstacle()
+        closed = await self._why_closed()
         self._spent_s = 0.0
         # The latest observation may show memory in use that was freed since.
         freed_at = self.supervisor.freed_at

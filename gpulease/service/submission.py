@@ -8,38 +8,35 @@ from gpulease.domain.gpu import GpuMemory
 from gpulease.domain.job import Job
 from gpulease.domain.lease import Claim, State, Trigger
 from gpulease.domain.memory_estimate import MOST_RUNS, PastRun, deciding_run, size_for
-from gpulease.domain.placement import can_ever_hold
 from gpulease.domain.plan import plan, why_waiting
 from gpulease.domain.snapshot import ledgers
-from gpulease.errors import AlreadyLeased, BadValue, CannotLease, NoRoomNow, TooMany
+from gpulease.errors import BadValue, NoRoomNow
 from gpulease.fingerprint import script_name
 from gpulease.service import dependencies
-from gpulease.service.gpu_choice import (
-    refuse_choice,
-    refuse_too_few_named,
-    suited_sets,
-    uuids_of,
-)
 from gpulease.service.observation import Observation, snapshot
 from gpulease.service.ports import (
     Clock,
     Event,
     Policy,
-    Quotas,
     Store,
     Submission,
     Transaction,
-    UserCount,
 )
 from gpulease.service.queue_state import QueueState
-from gpulease.service.transactions import change_jobs
-from gpulease.service.user_limits import (
+from gpulease.service.refusals import (
+    largest,
+    largest_for,
+    refuse_one_more,
     refuse_over_limit,
-    refuse_what_is_never_within,
+    refuse_second_lease,
+    refuse_too_much,
+    refuse_what_can_never_start,
     refuses_more,
+    uuids_of,
     with_time_limit,
 )
-from gpulease.units import MIB, Share, format_size
+from gpulease.service.transactions import change_jobs
+from gpulease.units import format_size
 
 
 def sized(
@@ -62,17 +59,6 @@ def sized(
         claim=replace(submission.claim, memory=memory),
         usage=replace(submission.usage, size_reason=_because(submission, runs, memory)),
     )
-
-
-def largest(gpus: Sequence[GpuMemory], count: int) -> int:
-    """Return the largest lease that `count` GPUs can grant on each at once, in bytes."""
-    offered = sorted((gpu.allocatable or 0 for gpu in gpus), reverse=True)
-    return offered[count - 1] if count <= len(offered) else 0
-
-
-def largest_for(claim: Claim, gpus: Iterable[GpuMemory]) -> int:
-    """Return the largest lease on each of as many GPUs as a claim asks for, in bytes."""
-    return max((largest(each, claim.gpus) for each in suited_sets(claim, gpus)), default=0)
 
 
 def most_of(seen: Observation | None, policy: Policy, claim: Claim, at: datetime) -> int:
@@ -158,17 +144,15 @@ def queue(
     if submission.named:
         claim = replace(submission.claim, named=uuids_of(submission.named, seen.readings))
         submission = replace(submission, claim=claim)
-    refuse_too_few_named(submission.claim)
     submission = with_time_limit(sized(submission, tx, empty, policy), limits)
-    refuse_what_can_never_run(submission.claim, empty, policy)
-    most = largest(empty, 1)
-    refuse_what_is_never_within(submission.claim, limits, most, submission.owner.user)
+    refuse_what_can_never_start(submission.claim, empty, policy, limits, submission.owner.user)
     after, failure = dependencies.resolve(tx, submission.after)
     submission = replace(submission, queue=replace(submission.queue, after=after))
     job = _add(tx, submission, at, failure)
     refuse_too_much(policy.quotas, submission, tx.user_count(submission.owner.uid))
     if refuses_more(limits):
         live = tx.live()
+        most = largest(empty, 1)
         refuse_over_limit(_elements(job, live), live, limits, state.recent_use, most, at)
     return job
 
@@ -208,64 +192,6 @@ def _refuse_another_kind(submission: Submission, before: Job) -> None:
         )
 
 
-def refuse_what_can_never_run(claim: Claim, gpus: tuple[GpuMemory, ...], policy: Policy) -> None:
-    """Check that the claim could be granted if no other job ran.
-
-    Raises:
-        CannotLease: it could not.
-    """
-    if claim.gpus > len(gpus):
-        raise CannotLease(
-            f"cannot lease {claim.gpus} GPUs: this machine has {len(gpus)}",
-            f"ask for at most {len(gpus)}; gpulease status shows them",
-        )
-    if not isinstance(claim.memory, Share) and claim.memory < policy.smallest_lease:
-        smallest = format_size(policy.smallest_lease)
-        raise CannotLease(
-            f"cannot lease {format_size(claim.memory)}: it cannot hold a CUDA context",
-            f"ask for at least {smallest}",
-        )
-    whole = [gpu for gpu in gpus if gpu.reading.parent is None and not gpu.reading.mig_mode]
-    if claim.gpus > max(1, len(whole)):
-        raise CannotLease(
-            f"cannot lease {claim.gpus} GPUs: this machine has {len(whole)} without MIG, and CUDA "
-            "shows a program only one MIG device",
-            "ask for one GPU, which may be a MIG device"
-            + (f", or for at most {len(whole)}" if whole else ""),
-        )
-    refuse_choice(claim, gpus)
-    sets = suited_sets(claim, gpus)
-    if all(sum(can_ever_hold(claim, gpu) for gpu in each) < claim.gpus for each in sets):
-        raise _never(claim, sets)
-
-
-def _never(claim: Claim, sets: Iterable[Sequence[GpuMemory]]) -> CannotLease:
-    able = max(sets, key=lambda each: largest(each, claim.gpus))
-    here = "asked for" if claim.choice is not None else "here"
-    sizes = sorted((gpu.allocatable or 0 for gpu in able), reverse=True)
-    wanted = str(claim.memory) if isinstance(claim.memory, Share) else format_size(claim.memory)
-    if not isinstance(claim.memory, Share) and claim.memory not in sizes:
-        shown = {format_size(size) for size in sizes}
-        # Rounded, the claim would look like the offer that it exceeds.
-        wanted = f"{-(-claim.memory // MIB)}M" if wanted in shown else wanted
-    if claim.gpus > 1 and not isinstance(claim.memory, Share) and claim.memory <= sizes[0]:
-        enough = sum(size >= claim.memory for size in sizes)
-        return CannotLease(
-            f"cannot lease {wanted} on each of {claim.gpus} GPUs: only {enough} {here} can",
-            f"ask for at most {format_size(sizes[claim.gpus - 1])} on each, or for fewer GPUs",
-        )
-    if sizes[0] == 0:
-        return CannotLease(
-            f"cannot lease {wanted}: no GPU here has memory to lease",
-            "gpulease status shows the state of each GPU, and gpulease doctor suggests fixes",
-        )
-    return CannotLease(
-        f"cannot lease {wanted}: the largest GPU {here} offers {format_size(sizes[0])}",
-        f"ask for at most {format_size(sizes[0])} on each GPU"
-        + (", or for several GPUs with --gpus" if len(sizes) > 1 and claim.gpus == 1 else ""),
-    )
-
-
 _WAIT = "leave out --no-wait to wait in the queue, or limit the wait with --wait 30m"
 
 
@@ -290,65 +216,3 @@ def _refuse_to_wait(
     where = "; ".join(f"GPU {each.label}: {each.why}" for each in waits.refusal.obstacles)
     where = where if waits.over_limit is None else str(waits.over_limit)
     raise NoRoomNow(f"cannot lease {job.claim} now" + (f": {where}" if where else ""), _WAIT)
-
-
-def refuse_second_lease(tx: Transaction, submission: Submission, verb: str) -> None:
-    """Check that the process of a hold holds no lease and waits for none.
-
-    Raises:
-        AlreadyLeased: it does.
-    """
-    process = None if submission.holder is None else submission.holder.process
-    for job in tx.live() if process is not None else ():
-        if job.holder is not None and job.holder.process == process and process is not None:
-            has = "waits for a lease" if job.state is State.QUEUED else "has a lease"
-            raise AlreadyLeased(
-                f"cannot {verb} process {process.pid}: it {has}, job {job.label}",
-                f"gpulease show {job.label} shows it; to lease again, release it first: "
-                f"gpulease cancel {job.label}",
-            )
-
-
-def refuse_one_more(policy: Policy, submission: Submission, before: UserCount) -> None:
-    """Check that the user may have one more job, before it is added.
-
-    Runs inside the transaction that adds the job, so two submissions at once cannot both pass.
-
-    Raises:
-        TooMany: the user has as many as the quotas allow.
-    """
-    quotas = policy.quotas
-    if submission.owner.uid in quotas.exempt:
-        return
-    user = submission.owner.user
-    most_waiting = policy.limits(submission.owner).most_waiting
-    new = 1 if submission.indices is None else len(submission.indices.indices)
-    if most_waiting is not None and before.waiting + new > most_waiting:
-        what = "" if submission.indices is None else f" an array of {new} elements"
-        raise TooMany(
-            f"cannot submit{what}: {user} has {before.waiting} queued jobs, and the limit for one "
-            f"user is {most_waiting}",
-            "submit again when some jobs have started, or cancel some; "
-            f"gpulease list --user {user} shows them",
-        )
-    if submission.holder is not None and before.holds >= quotas.holds:
-        raise TooMany(
-            f"cannot hold another lease: {user} has {before.holds} leases without a job, and the "
-            f"limit for one user is {quotas.holds}",
-            f"release one with gpulease cancel JOB; gpulease list --user {user} shows them",
-        )
-
-
-def refuse_too_much(quotas: Quotas, submission: Submission, after: UserCount) -> None:
-    """Check the size of the user's queued invocations, after the new one was added.
-
-    Raises:
-        TooMany: it is over the quota.
-    """
-    if submission.owner.uid in quotas.exempt or after.waiting_bytes <= quotas.waiting_bytes:
-        return
-    raise TooMany(
-        f"cannot submit: the arguments and environments of {submission.owner.user}'s queued jobs "
-        f"would take more than {format_size(quotas.waiting_bytes)}, the limit for one user",
-        "unset large variables before you submit, or submit again when some jobs have started",
-    )

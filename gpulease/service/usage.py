@@ -10,8 +10,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
+from gpulease.domain.enforcement import Reports, pool_limits
 from gpulease.domain.gpu import GpuUuid, JobId
-from gpulease.domain.hook_reports import Reports, pool_limits
 from gpulease.domain.job import Job
 from gpulease.domain.lease import Lease
 from gpulease.domain.memory_estimate import LATEST, OverheadKey, learned_overhead
@@ -148,16 +148,15 @@ class Usage:
     async def observe(self, seen: Observation) -> None:
         """Compare an observation with the reports before it."""
         self._models = {reading.uuid: reading.name for reading in seen.readings}
-        for reading in seen.readings:
-            for process in reading.processes or ():
-                job = seen.jobs_by_pid.get(process.pid)
-                known = self._jobs.get(job) if job is not None else None
+        for (job, gpu), processes in seen.processes.items():
+            known = self._jobs.get(job)
+            for process in processes:
                 if known is None or process.memory is None:
                     continue
                 mine = [
                     heard
-                    for (pid, _, gpu), heard in known.heard.items()
-                    if (pid, gpu) == (process.pid, reading.uuid)
+                    for (pid, _, of), heard in known.heard.items()
+                    if (pid, of) == (process.pid, gpu)
                 ]
                 # With two frameworks in one process, the overhead of each is unknown.
                 if len(mine) == 1 and mine[0].at <= seen.at <= mine[0].at + _FRESH:
@@ -185,7 +184,7 @@ class Usage:
         count, and what a pool holds beyond its limit is no overhead.
         """
         limits, processes = pool_limits(reports, lease.gpu), []
-        for process in seen.processes_of(job.id, lease.gpu):
+        for process in seen.processes.get((job.id, lease.gpu), ()):
             if process.memory is None or process.pid not in limits:
                 continue
             pools = [

@@ -29,8 +29,8 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects.sqlite import dialect
 
+from gpulease.domain.enforcement import HookReport, HookState, Reports
 from gpulease.domain.gpu import GpuReading, GpuUuid, JobId
-from gpulease.domain.hook_reports import HookReport, HookState, Reports
 from gpulease.domain.job import CommandFingerprint, Job, Outcome, Owner
 from gpulease.domain.lease import Claim, State
 from gpulease.domain.memory_estimate import PastRun

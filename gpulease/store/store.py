@@ -22,9 +22,9 @@ from sqlalchemy.dialects.sqlite import insert as upsert
 from sqlalchemy.exc import DatabaseError
 
 from gpulease.domain.calendar import Window
+from gpulease.domain.enforcement import Reports
 from gpulease.domain.gpu import GpuReading, GpuUuid, JobId
 from gpulease.domain.health import GpuAvailability, GpuEvent
-from gpulease.domain.hook_reports import Reports
 from gpulease.domain.job import Invocation, Job
 from gpulease.domain.lease import State
 from gpulease.domain.queue_options import QueuePause

@@ -8,9 +8,9 @@ from typing import Any
 from sqlalchemy import func, select
 
 from gpulease.domain.calendar import Window, WindowId
+from gpulease.domain.enforcement import Reports
 from gpulease.domain.gpu import GpuReading, GpuUuid, JobId
 from gpulease.domain.health import GpuAvailability, GpuEvent
-from gpulease.domain.hook_reports import Reports
 from gpulease.domain.job import CommandFingerprint, Invocation, Job, aging, with_over_for
 from gpulease.domain.lease import State
 from gpulease.domain.memory_estimate import PastRun

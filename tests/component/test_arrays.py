@@ -1,7 +1,5 @@
 """Arrays in the database: one invocation, quotas, the end of the last element, many elements."""
 
-import sys
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -23,7 +21,6 @@ from fakes import (
 )
 from gpulease.domain.gpu import JobId
 from gpulease.domain.job import Job, Outcome
-from gpulease.domain.lease import State
 from gpulease.domain.limits import UserLimits
 from gpulease.domain.queue_options import (
     Condition,
@@ -169,38 +166,6 @@ def test_a_dependency_that_failed_before_the_submission_ends_the_job_at_once(
     assert store.live() == ()
     assert [each.kind for each in store.events(job.id)] == ["submitted", "cancel"]
     assert _invocations(store) == 0
-
-
-def test_an_array_costs_in_proportion_to_its_elements(store: SqlStore) -> None:
-    added, ended = zip(*(_calls_for_array(store, size) for size in (500, 4_000)), strict=True)
-
-    assert store.live() == ()
-    assert added[1] < 10 * added[0]
-    assert ended[1] < 10 * ended[0]
-
-
-def _calls_for_array(store: SqlStore, size: int) -> tuple[int, int]:
-    """Count the calls of Python that add an array, and those that end it with a job before it."""
-    gate = _submit(store, order())
-    after = (WantedDependency(gate.id),)
-    with _calls() as added:
-        array = _submit(store, replace(_array(*range(size)), after=after))
-    assert store.live()[size].label == f"{array.id}_{size - 1}"
-    with _calls() as ended:
-        cancel(store, gate.id, "alice", CLOCK)
-    last = elements(store, array)[-1]
-    assert (last.state, last.outcome) == (State.ENDED, Outcome.DEPENDENCY_FAILED)
-    return added.total(), ended.total()
-
-
-@contextmanager
-def _calls() -> Iterator[Counter[str]]:
-    calls: Counter[str] = Counter()
-    sys.setprofile(lambda _frame, happened, _value: calls.update((happened,)))
-    try:
-        yield calls
-    finally:
-        sys.setprofile(None)
 
 
 @contextmanager

@@ -19,7 +19,6 @@ from fakes import (
     order,
     reading,
 )
-from gpulease.daemon.metrics import user_view
 from gpulease.domain.job import NOT_FAILED, Exit, Job, Outcome, Owner
 from gpulease.domain.lease import State
 from gpulease.domain.notifications import NotifyEvent, message_on
@@ -276,21 +275,6 @@ def test_a_failed_job_is_the_same_to_counters_filters_and_notifications(
     assert has_failed(view) == bool(counted)
     expected = outcome not in NOT_FAILED and (outcome is not Outcome.EXITED or exit_ != Exit(0))
     assert bool(counted) == expected
-
-
-def test_after_a_restart_the_users_on_record_have_counters_at_zero(world: World) -> None:
-    for owner in (ALICE, BOB):
-        job = world.submit(owner)
-        world.grant()
-        world.start(job)
-        world.end(job)
-    world.restart()
-    assert {user: it.submitted for user, it in world.store.metrics.users()} == {
-        BOB.user: 0, ALICE.user: 0,
-    }  # fmt: skip
-    view = user_view(ALICE.user, world.of(), world.now_s())
-    assert view.ended == dict.fromkeys(map(str, Outcome), 0)
-    assert view.failed == 0
 
 
 def test_users_on_record_leave_names_for_new_ones(world: World) -> None:

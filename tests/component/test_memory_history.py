@@ -271,37 +271,6 @@ def test_a_mean_is_that_of_the_samples_whatever_the_age_of_rows_and_the_width(
     assert "used: at most 6G of 8G, 2.3G on average" in text
 
 
-def test_the_mean_of_a_machine_that_rested_is_over_time_and_not_over_samples(
-    sampling: Sampling,
-) -> None:
-    sampling.gpus.utilization[GPU] = 0
-    sampling.run(600)
-    job = start(sampling.store, sampling.clock.now())
-    sampling.gpus.utilization[GPU] = 100
-    sampling.run(60, lambda second: {job: G * (1 + second % 2)})
-    sampling.gpus.utilization[GPU] = 0
-    end(sampling.store, job, sampling.clock.now())
-    sampling.run(540)
-    now = sampling.clock.now()
-
-    def busy() -> float | None:
-        series = MemorySeries(sampling.store, *sampling.sampler.unwritten())
-        return series.gpu(GPU, grid_over(NOON, now, 20)).means["utilization"].overall
-
-    assert busy() == pytest.approx(100 * 60 / 1200, rel=0.02)
-    asyncio.run(sampling.sampler.write())
-    assert busy() == pytest.approx(100 * 60 / 1200, rel=0.02)
-    grid = grid_over(NOON + timedelta(seconds=600), NOON + timedelta(seconds=660), 10, 10)
-    used = MemorySeries(sampling.store).job(job, GPU, grid).means["used"]
-    assert used.overall == pytest.approx(1.5 * G)
-    assert used.values == [pytest.approx(1.5 * G)] * 6
-    series = MemorySeries(sampling.store).gpu(GPU, grid_over(NOON, now, 20))
-    (mean,) = series.owner_means
-    assert mean.overall == pytest.approx(1.5 * G * 60 / 1200, rel=0.02)
-    assert mean.values[10] == pytest.approx(1.5 * G, rel=0.02)
-    assert mean.values[11] == 0
-
-
 def test_the_use_of_a_user_is_averaged_over_all_of_the_time_however_it_is_merged(
     store: SqlStore,
 ) -> None:

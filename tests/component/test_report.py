@@ -21,6 +21,7 @@ from fakes import (
 )
 from gpulease.cli.report import csv_of, page
 from gpulease.daemon.user_policy import with_names_of_groups
+from gpulease.domain.explain import standings
 from gpulease.domain.gpu import GpuUuid
 from gpulease.domain.job import (
     Job,
@@ -31,7 +32,6 @@ from gpulease.domain.job import (
 )
 from gpulease.domain.lease import Claim
 from gpulease.domain.plan import plan
-from gpulease.domain.standing import standings
 from gpulease.server.usage import report_view
 from gpulease.service.observation import Observation
 from gpulease.service.ports import Event, Policy

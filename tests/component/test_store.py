@@ -169,17 +169,6 @@ def test_a_job_comes_back_with_its_terminal_its_grace_and_the_end_of_its_main_pr
     opened.close()
 
 
-def test_the_gpus_of_a_gang_come_back_in_their_order(store: SqlStore) -> None:
-    waiting = add(store, order(gpus=2))
-    other = GpuUuid("GPU-0")
-    with store.write() as tx:
-        tx.add_gpus([reading("GPU-0", 1)], NOON)
-        tx.save(granted_job(waiting, GPU, other), EVENT)
-    opened = again(store)
-    assert [lease.gpu for lease in opened.live()[0].leases] == [GPU, other]
-    opened.close()
-
-
 system_strings = st.binary(max_size=40).map(lambda raw: os.fsdecode(raw.replace(b"\0", b"")))
 
 

@@ -14,11 +14,11 @@ from gpulease.domain.gpu import GpuReading, JobId
 from gpulease.domain.job import Job, Outcome, aging, asked_to_end
 from gpulease.domain.lease import Claim, Trigger
 from gpulease.domain.limits import RecentUse, UserLimits
+from gpulease.domain.past_jobs import ALL_JOBS, RunTimes
 from gpulease.domain.placement import ObstacleKind
 from gpulease.domain.plan import Plan, plan, started, why_waiting
 from gpulease.domain.queue import Queue
 from gpulease.domain.queue_options import NO_OPTIONS, PolicyName, Priority, QueuePolicy
-from gpulease.domain.run_time import ALL_JOBS, RunTimes
 from gpulease.domain.snapshot import Snapshot, capacity, ledgers
 
 HOUR = timedelta(hours=1)
@@ -83,18 +83,6 @@ def test_a_gpu_with_busy_jobs_is_an_obstacle_though_memory_is_free() -> None:
     decided = world([running(1, 2 * G)], [waiting := job(2, 2 * G)], gpus(busy=99))
     (obstacle,) = why_waiting(decided, waiting).refusal.obstacles
     assert (obstacle.kind, obstacle.waits_for) == (ObstacleKind.BUSY, (1,))
-
-
-def test_a_job_is_expected_when_the_job_before_it_is_predicted_to_end() -> None:
-    history = RunTimes()
-    for _ in range(2):
-        history.record((ALL_JOBS,), 2 * 3600)
-    decided = world([running(1, 8 * G)], [job(2, 8 * G), job(3, 8 * G)], gpus(), history=history)
-    starts = Explanations(decided).starts
-    assert {number: start.at for number, start in starts.items()} == {
-        2: NOON + HOUR,
-        3: NOON + 3 * HOUR,
-    }
 
 
 def test_a_job_that_others_make_way_for_is_expected_after_their_grace_of_at_most_five_minutes() -> (

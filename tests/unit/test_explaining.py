@@ -1,7 +1,6 @@
 """What is kept of the explanations of a plan."""
 
 import asyncio
-from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
@@ -58,19 +57,17 @@ def test_the_first_expected_start_is_kept_while_the_job_waits() -> None:
     assert explainer.first_starts == {}
 
 
-def slowly(clock: FakeClock) -> Callable[[], float]:
-    """Return the CPU time of a thread in which each computation takes a second."""
+class SlowClock(FakeClock):
+    """A clock by which each computation takes a second."""
 
-    def thread_s() -> float:
-        clock.forward(seconds=1)
-        return clock.steady().total_seconds()
-
-    return thread_s
+    def thread_s(self) -> float:
+        self.forward(seconds=1)
+        return self.steady().total_seconds()
 
 
 def test_in_a_long_queue_only_an_answer_about_a_new_job_waits() -> None:
     async def scenario() -> None:
-        explainer = Explainer(lambda: plans[-1], clock, slowly(clock))
+        explainer = Explainer(lambda: plans[-1], clock)
         explainer.refresh_here()
         first = explainer.latest
         clock.forward(hours=1)
@@ -83,13 +80,13 @@ def test_in_a_long_queue_only_an_answer_about_a_new_job_waits() -> None:
         assert explainer.latest is not None
         assert 3 in explainer.latest.positions
 
-    clock, plans = FakeClock(), [decided(2)]
+    clock, plans = SlowClock(), [decided(2)]
     asyncio.run(scenario())
 
 
 def test_an_answer_waits_for_new_explanations_if_the_last_are_old() -> None:
-    clock, plans = FakeClock(), [decided(2)]
-    explainer = Explainer(lambda: plans[-1], clock, slowly(clock))
+    clock, plans = SlowClock(), [decided(2)]
+    explainer = Explainer(lambda: plans[-1], clock)
     explainer.refresh_here()
     clock.forward(hours=1)
     plans.append(decided(3, at_hour=1))
@@ -106,8 +103,8 @@ def test_an_answer_waits_for_new_explanations_if_the_last_are_old() -> None:
     ],
 )
 def test_a_gpu_that_is_not_available_any_more_outdates_explanations(fields: Any) -> None:
-    clock, plans = FakeClock(), [decided(2)]
-    explainer = Explainer(lambda: plans[-1], clock, slowly(clock))
+    clock, plans = SlowClock(), [decided(2)]
+    explainer = Explainer(lambda: plans[-1], clock)
     explainer.refresh_here()
     assert explainer.latest is not None
     assert explainer.latest.starts.keys() == {2}
@@ -119,8 +116,8 @@ def test_a_gpu_that_is_not_available_any_more_outdates_explanations(fields: Any)
 
 
 def test_an_answer_that_does_not_wait_leaves_a_newer_one_for_the_next() -> None:
-    clock, plans = FakeClock(), [decided(2)]
-    explainer = Explainer(lambda: plans[-1], clock, slowly(clock))
+    clock, plans = SlowClock(), [decided(2)]
+    explainer = Explainer(lambda: plans[-1], clock)
     explainer.refresh_here()
     clock.forward(hours=1)
     plans.append(decided(2, 3))

@@ -18,18 +18,18 @@ from fakes import (
     order,
     running_job,
 )
-from gpulease.domain.enforcement import UncoveredProcess
-from gpulease.domain.gpu import GpuUuid, JobId
-from gpulease.domain.hook_reports import (
+from gpulease.domain.enforcement import (
     MOST_REPORTS,
     HookReport,
     HookState,
     Reports,
+    UncoveredProcess,
     as_reported,
     is_limited,
     summary,
     with_report,
 )
+from gpulease.domain.gpu import GpuUuid, JobId
 from gpulease.domain.job import Job
 from gpulease.errors import RecordUnwritable
 from gpulease.service.hook_reports import HookReports, Steps

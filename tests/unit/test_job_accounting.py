@@ -229,18 +229,6 @@ def test_a_gpu_that_cannot_be_read_at_that_moment_keeps_nobody_from_a_new_try() 
     assert new is not None and new.claim.memory == 3 * G
 
 
-def test_what_gpus_offered_once_they_may_not_offer_now() -> None:
-    world = World(retry=2.0)
-    world.accounting._largest(world.job())
-    (seen,) = a_look().readings
-    world.observer.latest = Observation((replace(seen, total=3 * G),), {}, NOON)
-
-    world.end()
-
-    new = world.store.job(JobId(2))
-    assert new is not None and new.claim.memory == 3 * G
-
-
 def test_a_claim_without_a_size_gets_what_its_likes_used() -> None:
     world = World()
     world.store.known_runs = [PastRun(8 * G, 3 * G), PastRun(8 * G, 2 * G)]

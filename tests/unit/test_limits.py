@@ -166,16 +166,6 @@ def test_what_can_never_be_within_a_limit_is_refused(
     world.submit(replace(asked, owner=BOB))
 
 
-def test_where_limits_refuse_what_waits_counts_too() -> None:
-    world = World(most_gpus=2, over_limit=Beyond.REFUSE)
-    world.submit(order())
-    world.submit(order(16 * G))
-    with pytest.raises(TooMany) as refused:
-        world.submit(order())
-    assert "most_gpus" in refused.value.message
-    world.submit(order(owner=BOB))
-
-
 def test_an_array_beyond_a_limit_is_refused_with_how_much_of_it_fits() -> None:
     world = World(most_gpus=4, over_limit=Beyond.REFUSE)
     world.submit(order())

@@ -6,14 +6,11 @@ from collections.abc import Callable
 from contextlib import nullcontext
 
 import pytest
-from jeepney import DBusAddress, DBusErrorResponse, new_error, new_method_call
 
-from goldens import mentions
 from gpulease.daemon.worker_threads import WriterThread
 from gpulease.domain.enforcement import AppliedEnforcement
 from gpulease.domain.gpu import JobId
 from gpulease.errors import RecordDamaged, RecordUnwritable
-from gpulease.host import scopes
 from gpulease.host.sandbox import Sandbox
 from gpulease.host.scopes import NoScope, Scope
 from gpulease.service.log_once import LogOnce
@@ -129,14 +126,3 @@ def test_jobs_without_a_scope_are_one_line_until_one_has_a_scope(
     broken = True
     launch(101, tmp_path)
     assert len(lines(caplog)) == 2
-
-
-def test_why_there_is_no_scope_is_a_sentence_and_no_object() -> None:
-    asked = new_method_call(DBusAddress("/", "org.x"), "StartTransientUnit")
-    asked.header.serial = 1
-    answer = new_error(asked, "org.freedesktop.DBus.Error.AccessDenied", "s", ("Not allowed.",))
-    why = scopes._why(DBusErrorResponse(answer))
-    assert mentions(why, "Not allowed.", "org.freedesktop.DBus.Error.AccessDenied")
-    for error in (TimeoutError(), FileNotFoundError(2, "No such file"), ValueError("was failed")):
-        assert "Error" not in scopes._why(error)
-        assert "(" not in scopes._why(error)

@@ -267,21 +267,3 @@ def test_what_was_used_before_is_still_there_when_a_job_starts() -> None:
     card.leases[ONE][1] = 0
     card.look()
     assert card.grant(10 * G), "it has gone"
-
-
-def test_a_stranger_that_came_beside_a_job_is_there_for_the_next() -> None:
-    card = Card(0)
-    assert card.grant(4 * G)
-    card.running.add(ONE)
-    card.leases[ONE][1] = 4 * G
-    card.stranger = 10 * G
-    card.look()
-    assert card.grant(8 * G)
-    card.running.add(TWO)
-    assert not card.grant(4 * G)
-    card.look()
-    assert not card.grant(4 * G)
-    card.leases[TWO] = [0, 0]
-    card.running.remove(TWO)
-    card.look()
-    assert card.grant(8 * G)

@@ -20,7 +20,7 @@ A, B = GpuUuid("GPU-0"), GpuUuid("GPU-1")
 def job(number: int, ran_s: float = 0, *, rank: int = 1, **memory: int) -> Preemptible:
     """Return a job with so many GiB on GPU a or b."""
     where = {GpuUuid(f"GPU-{'ab'.index(name)}"): size * G for name, size in memory.items()}
-    return Preemptible(JobId(number), rank, ran_s, where)
+    return Preemptible(JobId(number), rank, ran_s, where, Claim(max(where.values())))
 
 
 def planned(

@@ -105,14 +105,6 @@ def test_a_job_that_a_shutdown_ended_is_queued_again(exit_: Exit) -> None:
     assert ended.detail == "the machine was shut down; requeued as job 2"
 
 
-def test_a_cancelled_job_that_a_shutdown_ended_is_not_queued_again() -> None:
-    store = MemoryStore()
-    job = running(store)
-    jobs.cancel(store, job.id, "alice", FakeClock())
-    news = WorkerExited(Outcome.CANCELLED, Exit(0), NOON, by_shutdown=True)
-    assert jobs.note_exited(store, job.id, news).usage.retried_as is None
-
-
 @pytest.mark.parametrize("news", [Exit(0), Exit(1), Exit(None, 9)])
 def test_a_job_that_ends_by_itself_is_not_queued_again(news: Exit) -> None:
     store = MemoryStore()

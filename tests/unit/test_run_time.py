@@ -5,10 +5,17 @@ from datetime import timedelta
 import pytest
 
 from fakes import G
-from gpulease.domain.fair_share import PastUse, Shares
 from gpulease.domain.job import CommandFingerprint
 from gpulease.domain.lease import Claim
-from gpulease.domain.run_time import ALL_JOBS, Keys, RunTimes, keys_of, limit_class
+from gpulease.domain.past_jobs import (
+    ALL_JOBS,
+    Keys,
+    PastUse,
+    RunTimes,
+    Shares,
+    keys_of,
+    limit_class,
+)
 
 HOUR = timedelta(hours=1)
 DAY_S = 86400.0

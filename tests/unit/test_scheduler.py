@@ -30,10 +30,10 @@ from gpulease.domain.job import Exit, Job, Outcome
 from gpulease.domain.lease import State
 from gpulease.domain.queue_options import QueueOptions
 from gpulease.errors import CommandNotFound, LaunchDeferred, NoRoomNow, RecordUnwritable
+from gpulease.service.drains import Pauses
 from gpulease.service.job_list import JobQuery
 from gpulease.service.jobs import Settle, take_back_grants
 from gpulease.service.observation import GpuObserver
-from gpulease.service.pause import Pauses
 from gpulease.service.ports import MainExited, Policy, WorkerExited, WorkerStarted
 from gpulease.service.scheduler import Scheduler
 
@@ -136,24 +136,6 @@ async def test_a_job_is_granted_launched_and_followed_to_its_end(world: World) -
     ended = world.job(job)
     assert (ended.state, ended.exit and ended.exit.code) == (State.ENDED, 7)
     assert ended.leases[0].released_at == NOON
-
-
-@play
-async def test_a_job_takes_five_calls_of_the_writer_and_two_looks_at_the_gpus(world: World) -> None:
-    world.gpus = gpus = CountedGpus({"GPU-a": 8 * G})
-    world.scheduler = world.new_scheduler()
-    granting = asyncio.create_task(world.scheduler.run())
-    job = await world.submit()
-    await world.settle()
-    world.launcher.exits(job, 0)
-    await world.settle()
-    assert world.state(job) is State.ENDED
-    # The submission, its pass, the start, the end, and the pass for the memory that is free.
-    assert world.writes <= 5
-    # The first is that of the submission.
-    assert gpus.reads <= 3
-    granting.cancel()
-    await world.scheduler.supervisor.stop()
 
 
 @play

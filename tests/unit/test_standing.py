@@ -14,14 +14,14 @@ from fakes import (
     reading,
     running_job,
 )
-from gpulease.domain.fair_share import PastUse
+from gpulease.domain.explain import UserStanding, standings
 from gpulease.domain.gpu import JobId
 from gpulease.domain.job import Job, Owner
 from gpulease.domain.lease import Claim
 from gpulease.domain.limits import UserLimits
+from gpulease.domain.past_jobs import PastUse
 from gpulease.domain.plan import Plan, plan
 from gpulease.domain.snapshot import Snapshot
-from gpulease.domain.standing import UserStanding, standings
 
 HOUR = timedelta(hours=1)
 USERS = {"alice": 1001, "bob": 1002, "carol": 1003}

@@ -5,8 +5,8 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 
 from fakes import ALICE, NOON, G, order, reading
+from gpulease.domain.enforcement import HookReport, HookState
 from gpulease.domain.gpu import GpuUuid, JobId, ProcessReading
-from gpulease.domain.hook_reports import HookReport, HookState
 from gpulease.domain.job import Job, Owner
 from gpulease.domain.lease import Lease, State
 from gpulease.domain.memory_estimate import OverheadKey
