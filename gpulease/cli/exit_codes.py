@@ -1,4 +1,4 @@
-"""The exit code of `run` and `attach`, and the last message about a job."""
+"""The exit code of `run` and `attach`."""
 
 from __future__ import annotations
 
@@ -54,28 +54,3 @@ def status_of_job(job: JobView) -> int:
             return SIGNALED + signal.SIGTERM
         case _:
             return EXIT_OWN_FAILURE
-
-
-_ENDS_WITHOUT_OUTPUT = {
-    "gave_up": "gave up waiting",
-    "launch_failed": "could not be started",
-    "lost": "disappeared; how it ended is unknown",
-    "cancelled": "was cancelled",
-    "dependency_failed": "did not start",
-    "over_lease": "was stopped",
-    "idle": "was stopped",
-}
-
-
-def last_words(job: JobView) -> str | None:
-    """Say why a job ended, if its own output does not."""
-    from gpulease.drawing.words import id_of, sentence
-
-    if job.outcome == "time_limit":
-        return f"gpulease: job {id_of(job)} reached its time limit"
-    why = f": {sentence(job.reason, job.hint)}" if job.reason else ""
-    if job.out_of_memory or job.retried_as is not None:
-        return f"gpulease: job {id_of(job)}{why}"
-    if job.outcome not in _ENDS_WITHOUT_OUTPUT:
-        return None
-    return f"gpulease: job {id_of(job)} {_ENDS_WITHOUT_OUTPUT[job.outcome]}{why}"

@@ -14,7 +14,6 @@ from gpulease.cli.exit_codes import (
     QUEUED_AGAIN,
     SIGNALED,
     JobEnd,
-    last_words,
     status_of_ending,
     status_of_job,
 )
@@ -198,9 +197,16 @@ def _verdict(
     while job.state != "ended" and time.monotonic() < deadline:
         time.sleep(_VERDICT_EVERY)
         job = current(client.within(deadline - time.monotonic()), job)
-    if (job.out_of_memory or job.retried_as) and (words := last_words(job)):
-        stderr.print(words)
+    if job.out_of_memory or job.retried_as:
+        _say_last(job, stderr)
     return job
+
+
+def _say_last(job: JobView, stderr: StderrStatus) -> None:
+    from gpulease.cli.messages import last_words
+
+    if words := last_words(job):
+        stderr.print(words)
 
 
 def _gpus(client: LightClient, job: JobView) -> str:
@@ -308,8 +314,7 @@ def _end_by_daemon(
         except (OSError, OutputClosed):
             if status_of_job(job) == 0:
                 raise
-    if words := last_words(job):
-        stderr.print(words)
+    _say_last(job, stderr)
     _summarize(client, job, stderr, options)
     return status_of_job(job), job
 

@@ -20,10 +20,10 @@ import typer
 
 from gpulease.cli.caller import environment, this_process
 from gpulease.cli.connect import SocketOption, connect, connect_or_start, started_message
-from gpulease.cli.exit_codes import last_words, status_of_job
+from gpulease.cli.exit_codes import status_of_job
 from gpulease.cli.follow import CANCEL_WITHIN
 from gpulease.cli.job_watch import RECONNECT_EVERY, current, stderr_status, wait_for_start
-from gpulease.cli.messages import preset_devices
+from gpulease.cli.messages import last_words, preset_devices
 from gpulease.cli.options import takes_option, takes_options_of_hold
 from gpulease.cli.render import print_stderr, print_stdout, write_output
 from gpulease.cli.request import build
@@ -252,7 +252,9 @@ def _hold(
         try:
             job = wait_for_start(client, job, signals, stderr)
             if job.state != "active":
-                return _not_granted(job)
+                ended = f"gpulease: job {job.id} ended before its lease was granted"
+                print_stderr(last_words(job) or ended)
+                return status_of_job(job) or EXIT_OWN_FAILURE
             view = _environment(client, job, signals)
             # Byte for byte: a variable may contain bytes that are no text.
             write_output(FrameKind.STDOUT, written(current(client, job), view))
@@ -283,11 +285,6 @@ def _release(client: Client, job: JobView) -> None:
             print_stderr(f"gpulease: job {job.id} was cancelled")
     except GpuleaseError as error:
         print_stderr(f"gpulease: job {job.id} may still be held: {clean(error.message)}")
-
-
-def _not_granted(job: JobView) -> int:
-    print_stderr(last_words(job) or f"gpulease: job {job.id} ended before its lease was granted")
-    return status_of_job(job) or EXIT_OWN_FAILURE
 
 
 def _written(job: JobView, view: EnvironmentView, *, as_json: bool, shell: ShellSyntax) -> bytes:

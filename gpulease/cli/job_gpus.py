@@ -132,7 +132,7 @@ def hook_table(job: JobView, indexes: Mapping[str, str]) -> Iterator[Block]:
         )
         for each in job.hooks
         # On simulated GPUs no framework is limited, which the page says once for all of them.
-        if not _is_without_size(each)
+        if not (each.limits and all(limit.limit is None for limit in each.limits))
         # A process that still runs without the hook has a line below.
         and (each.state != "absent" or each.pid not in shown)
     ]
@@ -145,10 +145,6 @@ def hook_table(job: JobView, indexes: Mapping[str, str]) -> Iterator[Block]:
     )
     yield line("")
     yield Table(columns, tuple(rows))
-
-
-def _is_without_size(hook: HookView) -> bool:
-    return bool(hook.limits) and all(each.limit is None for each in hook.limits)
 
 
 def _hook(hook: HookView, indexes: Mapping[str, str]) -> str:

@@ -46,7 +46,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from gpulease.wire.jobs import (
-        EventView,
         JobView,
         LeaseView,
         RefusalView,
@@ -138,7 +137,14 @@ def fields(
     if job.retried_as is not None:
         yield "retried as" if job.out_of_memory else "requeued as", f"job {job.retried_as}"
     yield "queue", _queue(job)
-    yield "notify", ", ".join(map(_event_asked_for, job.notify))
+    events = (event.partition("=") for event in job.notify)
+    yield (
+        "notify",
+        ", ".join(
+            f"{name}={format_span(timedelta(seconds=float(after)))}" if after else clean(name)
+            for name, _, after in events
+        ),
+    )
     yield "submitted", clock(job.submitted_at, now)
     yield "started", clock(job.started_at, now) if job.started_at else None
     yield "ended", clock(job.ended_at, now) if job.ended_at else None
@@ -153,11 +159,6 @@ def fields(
     # Only users who may attach see the directory.
     may_attach = job.kind == "run" and job.state == "active" and job.directory is not None
     yield "attach", f"gpulease attach {id_of(job)}" if may_attach else None
-
-
-def _event_asked_for(event: str) -> str:
-    name, equals, seconds = event.partition("=")
-    return f"{name}={format_span(timedelta(seconds=float(seconds)))}" if equals else clean(name)
 
 
 def _frameworks(job: JobView) -> str | None:
@@ -349,14 +350,9 @@ def _events(job: JobView, now: datetime) -> Iterator[Block]:
         (
             line(clock(event.at, now, seconds=short or now - instant(event.at) < _SHORT_HISTORY)),
             line(clean(spoken(event.kind))),
-            line(_detail(event)),
+            line(clean(spoken(text) if (text := event.detail or "") in _OUTCOMES else text)),
         )
         for event in job.events
     )
     yield line("")
     yield Table(columns, tuple(rows))
-
-
-def _detail(event: EventView) -> str:
-    detail = event.detail or ""
-    return clean(spoken(detail) if detail in _OUTCOMES else detail)

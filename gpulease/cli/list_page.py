@@ -284,16 +284,6 @@ def _leased(job: PastJobView, _: datetime) -> Line:
     return line(f"{job.gpus} x {asks}" if job.gpus > 1 else asks)
 
 
-def _waited(job: PastJobView, _: datetime) -> Line:
-    return line(format_span(instant(job.granted_at or job.ended_at) - instant(job.submitted_at)))
-
-
-def _held(job: PastJobView, _: datetime) -> Line:
-    return line(
-        format_span(instant(job.ended_at) - instant(job.granted_at)) if job.granted_at else ""
-    )
-
-
 OF_ALL: Cells = {
     "USER": lambda job, _: line(clean(job.user)),
     "NAME": lambda job, _: line(named(job)),
@@ -316,8 +306,12 @@ _PAST: Cells = OF_ALL | {
     "ASKS": _leased,
     "USED": lambda job, _: line(amount(job.used) if job.granted_at else ""),
     "UTIL": lambda job, _: line(percent(job.utilization) if job.granted_at else ""),
-    "WAITED": _waited,
-    "RAN": _held,
+    "WAITED": lambda job, _: line(
+        format_span(instant(job.granted_at or job.ended_at) - instant(job.submitted_at))
+    ),
+    "RAN": lambda job, _: line(
+        format_span(instant(job.ended_at) - instant(job.granted_at)) if job.granted_at else ""
+    ),
 }
 
 

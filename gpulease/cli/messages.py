@@ -23,21 +23,18 @@ from gpulease.wire.jobs import JobView
 from gpulease.wire.text import ordinal
 
 _LONGEST_VALUE = 100
-_NO_RUN = {
+_ENDS = {
     "gave_up": "gave up waiting",
     "launch_failed": "could not be started",
     "lost": "disappeared; how it ended is unknown",
-}
-
-_ENDED_BY_US = {
+    "dependency_failed": "did not start",
     "cancelled": "was cancelled",
-    "over_lease": "was stopped: it used more than its lease",
-    "idle": "was stopped: it was idle while other jobs waited",
+    "over_lease": "was stopped",
+    "idle": "was stopped",
     "preempted": "made way for another job",
     "requeued": "was stopped to be queued again",
 }
-
-
+"""What the output of a job does not tell."""
 _NO_GPU = frozenset({"", "-1", "none", "nodevfiles"})
 """Values of CUDA_VISIBLE_DEVICES that choose the CPU."""
 
@@ -157,16 +154,26 @@ def _how(job: JobView) -> str:
             limit = job.claim.time_limit
             after = f" of {format_span(timedelta(seconds=limit))}" if limit else ""
             return f"reached its time limit{after}"
-        case ("cancelled" | "over_lease" | "idle" | "preempted" | "requeued") as outcome:
-            return _ENDED_BY_US[outcome]
         case "signaled" if job.exit_status is not None:
             return f"was ended by {_signal_name(job.exit_status - SIGNALED)}"
-        case "gave_up" | "launch_failed" | "lost" as outcome:
-            why = f": {sentence(job.reason, job.hint)}" if job.reason else ""
-            return _NO_RUN[outcome] + why
+        case outcome if outcome in _ENDS:
+            return f"{_ENDS[outcome]}{_reason_of_end(job)}"
         case _:
             with_status = "" if job.exit_status is None else f" with exit status {job.exit_status}"
             return f"ended{with_status}"
+
+
+def _reason_of_end(job: JobView) -> str:
+    return f": {sentence(job.reason, job.hint)}" if job.reason else ""
+
+
+def last_words(job: JobView) -> str | None:
+    """Say why a job ended, if its own output does not."""
+    if job.outcome == "time_limit":
+        return f"gpulease: job {id_of(job)} reached its time limit"
+    if job.out_of_memory or job.retried_as is not None:
+        return f"gpulease: job {id_of(job)}{_reason_of_end(job)}"
+    return f"gpulease: job {id_of(job)} {_how(job)}" if job.outcome in _ENDS else None
 
 
 def _signal_name(number: int) -> str:
@@ -206,7 +213,10 @@ def _why(job: JobView, blockers: Sequence[JobView], now: datetime) -> str:
         parts = sorted({clean(blocker.user) for blocker in blockers})
     else:
         parts = [_blocker(blocker, now) for blocker in blockers]
-    return why + _brackets([*_for_whom(job, len(blockers), parts), *_start(job, now)])
+    at = job.expected_start_at
+    expected = [f"expected at {clock(at, now)}, a prediction"] if at else []
+    said = "; ".join([*_for_whom(job, len(blockers), parts), *expected])
+    return f"{why} ({said})" if said else why
 
 
 def _says_all(reason: str, job: JobView, blockers: Sequence[JobView]) -> bool:
@@ -221,15 +231,6 @@ def _for_whom(job: JobView, known: int, parts: list[str]) -> list[str]:
     if more := len(job.waits_for) - known:
         parts = [*parts, f"{more} more" if parts else "jobs " + ", ".join(in_the_way(job))]
     return [f"waits for {' and '.join(parts)}"] if parts else []
-
-
-def _start(job: JobView, now: datetime) -> list[str]:
-    at = job.expected_start_at
-    return [f"expected at {clock(at, now)}, a prediction"] if at else []
-
-
-def _brackets(said: list[str]) -> str:
-    return f" ({'; '.join(said)})" if said else ""
 
 
 def _blocker(job: JobView, now: datetime) -> str:

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from gpulease.cli.follow import FollowOptions
     from gpulease.client import Transport
     from gpulease.errors import RecordLocked
     from gpulease.wire.jobs import JobView, NestedView
@@ -50,16 +49,19 @@ def run_job(
         socket: the socket of --socket.
         must_copy: whether --snapshot was typed, so that a command without a script is an error.
     """
-    _refuse_missing(options, command)
     if options.array is not None:
         options = replace(options, detach=True)  # nobody can attach to many jobs
-    _refuse_contradictions(options)
+    _refuse(options, command)
     if options.detach_keys or "GPULEASE_DETACH_KEYS" in environment():
         _keys(options)  # raises before anything has happened, if they cannot be read
     on_slurm = acts_on_slurm(socket, new_lease=options.new_lease)
     request = _request(options, command, on_slurm=on_slurm)
     if options.array is not None:
-        _say_array_doubts(options.array, command, request)
+        from gpulease.cli.messages import array_doubts
+
+        argv = [from_wire(word) for word in request.argv]
+        for text in array_doubts(options.array, command, argv, from_wire(request.cwd)):
+            print_stderr(text)
     if on_slurm or options.slurm:
         return _run_on_slurm(request, options, must_copy=must_copy, on_slurm=on_slurm)
     return _run_here(_reach(socket), request, options, must_copy=must_copy)
@@ -74,12 +76,24 @@ def _run_here(
             return _run_as_job(daemon, request, options, must_copy=must_copy)
         except WithinLease:
             request.refuse_nested = False
-    outer = _outer_lease(daemon, request, options)
-    if options.dry and outer is not None:
-        return _dry_run(daemon, request, outer, options)
-    if outer is not None:
-        _become(outer, request, options)
-    return _run_as_job(daemon, request, options, must_copy=must_copy)
+    from gpulease.cli.nested import become, outer_lease
+    from gpulease.client import checked
+
+    outer = outer_lease(checked(daemon), request, options)
+    if outer is not None and not options.dry:
+        become(outer, [from_wire(word) for word in outer.argv or request.argv], options)
+    return _run_as_job(daemon, request, options, must_copy=must_copy, outer=outer)
+
+
+def _asks_first(options: RunOptions) -> bool:
+    """Tell whether to ask for a lease around this process before anything else is done.
+
+    Otherwise the daemon is asked to queue the job if there is none: one request in place of two.
+    """
+    variables = environment()
+    is_preset = bool(variables.get("CUDA_VISIBLE_DEVICES")) and not options.gpu
+    is_within = "GPULEASE_JOB" in variables
+    return is_within or is_preset or options.dry or options.snapshot or bool(options.after)
 
 
 def _run_on_slurm(
@@ -98,23 +112,23 @@ def _run_on_slurm(
 
 
 def _run_as_job(
-    daemon: Transport, request: SubmitRequest, options: RunOptions, *, must_copy: bool
+    daemon: Transport,
+    request: SubmitRequest,
+    options: RunOptions,
+    *,
+    must_copy: bool,
+    outer: NestedView | None = None,
 ) -> int:
-    _complete(daemon, request, options)
+    if outer is None:
+        _complete(daemon, request, options)
     if options.dry:
-        return _dry_run(daemon, request, None, options)
+        from gpulease.cli.show_jobs import dry_run
+        from gpulease.client import checked
+
+        return dry_run(checked(daemon), request, outer, json=options.json)
     if options.snapshot:
         _run_a_copy(request, must=must_copy)
     return _submit(daemon, request, options)
-
-
-def _dry_run(
-    daemon: Transport, request: SubmitRequest, outer: NestedView | None, options: RunOptions
-) -> int:
-    from gpulease.cli.show_jobs import dry_run
-    from gpulease.client import checked
-
-    return dry_run(checked(daemon), request, outer, json=options.json)
 
 
 def _reach(socket: Path | str | None) -> Transport:
@@ -133,11 +147,6 @@ def _reach(socket: Path | str | None) -> Transport:
 def _request(options: RunOptions, command: Sequence[str], *, on_slurm: bool) -> SubmitRequest:
     caller = this_process()
     if options.shell:
-        if command:
-            raise BadValue(
-                f"cannot run both a shell and {command[0]}: --shell takes no command",
-                "leave out --shell to run the command, or type the command into the shell",
-            )
         command = [shell_of(caller.environment)]
     request = build(options, command, caller)
     if request.terminal is None and not options.detach and caller.streams.stdout:
@@ -173,14 +182,17 @@ def _complete(daemon: Transport, request: SubmitRequest, options: RunOptions) ->
             print_stderr(text)
 
 
-def _refuse_missing(options: RunOptions, command: Sequence[str]) -> None:
+def _refuse(options: RunOptions, command: Sequence[str]) -> None:
+    """Refuse options that contradict each other, and a line without a command."""
     if not command and not options.shell:
         raise BadUsage(
             "cannot run: no COMMAND is given", "gpulease run --mem 4G train.py, or --shell"
         )
-
-
-def _refuse_contradictions(options: RunOptions) -> None:
+    if command and options.shell:
+        raise BadValue(
+            f"cannot run both a shell and {command[0]}: --shell takes no command",
+            "leave out --shell to run the command, or type the command into the shell",
+        )
     if options.array is not None:
         for option, is_given in (("--shell", options.shell), ("--no-wait", options.no_wait)):
             if is_given:
@@ -246,37 +258,29 @@ def _submit(daemon: Transport, request: SubmitRequest, options: RunOptions) -> i
                     raise Killed(signum) from None
             raise
         _say_default(job, options, request.argv)
-        from gpulease.cli.follow import follow
+        from gpulease.cli.follow import FollowOptions, follow
         from gpulease.cli.job_watch import stderr_status
 
-        options_of_follow = _follow_options(options)
-        client = LightClient(daemon)
-        return follow(
-            client, job, signals, stderr_status(_SHOWN_AFTER_S), options_of_follow, submission
+        how = FollowOptions(
+            keys=_keys(options),
+            is_shell=options.shell,
+            follows_retries=options.retry_oom is not None,
+            requeue=options.requeue,
+            verbose=options.verbose,
+            summary=options.summary,
         )
-
-
-def _keys(options: RunOptions) -> bytes:
-    from gpulease.cli.attachment import detach_sequence
-
-    return detach_sequence(options.detach_keys, environment())
+        stderr = stderr_status(_SHOWN_AFTER_S)
+        return follow(LightClient(daemon), job, signals, stderr, how, submission)
 
 
 def _import_follow() -> None:
     import gpulease.cli.follow  # noqa: F401
 
 
-def _follow_options(options: RunOptions) -> FollowOptions:
-    from gpulease.cli.follow import FollowOptions
+def _keys(options: RunOptions) -> bytes:
+    from gpulease.cli.attachment import detach_sequence
 
-    return FollowOptions(
-        keys=_keys(options),
-        is_shell=options.shell,
-        follows_retries=options.retry_oom is not None,
-        requeue=options.requeue,
-        verbose=options.verbose,
-        summary=options.summary,
-    )
+    return detach_sequence(options.detach_keys, environment())
 
 
 def _say_default(job: JobView, options: RunOptions, command: Sequence[str]) -> None:
@@ -292,14 +296,6 @@ def _say_default(job: JobView, options: RunOptions, command: Sequence[str]) -> N
         print_stderr("gpulease: --mem after the command was passed to the command")
 
 
-def _say_array_doubts(indices: str, command: Sequence[str], request: SubmitRequest) -> None:
-    from gpulease.cli.messages import array_doubts
-
-    argv = [from_wire(word) for word in request.argv]
-    for text in array_doubts(indices, command, argv, from_wire(request.cwd)):
-        print_stderr(text)
-
-
 def _say_more(job: JobView, options: RunOptions) -> None:
     if options.summary:
         print_stderr(f"gpulease: no --summary in the background; see gpulease show {job.id}")
@@ -310,32 +306,3 @@ def _say_more(job: JobView, options: RunOptions) -> None:
             f"gpulease: array {job.id} is queued, from {id_of(job)} on; "
             f"gpulease show {job.id} sums it up, gpulease logs {id_of(job)} shows output"
         )
-
-
-# Within the lease of a job.
-
-
-def _asks_first(options: RunOptions) -> bool:
-    """Tell whether to ask for a lease around this process before anything else is done.
-
-    Otherwise the daemon is asked to queue the job if there is none: one request in place of two.
-    """
-    variables = environment()
-    is_preset = bool(variables.get("CUDA_VISIBLE_DEVICES")) and not options.gpu
-    is_within = "GPULEASE_JOB" in variables
-    return is_within or is_preset or options.dry or options.snapshot or bool(options.after)
-
-
-def _outer_lease(
-    daemon: Transport, request: SubmitRequest, options: RunOptions
-) -> NestedView | None:
-    from gpulease.cli.nested import outer_lease
-    from gpulease.client import checked
-
-    return outer_lease(checked(daemon), request, options)
-
-
-def _become(outer: NestedView, request: SubmitRequest, options: RunOptions) -> None:
-    from gpulease.cli.nested import become
-
-    become(outer, [from_wire(word) for word in outer.argv or request.argv], options)

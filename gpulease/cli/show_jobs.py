@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from gpulease.client import Client
     from gpulease.client.light_client import LightClient
     from gpulease.drawing.arrays import Array
-    from gpulease.wire.jobs import ClaimView, ExplainView, JobView, NestedView
+    from gpulease.wire.jobs import ExplainView, JobView, NestedView
     from gpulease.wire.requests import SubmitRequest
 
 
@@ -152,12 +152,12 @@ def _fields_of_array(array: Array, now: datetime) -> Iterator[tuple[str, str]]:
 def _range_of_requests(elements: Sequence[JobView]) -> str:
     """Write what the elements ask for: 4G, or 4G to 6G after an edit of some."""
     sizes = {requested(job): job.claim for job in elements}
-    ordered = sorted(sizes, key=lambda text: _amount(sizes[text]))
+
+    def amount(text: str) -> tuple[int, float]:
+        return sizes[text].gpus, sizes[text].memory or sizes[text].share or 0
+
+    ordered = sorted(sizes, key=amount)
     return ordered[0] if len(ordered) == 1 else f"{ordered[0]} to {ordered[-1]}"
-
-
-def _amount(claim: ClaimView) -> tuple[int, float]:
-    return claim.gpus, claim.memory or claim.share or 0
 
 
 def _groups_of(array: Array, now: datetime) -> Iterator[Block]:

@@ -54,10 +54,9 @@ if TYPE_CHECKING:
     from datetime import datetime
     from pathlib import Path
 
-    from gpulease.cli.render import Screen
     from gpulease.cli.status_tables import Detail
     from gpulease.wire.jobs import JobView, LeaseView
-    from gpulease.wire.machine import GpuEventView, GpuView, ProcessView, StatusView
+    from gpulease.wire.machine import GpuView, ProcessView, StatusView
 
 _WATCH_EVERY = "2s"
 _MOST_EVENTS = 3
@@ -83,13 +82,10 @@ def print_status(
     rows_asked_for(queue)  # a mistake on the line is reported even if no daemon runs
     daemon = light_client(socket)
     return show_status(
-        daemon.status, daemon.status_json, _page_for,
+        daemon.status, daemon.status_json,
+        lambda view, at: page(view, local_time(), at.width, at.height, own_name()),
         queue=queue, json=json, watch=watch, every=_WATCH_EVERY,
     )  # fmt: skip
-
-
-def _page_for(view: StatusView, screen: Screen) -> Page:
-    return page(view, local_time(), screen.width, screen.height, own_name())
 
 
 def page(
@@ -101,6 +97,8 @@ def page(
 ) -> Page:
     """Lay out the status; the jobs of `user` are the first of those that run."""
     jobs = [job for job in view.jobs if job.state not in ("queued", "ended")]
+    waiting = [job for job in view.jobs if job.state == "queued"]
+    waiting.sort(key=lambda job: (job.position is None, job.position))
     about = _About(view, now, user, is_short=height is not None, holding=jobs)
 
     def machine(detail: Detail) -> Page:
@@ -110,7 +108,7 @@ def page(
     return status_page(
         machine,
         _job_rows(about),
-        _waiting_rows(about),
+        [_waiting_row(group, about) for group in alike(waiting)],
         user=clean(user),
         waiting=_waiting(view),
         outside=lambda detail: [*_without_lease(about, width, detail), *_why_none_starts(about)],
@@ -184,7 +182,8 @@ def _gpu_row(gpu: GpuView, about: _About) -> GpuRow:
 def _remarks(about: _About) -> Iterator[Block]:
     """Yield the health events of GPUs, and the windows."""
     for gpu in about.view.gpus:
-        for event in _recent_events(gpu):
+        shown = [event for event in gpu.events if event.kind not in _SHOWN_AS_STATE]
+        for event in shown[-_MOST_EVENTS:]:
             times = f", {event.count} times" if event.count > 1 else ""
             at = clock(event.at, about.now)
             text = f"GPU {index_of(gpu)}: {at}  {clean(event.detail)}{times}"
@@ -194,11 +193,6 @@ def _remarks(about: _About) -> Iterator[Block]:
     for window in about.view.windows:
         style: Style = "warn" if window.is_on else "dim"
         yield Hanging(line(sentence(window, about.now), style), 2)
-
-
-def _recent_events(gpu: GpuView) -> list[GpuEventView]:
-    """Return the last health events of a GPU, without those that its state shows."""
-    return [event for event in gpu.events if event.kind not in _SHOWN_AS_STATE][-_MOST_EVENTS:]
 
 
 def _job_rows(about: _About) -> list[JobRow]:
@@ -283,12 +277,6 @@ def _why_none_starts(about: _About) -> Iterator[Block]:
         return
     yield line("")
     yield Hanging(line(text, "warn"), 2)
-
-
-def _waiting_rows(about: _About) -> list[WaitingRow]:
-    waiting = [job for job in about.view.jobs if job.state == "queued"]
-    waiting.sort(key=lambda job: (job.position is None, job.position))
-    return [_waiting_row(group, about) for group in alike(waiting)]
 
 
 def _waiting_row(group: Sequence[JobView], about: _About) -> WaitingRow:

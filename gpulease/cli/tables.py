@@ -142,7 +142,8 @@ def _measured(table: Table) -> list[tuple[list[str], list[int]]]:
     for number, column in enumerate(table.columns):
         cells = [row[number] for row in table.rows]
         texts = [column.title, *[cell[0][0] if len(cell) == 1 else _plain(cell) for cell in cells]]
-        columns.append((texts, _display_widths(texts)))
+        width_of = len if "".join(texts).isascii() else display_width
+        columns.append((texts, list(map(width_of, texts))))
     return columns
 
 
@@ -161,10 +162,6 @@ def _kept(
                 return narrowed
         del found[leaving]
     return found
-
-
-def _display_widths(texts: list[str]) -> list[int]:
-    return list(map(len if "".join(texts).isascii() else display_width, texts))
 
 
 def _excess(widths: dict[int, int], width: int) -> int:

@@ -200,12 +200,10 @@ class Lines(Widget):
         strip = self._strips.get(y)
         if strip is None or strip.cell_length != width:
             line = fitted(self._lines[y] if y < len(self._lines) else self.EMPTY, width)
-            segments = [Segment(self._text(text), self._palette.get(style)) for text, style in line]
+            shown = str if self._terminal.utf8 else ascii_only
+            segments = [Segment(shown(text), self._palette.get(style)) for text, style in line]
             strip = self._strips[y] = Strip(segments, width)
         return strip
-
-    def _text(self, text: str) -> str:
-        return text if self._terminal.utf8 else ascii_only(text)
 
 
 def last_difference(one: Line, other: Line) -> int:

@@ -113,10 +113,6 @@ class Listing:
         ]
 
 
-def _id_of(item: Item) -> str:
-    return str(item.process.pid) if isinstance(item, Stranger) else ids_of([item])
-
-
 def _starts(job: JobView, now: datetime) -> str:
     at = clock(job.expected_start_at, now) if job.expected_start_at else ""
     return ", ".join(filter(None, (at, why_waiting(job, now)))) or UNKNOWN
@@ -154,7 +150,13 @@ class _Widest:
         running = [job for job in jobs if job.state != "queued"]
         waiting = [job for job in jobs if job.state == "queued"]
         return cls(
-            ids=max((len(_id_of(item)) for item in items), default=0),
+            ids=max(
+                (
+                    len(ids_of([it]) if isinstance(it, JobView) else str(it.process.pid))
+                    for it in items
+                ),
+                default=0,
+            ),
             users=max((display_width(user_of(item)) for item in items), default=0),
             states=max((len(_state(job, now)[0]) for job in running), default=0),
             asks=max((len(requested(job)) for job in waiting), default=0),
