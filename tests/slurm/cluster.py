@@ -8,7 +8,6 @@ import os
 import shlex
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -20,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from daemon_rig import PATIENCE_S, wait_for
+from daemon_rig import PATIENCE_S, free_port, wait_for
 from daemon_stand_in.terminal import Terminal
 from gpulease.config import SYSTEM_SOCKET
 from gpulease.slurm.setup.node_files import NAME, hook_text
@@ -278,11 +277,7 @@ def _is_installed(program: str) -> bool:
 
 def _free_ports(specs: Sequence[NodeSpec]) -> Ports:
     """Return ports that nothing listens on now."""
-    opened = [socket.create_server(("127.0.0.1", 0)) for _ in range(len(specs) + 1)]
-    controller, *others = (it.getsockname()[1] for it in opened)
-    for it in opened:
-        it.close()
-    return Ports(controller, {spec.name: port for spec, port in zip(specs, others, strict=True)})
+    return Ports(free_port(), {spec.name: free_port() for spec in specs})
 
 
 def main() -> None:

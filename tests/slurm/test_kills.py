@@ -20,7 +20,7 @@ from .cluster import Cluster
 from .leased_cluster import gpus_in, leases, leasing, over_promised
 from .node import Node
 
-_ROUNDS = int(os.environ.get("GPULEASE_SLURM_ROUNDS", "3"))
+_ROUNDS = int(os.environ.get("GPULEASE_SLURM_ROUNDS", "2"))
 _SETTLED_WITHIN_S = 60.0
 _SHARDS = (4, 8, 16, 32, 48)
 _WAITS = 10

@@ -1,4 +1,4 @@
-"""Sixty jobs share the GPUs of three nodes, with a greedy one and a stranger among them."""
+"""Thirty jobs share the GPUs of three nodes, with a greedy one and a stranger among them."""
 
 import random
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,7 +12,7 @@ from .cluster import Cluster
 from .leased_cluster import Samples, leases, leasing
 
 MIB = 1024**2
-_JOBS = 60
+_JOBS = 30
 _SEED = 16
 _SHARDS = (2, 4, 8, 16, 24, 32, 48, 64, 88, 96)
 _WITHIN_S = 240.0
