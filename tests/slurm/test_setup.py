@@ -15,8 +15,6 @@ from .machine import has_cgroups
 from .slurm_files import NodeSpec, Settings
 
 _SETTINGS = 'cluster = "slurm"\n'
-_WAIT_S = 15
-"""For the daemon, in the hook."""
 
 
 NODES = (
