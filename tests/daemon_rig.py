@@ -12,6 +12,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -283,6 +284,14 @@ def daemons(base: Path) -> Iterator[Callable[..., Daemon]]:
             daemon.end_all()
         finally:
             daemon.close_all()
+
+
+@contextmanager
+def open_folder() -> Iterator[Path]:
+    """Yield a folder whose sockets every user can reach: pytest closes its own to others."""
+    with tempfile.TemporaryDirectory(prefix="gpulease-open-", dir="/tmp") as name:
+        Path(name).chmod(0o711)
+        yield Path(name)
 
 
 def alive(pids: Sequence[int]) -> list[int]:

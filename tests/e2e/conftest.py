@@ -1,6 +1,7 @@
 """Real daemons, made by each test as it needs them."""
 
 import os
+import pwd
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 from daemon_rig import Daemon, daemons
 from gpulease.host.cgroups import in_initial_pid_namespace
 from nvml_stand_in import Card, StandIn
+from process_rig import ephemeral_user
 
 
 @pytest.fixture
@@ -86,3 +88,19 @@ def on_small_disk(small_disk: Path, make_daemon: Callable[..., Daemon]) -> Daemo
     (small_disk / "state").mkdir()
     daemon.state.symlink_to(small_disk / "state")
     return daemon
+
+
+@pytest.fixture
+def stranger() -> Iterator[subprocess.Popen[bytes]]:
+    """Yield a process that no lease is for."""
+    process = subprocess.Popen(["sleep", "600"])
+    yield process
+    process.kill()
+    process.wait()
+
+
+@pytest.fixture(scope="module")
+def user() -> Iterator[pwd.struct_passwd]:
+    """Yield a new user of this machine."""
+    with ephemeral_user() as made:
+        yield made

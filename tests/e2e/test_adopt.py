@@ -29,13 +29,6 @@ def process() -> Iterator[subprocess.Popen[bytes]]:
         made.wait()
 
 
-@pytest.fixture
-def stranger() -> Iterator[subprocess.Popen[bytes]]:
-    """Yield a process that no lease is for."""
-    with process() as made:
-        yield made
-
-
 On = Callable[..., Daemon]
 
 

@@ -29,7 +29,6 @@ from daemon_rig import Daemon, wait_for
 from e2e.users import call, daemon_for_all, job
 from goldens import mentions
 from nvml_stand_in import Card, StandIn
-from process_rig import ephemeral_user
 
 pytestmark = pytest.mark.slow
 
@@ -148,12 +147,6 @@ def test_podman_is_asked_for_the_leased_gpu_by_its_cdi_name(
     lines = daemon.run("logs", str(number)).stdout.splitlines()
     assert f"INJECTED={uuid}" in lines
     assert f"CUDA_VISIBLE_DEVICES={uuid}" in lines
-
-
-@pytest.fixture
-def user() -> Iterator[pwd.struct_passwd]:
-    with ephemeral_user() as made:
-        yield made
 
 
 @contextmanager

@@ -16,7 +16,9 @@ import pytest
 
 import gpulease
 from daemon_rig import PATIENCE_S, Daemon
-from process_rig import PYTHON, ephemeral_user
+from process_rig import PYTHON
+
+from .users import needs_root
 
 PROBE = Path(__file__).with_name("probe.py")
 DOCUMENT = Path(__file__).parents[2] / "docs" / "commands" / "job-environment.md"
@@ -115,15 +117,6 @@ def test_a_job_on_a_terminal_finds_a_terminal_like_the_caller_s(
     assert direct["terminal"][-2:] == [101, 33]
     assert direct["session"]["is in the foreground"]
     assert differences(direct, job) == {"environment": []}
-
-
-needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="becoming another user needs root")
-
-
-@pytest.fixture
-def user() -> Iterator[pwd.struct_passwd]:
-    with ephemeral_user() as made:
-        yield made
 
 
 PATHS = [str(Path(gpulease.__file__).parents[1]), *(path for path in sys.path if "site-" in path)]

@@ -1,11 +1,9 @@
 """Notifications on real daemons: each reaches its receiver once, also if the daemon is killed."""
 
 import os
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,7 +13,7 @@ from typing import Any
 import pytest
 from receiver import Receiver, receiving
 
-from daemon_rig import Daemon, wait_for
+from daemon_rig import Daemon, open_folder, wait_for
 from e2e.test_failing_passes import FailingDaemon
 from e2e.test_out_of_memory import SAYS_SO
 from e2e.test_overuse import HUNGRY, WATCHED, Appetite
@@ -312,11 +310,8 @@ class OpenDaemon(Daemon):
 
 @pytest.fixture
 def folder() -> Iterator[Path]:
-    """Yield a folder that all users can reach."""
-    made = Path(tempfile.mkdtemp(prefix="gpulease-notify-"))
-    made.chmod(0o711)
-    yield made
-    shutil.rmtree(made)
+    with open_folder() as made:
+        yield made
 
 
 @contextmanager

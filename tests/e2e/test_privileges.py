@@ -9,18 +9,19 @@ import signal
 import stat
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from daemon_rig import PATIENCE_S, Daemon
-from process_rig import PYTHON, ephemeral_user
+from daemon_rig import PATIENCE_S, Daemon, open_folder
+from process_rig import PYTHON
 from process_rig import Client as Peer
 
-pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="becoming another user needs root")
+from .users import needs_root
+
+pytestmark = needs_root
 
 # A daemon whose own state is as odd as can be: whatever of it is seen in a job was inherited.
 _ODD = """
@@ -93,18 +94,11 @@ class TracedDaemon(Daemon):
         self.process.wait(PATIENCE_S)
 
 
-@pytest.fixture(scope="module")
-def user() -> Iterator[pwd.struct_passwd]:
-    with ephemeral_user() as made:
-        yield made
-
-
 @pytest.fixture
 def folder() -> Iterator[Path]:
-    """A folder that everybody may pass through, as /var/lib."""
-    with tempfile.TemporaryDirectory(prefix="gpulease-privileges-", dir="/tmp") as made:
-        Path(made).chmod(0o755)
-        yield Path(made)
+    with open_folder() as made:
+        made.chmod(0o755)  # as /var/lib
+        yield made
 
 
 _CALL = """

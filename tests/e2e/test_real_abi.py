@@ -3,7 +3,7 @@
 import os
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -16,15 +16,6 @@ from nvml_stand_in import HANG, Card, StandIn
 from .conftest import OnCards
 
 G = 1024**3
-
-
-@pytest.fixture
-def stranger() -> Iterator[subprocess.Popen[bytes]]:
-    """Return a process that nobody leased anything for."""
-    process = subprocess.Popen(["sleep", "600"])
-    yield process
-    process.kill()
-    process.wait()
 
 
 @pytest.mark.usefixtures("machines_pids")

@@ -1,15 +1,13 @@
 """Windows on a real daemon, with a second user, kills in the middle, and a clock that jumps."""
 
 import json
-import tempfile
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from daemon_rig import wait_for
+from daemon_rig import open_folder, wait_for
 from goldens import mentions
 
 from .test_faults_clock import ClockedDaemon
@@ -23,9 +21,8 @@ pytestmark = needs_root
 @pytest.fixture
 def daemon() -> Iterator[ClockedDaemon]:
     """Yield a daemon that every user can reach, with two GPUs and a clock that can be set."""
-    with tempfile.TemporaryDirectory(prefix="gpulease-windows-") as name:
-        Path(name).chmod(0o711)
-        made = ClockedDaemon(Path(name), settings={"grace": "1s"})
+    with open_folder() as folder:
+        made = ClockedDaemon(folder, settings={"grace": "1s"})
         made.environment = {"CLOCK_AHEAD": str(made.ahead)}
         made.set_clock(0)
         try:

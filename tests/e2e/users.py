@@ -4,7 +4,6 @@ import json
 import os
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from daemon_rig import Daemon
+from daemon_rig import Daemon, open_folder
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="becoming other users takes root")
 
@@ -46,13 +45,8 @@ def tell(what):
 
 @contextmanager
 def daemon_for_all(state: Path | None = None, **settings: str) -> Iterator[Daemon]:
-    """Yield a running daemon whose socket every user can reach; `state` may be on another disk.
-
-    In a folder of its own: every session of pytest closes the one that they share to others.
-    """
-    with tempfile.TemporaryDirectory(prefix="gpulease-users-") as name:
-        folder = Path(name)
-        folder.chmod(0o711)
+    """Yield a running daemon whose socket every user can reach; `state` may be on another disk."""
+    with open_folder() as folder:
         made = Daemon(folder, settings={"grace": "2s", **settings})
         if state is not None:
             made.state.symlink_to(state)

@@ -5,9 +5,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from daemon_rig import Daemon, wait_for
+from daemon_rig import Daemon, open_folder, wait_for
 from gpulease.wire.requests import CancelJobsRequest, ClaimRequest, SubmitRequest
-from web.rig import Web, open_folder, web
+from web.rig import Web, web
 
 G = 1 << 30
 ROWS = 2000

@@ -5,7 +5,6 @@ import re
 import socket
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from http.client import HTTPConnection, HTTPResponse
@@ -91,12 +90,3 @@ def web(daemon: Path, *arguments: str, uid: int | None = None) -> Iterator[Web]:
     finally:
         process.terminate()
         process.communicate(timeout=PATIENCE_S)
-
-
-@contextmanager
-def open_folder() -> Iterator[Path]:
-    """Yield a folder whose sockets every user can reach."""
-    with tempfile.TemporaryDirectory(prefix="gpulease-web-") as name:
-        folder = Path(name)
-        folder.chmod(0o711)
-        yield folder

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 
-from daemon_rig import PATIENCE_S, Daemon, wait_for
-from web.rig import Web, open_folder, web
+from daemon_rig import PATIENCE_S, Daemon, open_folder, wait_for
+from web.rig import Web, web
 
 BROWSERS = 100
 _PIECE = 1 << 16

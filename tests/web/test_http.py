@@ -17,9 +17,9 @@ from urllib.parse import urljoin, urlsplit
 
 import pytest
 
-from daemon_rig import PATIENCE_S, Daemon, wait_for
+from daemon_rig import PATIENCE_S, Daemon, open_folder, wait_for
 from e2e.users import OTHER, STRANGER, call, daemon_for_all, job, needs_root
-from web.rig import Web, open_folder, web
+from web.rig import Web, web
 
 PAGES = ("/", "/queue", "/past", "/jobs/1", "/gpus/0", "/people", "/health")
 

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from daemon_rig import Daemon
+from daemon_rig import Daemon, open_folder
 from nvml_stand_in import Card, StandIn
 
 from .prometheus import PROGRAM, Prometheus, prometheus
-from .rig import open_folder, web
+from .rig import web
 
 pytestmark = [
     pytest.mark.skipif(
