@@ -164,7 +164,7 @@ def test_a_body_declared_too_large_is_refused_before_it_is_sent(daemon: Daemon) 
 @pytest.mark.parametrize("asked", ["jobs?limit=0", "jobs?after=-1", "history?since=nan"])
 def test_a_listing_that_is_refused_is_not_called_a_submission(daemon: Daemon, asked: str) -> None:
     _, error = refusal(said(daemon.socket, f"GET /v1/{asked} HTTP/1.1\r\nHost: x\r\n\r\n".encode()))
-    assert error["message"].startswith("cannot list ")
+    assert "submit" not in error["message"]
 
 
 @pytest.mark.parametrize(

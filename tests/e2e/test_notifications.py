@@ -302,8 +302,6 @@ def opened(folder: Path, command: list[str]) -> list[str]:
 class OpenDaemon(Daemon):
     """A daemon that other users' programs run below."""
 
-    forked: bool = False
-
     def command(self) -> list[str]:
         return opened(self.folder, super().command())
 

@@ -133,7 +133,7 @@ def seen_inside(daemon: Daemon, user: pwd.struct_passwd, **changes: Any) -> dict
 def test_a_job_has_nothing_of_the_daemon_that_launched_it(
     folder: Path, user: pwd.struct_passwd
 ) -> None:
-    daemon = OddDaemon(folder, forked=False)
+    daemon = OddDaemon(folder)
     try:
         daemon.start()
         assert daemon.process is not None
@@ -247,7 +247,7 @@ def test_no_path_of_a_user_is_touched_as_root(folder: Path, user: pwd.struct_pas
     (home / "their-data").write_text("theirs\n")
     for path in (home, *home.iterdir()):
         os.chown(path, user.pw_uid, user.pw_gid)
-    daemon = TracedDaemon(folder, forked=False)
+    daemon = TracedDaemon(folder)
     try:
         daemon.start()
         job = submit(
