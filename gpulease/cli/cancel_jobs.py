@@ -51,9 +51,9 @@ def cancel_jobs(
         )
     wanted = selection("cancel", jobs, name, every or (user is not None and name is None))
     if acts_on_slurm(socket):
-        from gpulease.slurm.command import changes
+        from gpulease.slurm.command import job_control
 
-        return changes.cancel_jobs(wanted, user, grace)
+        return job_control.cancel_jobs(wanted, user, grace)
     client = light_client(socket)
     if not wanted.words:
         return _together(client, wanted, user, seconds)

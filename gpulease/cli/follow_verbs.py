@@ -63,7 +63,7 @@ def attach(
     keys = detach_sequence(detach_keys, environment())
     wanted = selection("attach", [job] if job else None, name)
     if acts_on_slurm(named_socket(ctx, socket)):
-        from gpulease.slurm.command.wait import attach_to
+        from gpulease.slurm.command.job_control import attach_to
 
         return attach_to(wanted, watches=watch, has_keys=detach_keys is not None)
     client = connect(ctx, socket)
@@ -227,7 +227,7 @@ def wait(
     wanted = selection("wait", jobs, name, every)
     deadline = None if limit is None else time.monotonic() + limit
     if acts_on_slurm(named_socket(ctx, socket)):
-        from gpulease.slurm.command.wait import worst_of
+        from gpulease.slurm.command.job_control import worst_of
 
         return worst_of(wanted, deadline, first=first)
     client = connect(ctx, socket)

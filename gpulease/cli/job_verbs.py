@@ -223,7 +223,7 @@ def extend(
     jobs, seconds = read_extension(words)
     wanted = selection("extend", jobs, name, every)
     if acts_on_slurm(named_socket(ctx, socket)):
-        from gpulease.slurm.command.changes import extend_jobs
+        from gpulease.slurm.command.job_control import extend_jobs
 
         return extend_jobs(wanted, seconds)
     client = connect(ctx, socket)

@@ -210,19 +210,6 @@ def lease_variables() -> Mapping[str, str]:
     return {name: environment[name] for name in _NAMES if name in environment}
 
 
-def lease_around(client: Client, request: HoldRequest) -> NestedView | None:
-    """Return the lease of the job of this process, as the daemon confirms; None if it has none.
-
-    Raises:
-        AlreadyLeased: the request exceeds that lease.
-    """
-    try:
-        return client.nested(NestedRequest(request.environment, request.claim, request.options))
-    except AlreadyLeased as error:
-        hint = f"{error.hint}; or start the job with more: gpulease run --mem SIZE"
-        raise AlreadyLeased(error.message, hint) from None
-
-
 _taking = threading.Lock()
 """Held by the thread that waits for the lease of this process."""
 _held: Lease | None = None
@@ -291,8 +278,13 @@ def lease(  # noqa: PLR0913  each is part of the public API
         )  # fmt: skip
         request = HoldRequest(environment_on_wire(), os.getpid(), claim, options, **others)
         daemon = client or connect()
-        if (around := lease_around(daemon, request)) is not None:
-            return _share(daemon, around, request.options)
+        try:
+            around = daemon.nested(NestedRequest(request.environment, claim, options))
+        except AlreadyLeased as error:
+            hint = f"{error.hint}; or start the job with more: gpulease run --mem SIZE"
+            raise AlreadyLeased(error.message, hint) from None
+        if around is not None:
+            return _share(daemon, around, options)
         _refuse_if_claimed()
         return _take(daemon, request)
     finally:

@@ -247,7 +247,11 @@ class Executor(futures.Executor):
 
     def _run(self) -> None:
         try:
-            while not self._is_over():
+            while True:
+                with self._lock:
+                    takes_more = not self._is_shut and threading.main_thread().is_alive()
+                    if not (takes_more or self._waiting or self._running):
+                        break
                 pause = self._submit_some()
                 for kind, number in self._files.news(pause):
                     call = self._running.get(number)
@@ -264,11 +268,6 @@ class Executor(futures.Executor):
         finally:
             self._is_shut = True
             self._files.remove()
-
-    def _is_over(self) -> bool:
-        with self._lock:
-            takes_more = not self._is_shut and threading.main_thread().is_alive()
-            return not (takes_more or self._waiting or self._running)
 
     def _submit_some(self) -> float:
         """Submit calls that wait, and return for how many seconds to wait for news then."""

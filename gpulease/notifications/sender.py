@@ -180,11 +180,8 @@ class Program:
         """Remove what is left of a notification."""
 
         def remove() -> None:
-            for attempt in itertools.count():
-                directory = self._of(notification, attempt)
-                if not directory.exists():
-                    return
-                shutil.rmtree(directory, ignore_errors=True)
+            for each in list(self._directory.glob(f"{notification}.*")):
+                shutil.rmtree(each, ignore_errors=True)
 
         await asyncio.to_thread(remove)
 

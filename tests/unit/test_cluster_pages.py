@@ -17,7 +17,7 @@ from gpulease.errors import SlurmFailed
 from gpulease.record import replace
 from gpulease.slurm.annotations import GpuSummary, NodeSummary, Note, encode, nodes_in, with_note
 from gpulease.slurm.command import job_page, list_page, status_page
-from gpulease.slurm.command.changes import refusal
+from gpulease.slurm.command.job_control import refusal
 from gpulease.slurm.command.jobs import view, why
 from gpulease.slurm.command.views import JobList, JobView, StatusView, views_of
 from gpulease.units import GIB, MIB

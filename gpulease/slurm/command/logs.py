@@ -16,10 +16,10 @@ from gpulease.cli.render import local_time, print_stderr, write_output
 from gpulease.drawing.words import clean
 from gpulease.errors import BadUsage, GpuleaseError, NoSuchJob, SlurmFailed, WrongState
 from gpulease.locations import environment
+from gpulease.slurm.command.job_control import Watch
 from gpulease.slurm.command.jobs import state_of, view
 from gpulease.slurm.command.selection import Row, is_array, labels, select
 from gpulease.slurm.command.views import reason_of
-from gpulease.slurm.command.wait import Watch
 from gpulease.slurm.commands import run_slurm
 from gpulease.slurm.records import is_batch, is_number, stream_files
 from gpulease.wire.frames import FrameKind

@@ -12,7 +12,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from datetime import datetime, timedelta
+from datetime import timedelta
 
 from gpulease.domain.gpu import JobId
 from gpulease.domain.job import CommandFingerprint
@@ -166,7 +166,10 @@ class LearntSizes:
             self._latest = {}
             since = self._clock.now() - _REMEMBERED
             past = self._store.past_jobs(since)
-            self._read_used(since)
+            with suppress(RecordUnwritable):  # as for `past_jobs`
+                query = JobQuery(state=State.ENDED, newest=True, since=since, limit=_MOST_READ)
+                for past_job in reversed(self._store.ended_jobs(query).jobs):
+                    self._note_used(past_job.slurm_job, past_job.used)
             self._add((each.owner.uid, each.fingerprint) for each in past)
         elif before <= held:
             return
@@ -188,13 +191,6 @@ class LearntSizes:
                 self._latest[uid, fingerprint] = None
         for old in list(self._latest)[: -MOST // 2]:
             del self._latest[old]
-
-    def _read_used(self, since: datetime) -> None:
-        """Read what jobs used that ended under an earlier daemon."""
-        with suppress(RecordUnwritable):  # as for `past_jobs`
-            query = JobQuery(state=State.ENDED, newest=True, since=since, limit=_MOST_READ)
-            for job in reversed(self._store.ended_jobs(query).jobs):
-                self._note_used(job.slurm_job, job.used)
 
     def _note_used(self, number: int | None, most: int | None) -> None:
         if number is not None and most is not None:

@@ -99,9 +99,7 @@ def parse_config(text: str) -> Mapping[str, Sequence[str]]:
 
 def checks(found: Found) -> Iterator[CheckView]:
     """Yield every check, the most fundamental first."""
-    yield _version(found)
-    yield _plugin(found)
-    yield _gres_types(found)
+    yield from _shards_of_slurm(found)
     yield from _node(found)
     yield from _device_files(found)
     current = hook_text(found.settings.socket)
@@ -116,34 +114,31 @@ def _first(found: Found, key: str) -> str:
     return next(iter(found.slurm.get(key, ())), "")
 
 
-def _version(found: Found) -> CheckView:
+def _shards_of_slurm(found: Found) -> Iterator[CheckView]:
+    """Check that Slurm counts shards."""
     version = _first(found, "SLURM_VERSION")
     numbers = tuple(int(each) for each in re.findall(r"\d+", version)[:2])
-    if numbers < OLDEST:
-        return CheckView(
-            "Slurm", "failure", f"version {version} has no shards", "use 22.05 or later"
-        )
-    return CheckView("Slurm", "ok", f"version {version}, cluster {_first(found, 'ClusterName')}")
-
-
-def _plugin(found: Found) -> CheckView:
-    plugin = _first(found, "SelectType")
-    if plugin != "select/cons_tres":
-        return CheckView(
-            "plugin", "failure", f"SelectType is {plugin or 'not set'}, which cannot place shards",
-            "slurm.conf: SelectType=select/cons_tres",
-        )  # fmt: skip
-    return CheckView("plugin", "ok", plugin)
-
-
-def _gres_types(found: Found) -> CheckView:
-    types = _first(found, "GresTypes")
-    if {"gpu", "shard"} <= set(types.split(",")):
-        return CheckView("GresTypes", "ok", types)
-    return CheckView(
-        "GresTypes", "failure", f"{types or 'none'}: gpu or shard is missing",
-        "slurm.conf: GresTypes=gpu,shard",
+    yield _check(
+        "Slurm", numbers >= OLDEST, f"version {version}, cluster {_first(found, 'ClusterName')}",
+        f"version {version} has no shards", "use 22.05 or later",
     )  # fmt: skip
+    plugin = _first(found, "SelectType")
+    yield _check(
+        "plugin", plugin == "select/cons_tres", plugin,
+        f"SelectType is {plugin or 'not set'}, which cannot place shards",
+        "slurm.conf: SelectType=select/cons_tres",
+    )  # fmt: skip
+    types = _first(found, "GresTypes")
+    yield _check(
+        "GresTypes", {"gpu", "shard"} <= set(types.split(",")), types,
+        f"{types or 'none'}: gpu or shard is missing", "slurm.conf: GresTypes=gpu,shard",
+    )  # fmt: skip
+
+
+def _check(name: str, is_right: bool, said: str, wrong: str, hint: str) -> CheckView:
+    if is_right:
+        return CheckView(name, "ok", said)
+    return CheckView(name, "failure", wrong, hint)
 
 
 def _node(found: Found) -> Iterator[CheckView]:

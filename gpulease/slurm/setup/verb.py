@@ -1,8 +1,8 @@
 """`gpulease-setup slurm`: prints lines for Slurm's files, installs the hook, and checks both."""
 
 import os
-import shutil
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from gpulease.config import SYSTEM_CONFIG, Settings
@@ -79,13 +79,10 @@ def _remarks(node: SlurmNode, settings: Settings) -> Iterator[str]:
 
 def _hardware(node: SlurmNode) -> str:
     """Return the line of slurm.conf for the node, as slurmd finds it."""
-    if shutil.which("slurmd"):
-        try:
-            found = run_slurm(("slurmd", "-C")).splitlines()[0].split(" ", 1)[1]
-        except (GpuleaseError, IndexError):
-            return f"NodeName={node.name}"
-        return f"NodeName={node.name} {found}"
-    return f"NodeName={node.name}"
+    found = ""
+    with suppress(GpuleaseError, IndexError):  # this machine may be no node yet
+        found = run_slurm(("slurmd", "-C")).splitlines()[0].partition(" ")[2]
+    return f"NodeName={node.name} {found}".rstrip()
 
 
 def _show_checks(settings: Settings, say: Say) -> int:
