@@ -1,16 +1,14 @@
 """Verbs for admins: drain and resume GPUs, pause and unpause the queue, reserve GPUs for a time."""
 
-import sys
 from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import Annotated
 
 import typer
 
-from gpulease.cli.caller import environment
 from gpulease.cli.connect import SocketOption, connect
 from gpulease.cli.job_selection import for_each
-from gpulease.cli.render import print_stdout, screen_of, show_page
+from gpulease.cli.render import local_time, print_stdout, show_page
 from gpulease.cli.window_page import page, sentence
 from gpulease.client import Client, decode
 from gpulease.drawing.words import clean, index_of
@@ -261,5 +259,5 @@ def _show(reply: bytes, *, json: bool) -> None:
     if json:
         print_stdout(indent(reply))
         return
-    now = datetime.now(UTC).astimezone()
-    show_page(page(decode(WindowList, reply), now), screen_of(sys.stdout, environment()))
+    now = local_time()
+    show_page(page(decode(WindowList, reply), now))

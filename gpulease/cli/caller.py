@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import termios
 
-from gpulease import locations
 from gpulease.client import submission
 from gpulease.errors import BadValue, GpuleaseError
+from gpulease.locations import environment
 from gpulease.record import record
 
 TYPE_CHECKING = False
@@ -96,11 +96,6 @@ def this_process() -> Caller:
         nice=os.getpriority(os.PRIO_PROCESS, 0),
         streams=_streams(),
     )
-
-
-def environment() -> Mapping[str, str]:
-    """Return the environment, which is passed on to jobs; the command itself reads little of it."""
-    return locations.environment()
 
 
 def trusted_environment() -> Mapping[str, str]:

@@ -3,7 +3,6 @@
 import json as json_module
 import os
 import subprocess
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,11 +11,11 @@ from typing import Annotated, Self
 import typer
 
 import gpulease
-from gpulease.cli.caller import environment, trusted_environment, working_directory
+from gpulease.cli.caller import trusted_environment, working_directory
 from gpulease.cli.connect import SocketOption, connect, named_socket
 from gpulease.cli.program import python_of
 from gpulease.cli.prove import prove as prove_levels
-from gpulease.cli.render import print_stderr, print_stdout, screen_of, show_page
+from gpulease.cli.render import print_stderr, print_stdout, show_page
 from gpulease.cli.resolved_options import checked_settings
 from gpulease.cli.tables import Block, Hanging, Page, Span, Style
 from gpulease.client import encode, has_daemon
@@ -31,6 +30,7 @@ from gpulease.errors import (
     NotTrusted,
 )
 from gpulease.light_json import indent
+from gpulease.locations import environment
 from gpulease.notifications.receivers import receivers_of
 from gpulease.wire.machine import CheckState, CheckView, DoctorView
 
@@ -77,7 +77,7 @@ def doctor(
     if json:
         print_stdout(indent(encode(view)))
     else:
-        show_page(page(view), screen_of(sys.stdout, environment()))
+        show_page(page(view))
     return int(any(check.state == "failure" for check in view.checks))
 
 

@@ -95,7 +95,7 @@ OPTIONS: Mapping[str, Mapping[str, Option]] = {
         ),
         "limit": _text(
             "--limit", metavar="N",
-            help="The latest N jobs; default: 50, or all with --since or --csv.",
+            help="The latest N jobs, or all; default: 50, and all with --since or --csv.",
         ),
         "as_csv": _flag("--csv", help="Print a trace that gpulease replay reads."),
         "json": _JSON,

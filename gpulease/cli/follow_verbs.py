@@ -9,7 +9,6 @@ import typer
 
 from gpulease.cli import messages
 from gpulease.cli.attachment import detach_sequence
-from gpulease.cli.caller import environment
 from gpulease.cli.connect import SocketOption, connect, named_socket
 from gpulease.cli.exit_codes import status_of_job
 from gpulease.cli.follow import FollowOptions, follow
@@ -22,6 +21,7 @@ from gpulease.client import Client
 from gpulease.cluster_choice import acts_on_slurm
 from gpulease.drawing.words import clean, id_of, sentence
 from gpulease.errors import EXIT_GAVE_UP, NoDaemon, WrongState
+from gpulease.locations import environment
 from gpulease.units import parse_span
 from gpulease.wire.frames import FrameKind
 from gpulease.wire.jobs import JobView

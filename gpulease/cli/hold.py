@@ -18,7 +18,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from gpulease.cli.caller import environment, this_process
+from gpulease.cli.caller import this_process
 from gpulease.cli.connect import SocketOption, connect, connect_or_start, started_message
 from gpulease.cli.exit_codes import status_of_job
 from gpulease.cli.follow import CANCEL_WITHIN
@@ -41,6 +41,7 @@ from gpulease.errors import (
     WrongState,
 )
 from gpulease.light_json import indent
+from gpulease.locations import environment
 from gpulease.options import RunOptions, run_options
 from gpulease.record import replace
 from gpulease.units import Share, format_span, parse_memory, parse_span

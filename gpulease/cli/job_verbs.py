@@ -1,7 +1,7 @@
 """Verbs that change jobs: edit, move, cancel, requeue, extend, keep."""
 
 import re
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import Annotated, Any
 
 import typer
@@ -16,7 +16,7 @@ from gpulease.cli.options import (
     takes_its_options,
     takes_options_of_edit,
 )
-from gpulease.cli.render import print_stdout
+from gpulease.cli.render import local_time, print_stdout
 from gpulease.cli.resolved_options import begin_instant, dependencies
 from gpulease.cli.typer_extensions import CommandWithSpan
 from gpulease.client import Client
@@ -64,14 +64,14 @@ def edit(
     for part in read_fields(given).values():
         fields |= part
     if "begin" in given:
-        fields["begin_at"] = begin_instant(given["begin"], datetime.now().astimezone())
+        fields["begin_at"] = begin_instant(given["begin"], local_time())
     client = connect(ctx, socket)
     if "after" in given:
         fields["after"] = dependencies(client, given["after"])
     request = EditRequest([], **fields)
     request.jobs = select_jobs(client, wanted)
     request.only_waiting = len(request.jobs) > len(wanted.words)
-    for text in results(client.edit(request), datetime.now().astimezone()):
+    for text in results(client.edit(request), local_time()):
         print_stdout(text)
 
 
@@ -131,7 +131,7 @@ def move(
     client = connect(ctx, socket)
     target = None if before is None else _one(client, before)
     moved = client.move(select_jobs(client, wanted), target)
-    for text in results(moved, datetime.now().astimezone()):
+    for text in results(moved, local_time()):
         print_stdout(text)
 
 
@@ -228,7 +228,7 @@ def extend(
         return extend_jobs(wanted, seconds)
     client = connect(ctx, socket)
     numbers = select_jobs(client, wanted)
-    now = datetime.now(UTC).astimezone()
+    now = local_time()
     return for_each(numbers, lambda number: result_of_extend(client.extend(number, seconds), now))
 
 
@@ -282,7 +282,7 @@ def keep(
     wanted = selection("keep", jobs, name, every)
     client = connect(ctx, socket)
     numbers = select_jobs(client, wanted)
-    now = datetime.now(UTC).astimezone()
+    now = local_time()
     return for_each(
         numbers,
         lambda number: result_of_keep(client.keep(number, asked.total_seconds()), asked, now),

@@ -16,15 +16,16 @@ from typing import Annotated, Any, Literal, NamedTuple
 import typer
 
 import gpulease
-from gpulease.cli.caller import environment, working_directory
+from gpulease.cli.caller import working_directory
 from gpulease.cli.options import takes_option
 from gpulease.cli.program import ask_python, python_of
 from gpulease.cli.quick_parser import NotUnderstood
-from gpulease.cli.render import print_stderr, print_stdout, screen_of, show_page
+from gpulease.cli.render import print_stderr, print_stdout, show_page
 from gpulease.cli.run_defaults import read_options
 from gpulease.cli.tables import Column, Table, line
 from gpulease.drawing.words import clean
 from gpulease.errors import BadUsage, BadValue, GpuleaseError
+from gpulease.locations import environment
 from gpulease.units import format_span, parse_memory, parse_span
 
 _MAIN = Path(gpulease.__file__).parent / "worker" / "kernel_main.py"
@@ -114,7 +115,7 @@ def kernel(
             rows.append(tuple(line(clean(str(cell))) for cell in cells))
         columns = tuple(Column(title, wraps=True, least=12) for title in _HEADINGS)
         if rows:
-            show_page([Table(columns, tuple(rows))], screen_of(sys.stdout, environment()))
+            show_page([Table(columns, tuple(rows))])
     else:
         _remove(folder, names or [])
 

@@ -11,7 +11,7 @@ from gpulease.cli.render import (
     local_time,
     print_paged,
     print_stdout,
-    screen_of,
+    stdout_screen,
     write_stdout,
 )
 from gpulease.cli.tables import Column, Line, Page, Style, Table, line
@@ -34,7 +34,6 @@ from gpulease.drawing.words import (
 )
 from gpulease.errors import BadUsage, BadValue, NoDaemon
 from gpulease.light_json import encode, indent
-from gpulease.locations import environment
 from gpulease.units import MIB, format_span, parse_span
 from gpulease.wire.text import ending, has_failed, shown_command
 
@@ -135,7 +134,7 @@ def print_list(
     if not listed.jobs:
         _refuse_unknown(user, "gpulease list --all shows the jobs of all users")
     laid_out = page(listed, local_time(), newest=ended, is_last=last is not None)
-    print_paged(drawn(laid_out, screen_of(sys.stdout, environment())))
+    print_paged(drawn(laid_out, stdout_screen()))
 
 
 def _outcome(state: str | None) -> str | None:
@@ -362,7 +361,7 @@ def print_history(
         _refuse_unknown(user, "gpulease history shows the jobs of all users")
     cut = len(found) > len(shown) and is_cut
     laid_out = past_page(shown, local_time(), is_cut=cut)
-    print_paged(drawn(laid_out, screen_of(sys.stdout, environment())))
+    print_paged(drawn(laid_out, stdout_screen()))
 
 
 def _print_of_slurm(

@@ -6,12 +6,13 @@ from collections.abc import Sequence
 from errno import ENOEXEC
 from typing import NoReturn
 
-from gpulease.cli.caller import environment, working_directory
+from gpulease.cli.caller import working_directory
 from gpulease.cli.render import print_stderr
 from gpulease.cli.search_path import find
 from gpulease.client import Client
 from gpulease.drawing.words import clean, id_of, size
 from gpulease.errors import AlreadyLeased, CommandNotExecutable
+from gpulease.locations import environment
 from gpulease.options import RunOptions, given_flags
 from gpulease.wire.jobs import NestedView
 from gpulease.wire.requests import NestedRequest, SubmitRequest, from_wire

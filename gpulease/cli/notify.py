@@ -4,7 +4,6 @@ from typing import Annotated
 
 import typer
 
-from gpulease.cli.caller import environment
 from gpulease.cli.connect import SocketOption, connect_or_start
 from gpulease.cli.render import print_stderr, print_stdout
 from gpulease.cli.resolved_options import checked_settings
@@ -12,6 +11,7 @@ from gpulease.client import encode
 from gpulease.drawing.words import clean, sentence
 from gpulease.errors import EXIT_OWN_FAILURE
 from gpulease.light_json import indent
+from gpulease.locations import environment
 from gpulease.notifications.receivers import receivers_of
 from gpulease.units import format_span
 from gpulease.wire.notifications import NotifyTestView

@@ -1,6 +1,5 @@
 """Memory over time, of a job or a GPU: `gpulease plot`, and `gpulease show --plot`."""
 
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -8,7 +7,6 @@ from typing import Annotated, Literal
 
 import typer
 
-from gpulease.cli.caller import environment
 from gpulease.cli.chart import (
     Chart,
     Limit,
@@ -25,7 +23,7 @@ from gpulease.cli.render import (
     drawn,
     local_time,
     print_stdout,
-    screen_of,
+    stdout_screen,
     write_stdout,
 )
 from gpulease.cli.tables import Span, line
@@ -125,7 +123,7 @@ def plot_job(client: Client, word: str, out: Path | None, *, json: bool) -> None
     job = client.job(number)
     if names_array(wanted.words, job):
         raise one_element("plot", job)
-    screen = screen_of(sys.stdout, environment())
+    screen = stdout_screen()
     view = client.job_memory(number, _points(screen, out, json=json))
     if json:
         print_stdout(indent(encode(view)))
@@ -142,7 +140,7 @@ def plot_job(client: Client, word: str, out: Path | None, *, json: bool) -> None
 
 def show_charts(client: Client, number: int) -> None:
     """Print the charts of a job below its page, or that there is nothing to draw."""
-    screen = screen_of(sys.stdout, environment())
+    screen = stdout_screen()
     view = client.job_memory(number, _points(screen, None, json=False))
     if not (charts := [*job_charts(client.job(number), view, local_time())]):
         write_stdout(drawn([line(""), line("none of its memory was recorded", "dim")], screen))
@@ -155,7 +153,7 @@ def plot_gpu(
 ) -> None:
     """Draw a GPU in the last `since` seconds."""
     _check(out)
-    screen = screen_of(sys.stdout, environment())
+    screen = stdout_screen()
     view = client.gpu_history(gpu, since, points=_points(screen, out, json=json))
     if json:
         print_stdout(indent(encode(view)))

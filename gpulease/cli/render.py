@@ -58,6 +58,11 @@ def screen_of(stream: TextIO | None, environment: Mapping[str, str]) -> Screen:
     )
 
 
+def stdout_screen() -> Screen:
+    """Return the width and the colour for standard output."""
+    return screen_of(sys.stdout, environment())
+
+
 def _shows_blocks(stream: TextIO | None, environment: Mapping[str, str]) -> bool:
     """Return whether a stream has the characters of bars; without a locale, terminals do."""
     named = (environment.get(name) for name in ("LC_ALL", "LC_CTYPE", "LANG"))
@@ -199,9 +204,9 @@ def shown(text: str, screen: Screen) -> str:
     return text.translate(IN_ASCII) if screen.ascii else text
 
 
-def show_page(page: Page, screen: Screen) -> None:
-    """Print a page of lines and tables."""
-    write_stdout(drawn(page, screen))
+def show_page(page: Page, screen: Screen | None = None) -> None:
+    """Print a page of lines and tables, if no screen is given for standard output as it is."""
+    write_stdout(drawn(page, screen or stdout_screen()))
 
 
 _LESS = ["less", "-FRX"]

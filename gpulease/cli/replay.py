@@ -1,6 +1,5 @@
 """`gpulease replay`: a recorded workload under the scheduler of the daemon, without a daemon."""
 
-import sys
 from collections import Counter
 from dataclasses import asdict
 from datetime import timedelta
@@ -9,8 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from gpulease.cli.caller import environment
-from gpulease.cli.render import print_stderr, print_stdout, screen_of, show_page
+from gpulease.cli.render import print_stderr, print_stdout, show_page
 from gpulease.cli.tables import Column, Line, Page, Table, line
 from gpulease.client import encode
 from gpulease.drawing.words import clean, shorten, size
@@ -119,7 +117,7 @@ def replay(
     if left_out:
         jobs = "1 job that fits" if left_out == 1 else f"{left_out} jobs that fit"
         print_stderr(f"left out {jobs} on no server")
-    show_page(page(results, kept, machines), screen_of(sys.stdout, environment()))
+    show_page(page(results, kept, machines))
 
 
 def report(results: "list[Result]", servers: "tuple[Server, ...]", left_out: int) -> dict[str, Any]:

@@ -3,16 +3,15 @@
 import csv
 import getpass
 import io
-import sys
 from collections.abc import Iterator
 from datetime import timedelta
 from typing import Annotated, Literal
 
 import typer
 
-from gpulease.cli.caller import environment, refuse_unknown_user
+from gpulease.cli.caller import refuse_unknown_user
 from gpulease.cli.connect import SocketOption, connect
-from gpulease.cli.render import print_stdout, screen_of, show_page, write_stdout
+from gpulease.cli.render import print_stdout, show_page, write_stdout
 from gpulease.cli.tables import Column, Line, Page, Table, line
 from gpulease.client import Client, decode, encode
 from gpulease.drawing.words import clean, size
@@ -105,7 +104,7 @@ def report(
     if user is not None and not _rows_of(view):
         refuse_unknown_user(user, "report on", "gpulease report --all shows all users")
     within = "" if span is None else f" in the last {format_span(span)}"
-    show_page(page(view, within), screen_of(sys.stdout, environment()))
+    show_page(page(view, within))
 
 
 def _refuse_together(*, shares: bool, by: str, as_csv: bool, json: bool) -> None:
@@ -126,7 +125,7 @@ def _report_shares(client: Client, user: str | None, span: timedelta | None, *, 
     if json:
         print_stdout(indent(reply))
     else:
-        show_page(shares_page(view), screen_of(sys.stdout, environment()))
+        show_page(shares_page(view))
 
 
 def shares_page(view: SharesView) -> Page:

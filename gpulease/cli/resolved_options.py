@@ -4,13 +4,13 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 
-from gpulease.cli.caller import environment
 from gpulease.cli.job_selection import LAST, own_jobs
 from gpulease.cli.render import print_stderr
 from gpulease.client import Client
 from gpulease.config import NOTIFY_TABLE, personal_config
 from gpulease.drawing.words import clean
 from gpulease.errors import BadConfiguration, BadValue, NoSuchJob
+from gpulease.locations import environment
 from gpulease.notifications.settings import NotifySettings, read_notify_settings
 from gpulease.options import listed_events
 from gpulease.units import parse_instant, parse_span

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from gpulease.cli.caller import this_process
 from gpulease.cli.program import resolve, shell_of
-from gpulease.cli.render import print_stderr, print_stdout
+from gpulease.cli.render import local_time, print_stderr, print_stdout
 from gpulease.cli.request import build
 from gpulease.cli.signals import ENDING, Killed, Signals
 from gpulease.client.light_client import LightClient
@@ -153,11 +153,9 @@ def _request(options: RunOptions, command: Sequence[str], *, on_slurm: bool) -> 
         # Python would buffer output to the pipe of the job, though it is shown on a terminal here.
         request.environment = {"PYTHONUNBUFFERED": "1", **request.environment}
     if options.begin is not None:
-        from datetime import UTC, datetime
-
         from gpulease.cli.resolved_options import begin_instant
 
-        request.queue.begin_at = begin_instant(options.begin, datetime.now(UTC).astimezone())
+        request.queue.begin_at = begin_instant(options.begin, local_time())
     is_here_and_now = not (on_slurm or options.after or options.begin or options.held)
     found = resolve(command, caller.cwd, caller.environment, must_exist=is_here_and_now)
     request.argv = [to_wire(word) for word in found]

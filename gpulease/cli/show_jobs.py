@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from datetime import timedelta
 
 from gpulease.cli import job_page
 from gpulease.cli.job_selection import names_array, range_of, select_jobs, selection
 from gpulease.cli.light_connection import light_client
-from gpulease.cli.render import local_time, print_stdout, screen_of, show_page
+from gpulease.cli.render import local_time, print_stdout, show_page, stdout_screen
 from gpulease.cli.tables import Column, Page, Span, Table, line
 from gpulease.client.light_client import read
 from gpulease.cluster_choice import acts_on_slurm
@@ -30,7 +29,6 @@ from gpulease.drawing.words import (
 )
 from gpulease.errors import EXIT_GAVE_UP, BadValue, GpuleaseError
 from gpulease.light_json import indent
-from gpulease.locations import environment
 from gpulease.units import format_span
 from gpulease.wire.text import claimed, has_failed, ordinal
 
@@ -83,7 +81,7 @@ def print_jobs(
         print_stdout(indent(_as_json(wanted, numbers, replies, arrays)))
         return
     now = local_time()
-    screen = screen_of(sys.stdout, environment())
+    screen = stdout_screen()
     for place, (number, reply) in enumerate(zip(numbers, replies, strict=True)):
         above: Page = [line("")] if place else []
         if number in arrays:
@@ -210,7 +208,7 @@ def dry_run(client: Client, request: SubmitRequest, outer: NestedView | None, *,
         print_stdout(indent(reply))
     else:
         now = local_time()
-        show_page(dry_run_page(view, now), screen_of(sys.stdout, environment()))
+        show_page(dry_run_page(view, now))
     return 0 if view.starts_now else EXIT_GAVE_UP
 
 

@@ -5,14 +5,11 @@ Pages fit into a terminal: GPUs are always shown, jobs that do not fit are count
 
 from __future__ import annotations
 
-import sys
-
-from gpulease.cli.render import print_stdout, screen_of, show_page
+from gpulease.cli.render import print_stdout, show_page, stdout_screen
 from gpulease.cli.tables import Column, Hanging, Line, Span, Table, draw, line
 from gpulease.drawing.words import UNKNOWN, display_width
 from gpulease.errors import BadUsage
 from gpulease.light_json import indent
-from gpulease.locations import environment
 from gpulease.record import record, replace
 from gpulease.wire.text import ranges
 
@@ -350,7 +347,7 @@ def print_status(
     if json:
         print_stdout(indent(read_json(first)))
         return 0
-    screen = screen_of(sys.stdout, environment())
+    screen = stdout_screen()
     # A queue that was asked for is shown, although the first lines scroll off.
     fitted = screen if queue is None else replace(screen, height=None)
     show_page(lay_out(read(first), fitted), screen)

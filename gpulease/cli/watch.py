@@ -14,8 +14,8 @@ from gpulease.cli.render import (
     drawn,
     local_time,
     print_stderr,
-    screen_of,
     show_page,
+    stdout_screen,
     write_stdout,
 )
 from gpulease.cli.signals import ENDING, Killed, Signals
@@ -95,7 +95,7 @@ class _Pages:
 
 def _one_after_another(pages: _Pages, seconds: float) -> int:
     while True:
-        screen = screen_of(sys.stdout, environment())
+        screen = stdout_screen()
         if pages.note is None:
             show_page([*pages.on(screen), line("")], screen)
         else:
@@ -167,7 +167,7 @@ class _Terminal:
 
     def show(self, pages: _Pages) -> None:
         """Show the latest page, with its note in the last line."""
-        screen = screen_of(sys.stdout, environment())
+        screen = stdout_screen()
         height = screen.height or 24
         lines = drawn(pages.on(screen), screen).splitlines()[:height]
         if pages.note is not None:

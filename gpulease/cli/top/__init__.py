@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from gpulease.cli.connect import SocketOption, connect
-from gpulease.cli.render import Screen, screen_of
+from gpulease.cli.render import Screen, stdout_screen
 from gpulease.daemon_packages import install_hint
 from gpulease.errors import BadUsage, GpuleaseError
 from gpulease.locations import environment
@@ -44,7 +44,7 @@ def top(
     _check_terminal()
     client = connect(ctx, socket)
     client.status(queue=0)
-    screen = screen_of(sys.stdout, environment())
+    screen = stdout_screen()
     from gpulease.cli.top.app import run
     from gpulease.cli.top.lines import Terminal
 

@@ -19,7 +19,7 @@ from gpulease.cli.cancel_jobs import result as cancelled
 from gpulease.cli.cancel_jobs import summary
 from gpulease.cli.follow_verbs import attach_to_job
 from gpulease.cli.job_verbs import read_extension, result_of_extend, result_of_keep
-from gpulease.cli.render import own_name
+from gpulease.cli.render import local_time, own_name
 from gpulease.cli.signals import Killed
 from gpulease.cli.top.gpus import MOST, STEP_S
 from gpulease.cli.top.job_screen import JobScreen
@@ -321,13 +321,13 @@ def _named(job: JobView) -> str:
 
 def _extended(client: Client, job: int, span: str) -> str:
     _, seconds = read_extension([str(job), span.strip()])
-    return result_of_extend(client.extend(job, seconds), datetime.now().astimezone())
+    return result_of_extend(client.extend(job, seconds), local_time())
 
 
 def _kept(client: Client, job: int, text: str) -> str:
     span: timedelta = parse_span(text.strip())
     view = client.keep(job, span.total_seconds())
-    return result_of_keep(view, span, datetime.now().astimezone())
+    return result_of_keep(view, span, local_time())
 
 
 def _histories(client: Client, gpus: list[str]) -> list[object]:

@@ -1,17 +1,15 @@
 """`gpulease show` on a cluster: jobs of Slurm in detail."""
 
-import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime, timedelta
 
 from gpulease.cli.job_page import labelled
 from gpulease.cli.job_selection import Selection
-from gpulease.cli.render import local_time, print_stdout, screen_of, show_page
+from gpulease.cli.render import local_time, print_stdout, show_page, stdout_screen
 from gpulease.cli.tables import Page, Span, line
 from gpulease.drawing.words import UNKNOWN, between, clean, clock, size, until
 from gpulease.light_json import encode, indent
-from gpulease.locations import environment
 from gpulease.slurm.command.jobs import order_of, with_gpus
 from gpulease.slurm.command.list_page import table
 from gpulease.slurm.command.logs import described
@@ -49,7 +47,7 @@ def print_jobs(wanted: Selection, *, json: bool) -> None:
         views = [view for each in jobs.values() for view in each]
         print_stdout(indent(encode(views[0] if one else JobList(views, len(views)))))
         return
-    now, screen = local_time(), screen_of(sys.stdout, environment())
+    now, screen = local_time(), stdout_screen()
     for place, (word, views) in enumerate(jobs.items()):
         if place:
             show_page([line("")], screen)

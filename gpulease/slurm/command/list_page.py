@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from datetime import datetime, timedelta
 from fnmatch import fnmatchcase
@@ -16,7 +15,7 @@ from gpulease.cli.render import (
     print_paged,
     print_stderr,
     print_stdout,
-    screen_of,
+    stdout_screen,
 )
 from gpulease.cli.tables import Page, Style, Table, line
 from gpulease.drawing.words import (
@@ -28,7 +27,6 @@ from gpulease.drawing.words import (
 )
 from gpulease.errors import BadUsage
 from gpulease.light_json import encode, indent
-from gpulease.locations import environment
 from gpulease.slurm.command.jobs import order_of, read_queue, uses_gpus, view
 from gpulease.slurm.command.views import (
     JobList,
@@ -85,7 +83,7 @@ def print_list(
     if json:
         print_stdout(indent(encode(listed)))
         return
-    print_paged(drawn(page(listed, now, newest=ended), screen_of(sys.stdout, environment())))
+    print_paged(drawn(page(listed, now, newest=ended), stdout_screen()))
 
 
 def print_ended(
