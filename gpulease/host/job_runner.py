@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 import logging
 import signal
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
@@ -156,7 +156,7 @@ class JobRunner:
         while True:
             async for news in self._events_of(job):
                 if isinstance(news, WorkerStarted):
-                    yield self._with_levels(news)
+                    yield replace(news, levels=self._context.levels())
                     continue
                 if not isinstance(news, WorkerExited):
                     yield news
@@ -166,9 +166,6 @@ class JobRunner:
                     await self._context.remove_limits(job)
                 yield self._with_reason(job, news)
                 return
-
-    def _with_levels(self, news: WorkerStarted) -> WorkerStarted:
-        return replace(news, levels=self._context.levels())
 
     async def _end_containers(self, job: Job, news: WorkerExited) -> None:
         """End the containers that the worker has left behind; they may still hold memory.
@@ -198,8 +195,8 @@ class JobRunner:
             # Most short jobs: start and end are stored at once, and the shim is not asked.
             start = None
             if (begun := record.started) is not None:
-                known = WorkerStarted(begun.pid, begun.shim_pid, begun.started_at)
-                start = self._with_levels(known)
+                levels = self._context.levels()
+                start = WorkerStarted(begun.pid, begun.shim_pid, begun.started_at, levels)
             yield replace(worker_exited(record.exited), started=start)
             return
         async for event in shim_control.follow(self._state.job(job.id)):
@@ -254,23 +251,20 @@ class JobRunner:
         return WorkerExited(Outcome.LOST, None, self._clock.now(), why)
 
     async def set_time_limit(self, job: Job, limit: timedelta) -> None:
-        """Let the worker run for `limit` from its start."""
+        """Let the worker run for `limit` from its start, if the shim answers."""
         directory = self._state.job(job.id)
-        try:
-            self._wake(directory)
-            async with asyncio.timeout(_SHIM_ANSWERS_WITHIN_S):
-                await shim_control.set_time_limit(directory, limit)
-        except TimeoutError:
-            # Its user may have stopped it.
-            _log.debug("the shim of job %s does not answer: its time limit stays", job.id)
+        await self._ask(directory, shim_control.set_time_limit(directory, limit))
 
     async def notify(self, job: Job, text: str) -> None:
         """Write a line to the job's output, if the shim answers."""
         directory = self._state.job(job.id)
+        await self._ask(directory, shim_control.notify(directory, text))
+
+    async def _ask(self, directory: Path, request: Awaitable[bool]) -> None:
         self._wake(directory)
-        with contextlib.suppress(TimeoutError):
+        with contextlib.suppress(TimeoutError):  # its user may have stopped it again
             async with asyncio.timeout(_SHIM_ANSWERS_WITHIN_S):
-                await shim_control.notify(directory, text)
+                await request
 
     async def stop(self, job: Job, reason: str, grace: timedelta | None = None) -> None:
         """Send SIGTERM to the worker, and SIGKILL after the job's grace or a shorter one."""

@@ -113,7 +113,13 @@ LaunchDeferred: then nothing was launched, and the launch can be tried again.
 class Launcher:
     """Launches workers, each below a shim that outlives this daemon."""
 
-    def __init__(self, *, confined: bool = False, sandbox: PrepareSandbox | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        confined: bool = False,
+        sandbox: PrepareSandbox | None = None,
+        begins_within_s: float = _BEGINS_WITHIN_S,
+    ) -> None:
         """Launch through a spawner that is started when it is first needed.
 
         With `confined`, jobs see the file system of process 1 and not that of this daemon. The shim
@@ -121,6 +127,7 @@ class Launcher:
         """
         self._confined = confined
         self._sandbox = sandbox
+        self._begins_within_s = begins_within_s
         self._spawner: SpawnerProcess | None = None
         self._turn = asyncio.Lock()
 
@@ -193,7 +200,21 @@ class Launcher:
                 _write_all(memory, _request(replace(launch, invocation=changed)))
             with contextlib.suppress(BrokenPipeError):
                 os.write(go, b"g")
-            return await _until_started(_line(reply)), spawner
+            return await self._until_started(_line(reply)), spawner
+
+    async def _until_started(self, reply: Coroutine[Any, Any, bytes]) -> bytes:
+        """Wait for the reply of a shim that has the go-ahead, even if the daemon is stopping.
+
+        A shutdown ends the jobs after the daemon has stopped. By then each job either runs its
+        command or was never launched, so a job that never began does not look as if it had run.
+        """
+        waiting = asyncio.ensure_future(reply)
+        try:
+            return await asyncio.shield(waiting)
+        except asyncio.CancelledError:
+            await asyncio.wait({waiting}, timeout=self._begins_within_s)
+            waiting.cancel()
+            raise
 
     async def _pass_on(self, *descriptors: int) -> SpawnerProcess:
         """Send a request, and return the spawner that has it."""
@@ -212,21 +233,6 @@ class Launcher:
             if self._spawner is spawner:
                 self._spawner = None
                 await spawner.close()
-
-
-async def _until_started(reply: Coroutine[Any, Any, bytes]) -> bytes:
-    """Wait for the reply of a shim that has the go-ahead, even if the daemon is stopping.
-
-    A shutdown ends the jobs after the daemon has stopped. By then each job either runs its command
-    or was never launched, so a job that never began does not look as if it had run.
-    """
-    waiting = asyncio.ensure_future(reply)
-    try:
-        return await asyncio.shield(waiting)
-    except asyncio.CancelledError:
-        await asyncio.wait({waiting}, timeout=_BEGINS_WITHIN_S)
-        waiting.cancel()
-        raise
 
 
 async def _open_reply(fd: int) -> tuple[asyncio.StreamReader, asyncio.ReadTransport]:

@@ -33,7 +33,7 @@ command that looks for a personal daemon tries the lock."""
 class StateDirectory:
     """The directory of one daemon. The kernel releases its lock when the process ends."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, lock_within_s: float = _LOCK_WITHIN_S) -> None:
         """Create the directory at `path` if it is missing, and lock it.
 
         Raises:
@@ -53,7 +53,7 @@ class StateDirectory:
             self._lock = os.open(path / LOCK, flags, 0o600)
         except OSError as error:
             raise state_fault(f"cannot use the state directory {path}", error) from error
-        self._lock_directory()
+        self._lock_directory(lock_within_s)
 
     def _check_ownership(self) -> None:
         """Refuse a directory that another user created or could replace."""
@@ -65,8 +65,8 @@ class StateDirectory:
                     "user may write to it or to a directory above it, or use another with --state",
                 )
 
-    def _lock_directory(self) -> None:
-        until = time.monotonic() + _LOCK_WITHIN_S
+    def _lock_directory(self, within_s: float) -> None:
+        until = time.monotonic() + within_s
         while not self._is_locked():
             if time.monotonic() >= until:
                 os.close(self._lock)

@@ -201,7 +201,7 @@ class ShimClient:
             self.drop()
         except Exception as error:  # noqa: BLE001 - the job must not end with one connection
             self.drop()
-            self._clients.log_bug(error)
+            self._clients.handler.log_bug(error)
 
     def _write(self) -> None:
         before = self._queue.size
@@ -237,7 +237,7 @@ class ShimClients:
         self._privileged = {0, daemon}
         self._owner = owner
         self._newest_writes = newest_writes
-        self._handler = handler
+        self.handler = handler
         self._all: list[ShimClient] = []
         self._held: bytearray | None = None
         listener.setblocking(False)
@@ -299,20 +299,16 @@ class ShimClients:
         if kind == FrameKind.HELLO:
             self._register(client, Payload(payload))
         elif client.role is not None:
-            self._handler.handle(client, kind, payload)
+            self.handler.handle(client, kind, payload)
         else:
             client.refuse("the first frame must be HELLO")
-
-    def log_bug(self, error: Exception) -> None:
-        """Record that a client's frame made this process fail."""
-        self._handler.log_bug(error)
 
     def remove(self, client: ShimClient) -> None:
         """Forget a client whose connection was closed."""
         self._all.remove(client)
         if client is self.attached:
             self.attached = None
-            self._handler.detach()
+            self.handler.detach()
 
     def begin_farewell(self) -> None:
         """Accept the connections that wait, and restart the time that each client has."""
@@ -351,10 +347,10 @@ class ShimClients:
             return
         client.role = self._attach_or_watch(client) if role is ClientRole.ATTACH else role
         if is_new:
-            self._handler.welcome(client)
+            self.handler.welcome(client)
         if client is self.attached:
             client.widen_socket()
-            self._handler.attach(client, hello)
+            self.handler.attach(client, hello)
 
     def _attach_or_watch(self, client: ShimClient) -> ClientRole:
         """Make `client` the attached one if it may be, and return its role."""

@@ -138,11 +138,12 @@ class Rig:
 
 
 @pytest.fixture
-def rig(tmp_path: Path) -> Iterator[Rig]:
+def rig(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Rig]:
+    """Yield a driver, whose calls may take as long as a test says."""
     stand_in = StandIn(tmp_path, gpus=[Card(), Card()], driver="615.10")
     with (
         by_hand.scope() as (job, path),
-        ProbeProcess(stand_in.environment(), deadline=1.0) as probe,
+        ProbeProcess(stand_in.environment(), deadline=getattr(request, "param", 60.0)) as probe,
     ):
         yield Rig(stand_in, probe, job, path)
 
@@ -191,6 +192,7 @@ def test_on_a_gpu_that_the_driver_does_not_limit_shares_are_of_all_of_it(
     assert found["KEPT"] == "as it was"
 
 
+@pytest.mark.parametrize("rig", [1.0], indirect=True)
 def test_a_driver_that_hangs_holds_no_launch_up_for_ever(rig: Rig, directory: Path) -> None:
     rig.stand_in.change(0, delays={"nvmlDeviceSetMemoryLimits_v1": HANG})
     enclosed = rig.launch(directory, "exit 3", {FIRST: G})

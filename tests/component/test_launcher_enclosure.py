@@ -14,7 +14,7 @@ from gpulease.errors import LaunchFailed
 from gpulease.host.launch import Launch
 from gpulease.host.launcher import Launcher
 from gpulease.shim.record import read_record
-from process_rig import finish, run, shell, wait_until
+from process_rig import PATIENCE_S, finish, run, shell, wait_until
 
 
 def test_the_shim_is_enclosed_before_its_record_exists(directory: Path) -> None:
@@ -63,7 +63,7 @@ def test_a_daemon_that_leaves_lets_the_launches_that_it_began_come_to_their_end(
         enclosed.set()
 
     async def scenario() -> None:
-        launcher = Launcher(sandbox=enclose)
+        launcher = Launcher(sandbox=enclose, begins_within_s=PATIENCE_S)
         launching = asyncio.create_task(launcher.launch(shell(directory, "exit 3")))
         await enclosed.wait()
         # What encloses it never waits, so the shim has the daemon's word by now.

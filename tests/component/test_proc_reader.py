@@ -60,8 +60,9 @@ def test_who_holds_a_read_up_is_unreadable_and_keeps_nothing_from_others(crowd: 
     reader = ProcReader(crowd.proc, PATIENCE_S)
     hostile, honest = crowd.hostile(), crowd.honest()
     assert reader.read(hostile, "environ", 100) is None
-    assert reader.read(honest, "environ", 100) == b"A=1\0"
-    assert reader.read(honest, "environ", 2) == b"A="
+    # Other processes of a user who blocks a read have little time, on a busy machine too little.
+    wait_until(lambda: reader.read(honest, "environ", 100) == b"A=1\0")
+    wait_until(lambda: reader.read(honest, "environ", 2) == b"A=")
 
 
 def test_one_that_holds_up_a_read_is_not_tried_again_before_it_lets_go(crowd: Crowd) -> None:
@@ -88,7 +89,8 @@ def test_a_user_keeps_a_few_threads_and_others_are_read_on(crowd: Crowd) -> None
     assert [reader.read(pid, "environ", 100) for pid in theirs] == [None] * 12
     assert threading.active_count() - before == 4
     assert reader.read(crowd.honest(user=65534), "environ", 100) is None
-    assert reader.read(crowd.honest(), "environ", 100) == b"A=1\0"
+    honest = crowd.honest()
+    wait_until(lambda: reader.read(honest, "environ", 100) == b"A=1\0")
 
 
 def test_who_is_gone_or_has_no_such_file_is_no_error(crowd: Crowd) -> None:

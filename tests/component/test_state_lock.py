@@ -28,5 +28,5 @@ def test_a_holder_that_is_about_to_end_is_awaited(tmp_path: Path) -> None:
     fcntl.flock(holder, fcntl.LOCK_EX)
     end = Timer(0.05, os.close, (holder,))
     end.start()
-    StateDirectory(tmp_path).close()
+    StateDirectory(tmp_path, lock_within_s=60).close()
     end.join()
