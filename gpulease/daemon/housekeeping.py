@@ -202,19 +202,21 @@ class Sampler:
     async def write_batch(self) -> None:
         """Store what was sampled since the last call; at rest, when there are some samples."""
         spans = self._job_spans.over(self._clock.now())
-        if spans or not self._is_resting or len(self._unwritten) >= _REST_BATCH:
-            await self._write(spans)
+        if spans or not self._is_resting or len(self._unwritten) > _REST_BATCH:
+            # It is not known yet for how long the latest sample holds.
+            await self._write(spans, self._unwritten[:-1])
 
     async def write(self) -> None:
         """Store everything that was sampled since the last call."""
-        await self._write(self._job_spans.all())
+        await self._write(self._job_spans.all(), self._unwritten)
 
-    async def _write(self, spans: Sequence[JobSpan]) -> None:
-        samples, peaks = self._unwritten, dict(self._scheduler.peaks.by_lease)
+    async def _write(self, spans: Sequence[JobSpan], samples: Sequence[Sample]) -> None:
         if not samples and not spans:
             return
+        peaks = dict(self._scheduler.peaks.by_lease)
+        following = next(iter(self._unwritten[len(samples) :]), None)
         try:
-            await self._in_writer(lambda: self._history.record(samples, peaks, spans))
+            await self._in_writer(lambda: self._history.record(samples, peaks, spans, following))
         except RecordUnwritable as error:
             _log.debug("%s; the history stays in memory", error.message)
             return

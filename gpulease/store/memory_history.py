@@ -18,6 +18,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
+from itertools import pairwise, zip_longest
 from typing import Any
 
 from sqlalchemy import Connection, TextClause, bindparam, select, text
@@ -27,6 +28,7 @@ from gpulease.domain.memory_series import (
     HOLDS_FOR_S,
     JOB_SPAN_S,
     Figure,
+    Figures,
     GpuSeries,
     Grid,
     JobSeries,
@@ -88,39 +90,21 @@ def _columns(values: Sequence[str], form: str = "{0}, {0}_sum, {0}_seconds") -> 
 
 
 _MERGED = "max({0}), sum({0}_sum), sum({0}_seconds)"
-_ALL = _columns(_VALUES)
-_JOB_ALL = _columns(_JOB_VALUES)
-_GPU_MERGED, _JOB_MERGED = _columns(_VALUES, _MERGED), _columns(_JOB_VALUES, _MERGED)
-"""What several rows are merged into, by SQL."""
-_HELD = "{0}, {0} * seconds AS {0}_sum, CASE WHEN {0} IS NOT NULL THEN seconds END AS {0}_seconds"
-_SAMPLE_ROWS = f"""
-    (SELECT uuid, resolution, at, {_columns(_VALUES, _HELD)} FROM
-        (SELECT *, min({HOLDS_FOR_S}, (coalesce(
-            lead(at) OVER (PARTITION BY uuid ORDER BY at), max(:next, at + 1000000)
-        ) - at) / 1000000) AS seconds
-        FROM gpu_memory
-        WHERE uuid IN {{gpus}} AND resolution = {RESOLUTIONS[0].seconds} AND at >= :begin))
-"""  # noqa: S608
-"""The rows of samples with their sums: each holds until the next, at most for `HOLDS_FOR_S`.
-
-An idle machine takes one of ten samples, so a mean of samples would count busy time tenfold. The
-sums are made here and not stored, since a second has one sample. :next is when the last row
-stopped to hold, in microseconds.
-"""
+_NAMED = ":{0}, :{0}_sum, :{0}_seconds"
 _DELETE_NOW = text(
     f"DELETE FROM gpu_memory WHERE uuid IN (SELECT uuid FROM gpus) AND resolution = {NOW}"  # noqa: S608
 )
 _ADD_SAMPLE = text(
     f"""
-    INSERT OR REPLACE INTO gpu_memory (uuid, resolution, at, {", ".join(_VALUES)})
-    VALUES (:uuid, :resolution, :at, {_columns(_VALUES, ":{0}")})
+    INSERT OR REPLACE INTO gpu_memory (uuid, resolution, at, {_columns(_VALUES)})
+    VALUES (:uuid, :resolution, :at, {_columns(_VALUES, _NAMED)})
     """  # noqa: S608
 ).bindparams(bindparam("at", type_=Instant))
 # A job may have been deleted since.
 _ADD_JOB_SPAN = text(
     f"""
-    INSERT OR REPLACE INTO job_memory (gpu, resolution, at, job, {_JOB_ALL})
-    SELECT number, :resolution, :at, :job, {_columns(_JOB_VALUES, ":{0}, :{0}_sum, :{0}_seconds")}
+    INSERT OR REPLACE INTO job_memory (gpu, resolution, at, job, {_columns(_JOB_VALUES)})
+    SELECT number, :resolution, :at, :job, {_columns(_JOB_VALUES, _NAMED)}
     FROM gpus WHERE uuid = :gpu AND EXISTS (SELECT 1 FROM jobs WHERE id = :job)
     """  # noqa: S608
 )
@@ -147,15 +131,21 @@ class MemoryHistory:
         samples: Sequence[Sample],
         peaks: Mapping[tuple[JobId, GpuUuid], int],
         spans: Sequence[JobSpan] = (),
+        following: Sample | None = None,
     ) -> None:
-        """Store samples, the latest also as the present.
+        """Store samples, each of which holds until the next, and the latest also as the present.
 
-        `peaks` of running jobs are in bytes, `spans` are those of jobs that are over.
+        Args:
+            samples: those since the last call.
+            peaks: of running jobs, in bytes.
+            spans: those of jobs that are over.
+            following: the sample after `samples`, if there is one; it is one of the next call.
         """
         raised = [{"job": job, "gpu": gpu, "peak": peak} for (job, gpu), peak in peaks.items()]
         with self._store.write_connection() as connection:
-            if samples and samples[-1].gpus:
-                _add_samples(connection, samples)
+            all_known = [*samples, *([] if following is None else [following])]
+            if all_known and all_known[-1].gpus:
+                _add_samples(connection, samples, all_known)
             if spans:
                 connection.execute(_ADD_JOB_SPAN, [_span_values(each) for each in spans])
             if raised:
@@ -180,9 +170,8 @@ class MemoryHistory:
         """Merge old rows into the next coarser resolution, and delete the oldest."""
         with self._store.write_connection() as connection:
             for table in _TABLES:
-                *merged, oldest = table.resolutions
-                coarser = table.resolutions[1:]
-                for fine, coarse, merge in zip(merged, coarser, table.merges, strict=True):
+                oldest = table.resolutions[-1]
+                for fine, coarse in pairwise(table.resolutions):
                     # One row for each coarse span that is entirely older than rows of this age.
                     before_s = int((now - fine.keep_for).timestamp())
                     border = datetime.fromtimestamp(
@@ -190,20 +179,26 @@ class MemoryHistory:
                     )
                     spans = {"fine": fine.seconds, "coarse": coarse.seconds}
                     width = coarse.seconds * _US
-                    connection.execute(merge, {**spans, "width": width, "border": border})
+                    connection.execute(table.merge, {**spans, "width": width, "border": border})
                     gone = {"resolution": fine.seconds, "border": border}
                     connection.execute(table.delete, gone)
                 gone = {"resolution": oldest.seconds, "border": now - oldest.keep_for}
                 connection.execute(table.delete, gone)
 
 
-def _add_samples(connection: Connection, samples: Sequence[Sample]) -> None:
-    latest = samples[-1]
-    present = ({**row, "resolution": NOW} for row in _rows(latest))
+def _add_samples(
+    connection: Connection, samples: Sequence[Sample], all_known: Sequence[Sample]
+) -> None:
+    latest = all_known[-1]
     connection.execute(REMEMBER_GPU, [seen_gpu(gpu.reading, latest.at) for gpu in latest.gpus])
     connection.execute(_DELETE_NOW)
-    rows = (row for sample in samples for row in _rows(sample))
-    connection.execute(_ADD_SAMPLE, [*rows, *present])
+    until = [int(each.at.timestamp()) for each in all_known[1:]]
+    rows = [
+        row
+        for sample, next_s in zip_longest(samples, until[: len(samples)])
+        for row in _rows(sample, next_s, RESOLUTIONS[0].seconds)
+    ]
+    connection.execute(_ADD_SAMPLE, [*rows, *_rows(latest, None, NOW)])
 
 
 def _gpu_values(gpu: GpuMemory) -> tuple[int | None, ...]:
@@ -216,27 +211,27 @@ def _gpu_values(gpu: GpuMemory) -> tuple[int | None, ...]:
     )  # fmt: skip
 
 
-def _rows(sample: Sample) -> Iterable[dict[str, object]]:
+def _rows(sample: Sample, next_s: int | None, resolution: int) -> Iterable[dict[str, object]]:
+    """Yield the rows of a sample that holds until an instant; None: for a second."""
+    at = sample.at.replace(microsecond=0)
+    lasts_s = 1 if next_s is None else next_s - int(at.timestamp())
+    seconds = max(0, min(HOLDS_FOR_S, lasts_s))
     for gpu in sample.gpus:
-        yield {
-            "uuid": gpu.uuid,
-            "resolution": RESOLUTIONS[0].seconds,
-            "at": sample.at.replace(microsecond=0),
-            **dict(zip(_VALUES, _gpu_values(gpu), strict=True)),
-        }
+        figures = held(_gpu_values(gpu), seconds)
+        key = {"uuid": gpu.uuid, "resolution": resolution, "at": at}
+        yield {**key, **_figure_values(_VALUES, figures)}
 
 
 def _span_values(span: JobSpan) -> dict[str, object]:
+    key = {"gpu": span.gpu, "resolution": JOB_SPAN_S, "at": span.at_s * _US, "job": span.job}
+    return {**key, **_figure_values(_JOB_VALUES, span.figures)}
+
+
+def _figure_values(names: Sequence[str], figures: Figures) -> dict[str, int | None]:
     return {
-        "gpu": span.gpu,
-        "resolution": JOB_SPAN_S,
-        "at": span.at_s * _US,
-        "job": span.job,
-        **{
-            f"{value}{part}": known
-            for value, figure in zip(_JOB_VALUES, span.figures, strict=True)
-            for part, known in zip(("", "_sum", "_seconds"), figure, strict=True)
-        },
+        f"{name}{part}": known
+        for name, figure in zip(names, figures, strict=True)
+        for part, known in zip(("", "_sum", "_seconds"), figure, strict=True)
     }
 
 
@@ -245,16 +240,14 @@ _GPU_KEY, _JOB_KEY = f"uuid IN {_GPUS_SEEN}", "gpu IN (SELECT number FROM gpus)"
 """The GPU is first in both primary keys."""
 
 
-def _merge(
-    table: str, source: str, key: Sequence[str], where: str, values: Sequence[str]
-) -> TextClause:
+def _merge(table: str, key: Sequence[str], where: str, values: Sequence[str]) -> TextClause:
     """Return the statement that merges the rows of one resolution into those of the next."""
     others = ", ".join(key)
     return text(
         f"""
         INSERT OR REPLACE INTO {table} (resolution, at, {others}, {_columns(values)})
         SELECT :coarse, at / :width * :width, {others}, {_columns(values, _MERGED)}
-        FROM {source} WHERE {where} AND resolution = :fine AND at < :border
+        FROM {table} WHERE {where} AND resolution = :fine AND at < :border
         GROUP BY {others}, at / :width
         """  # noqa: S608
     ).bindparams(bindparam("border", type_=Instant))
@@ -271,24 +264,23 @@ class _Table:
     """How the rows of a table are merged and deleted."""
 
     resolutions: Sequence[Resolution]
-    merges: Sequence[TextClause]
-    """For each resolution but the last, which is merged into the next."""
+    merge: TextClause
+    """Of each resolution but the last into the next."""
     delete: TextClause
 
 
-_MERGE_JOBS = _merge("job_memory", "job_memory", ("gpu", "job"), _JOB_KEY, _JOB_VALUES)
 _TABLES = (
     _Table(
         RESOLUTIONS,
-        (
-            _merge("gpu_memory", _SAMPLE_ROWS.format(gpus=_GPUS_SEEN), ("uuid",), "1", _VALUES)
-            .bindparams(begin=0, next=0),
-            _merge("gpu_memory", "gpu_memory", ("uuid",), _GPU_KEY, _VALUES),
-        ),
+        _merge("gpu_memory", ("uuid",), _GPU_KEY, _VALUES),
         _deletion("gpu_memory", _GPU_KEY),
     ),
-    _Table(JOB_RESOLUTIONS, (_MERGE_JOBS, _MERGE_JOBS), _deletion("job_memory", _JOB_KEY)),
-)  # fmt: skip
+    _Table(
+        JOB_RESOLUTIONS,
+        _merge("job_memory", ("gpu", "job"), _JOB_KEY, _JOB_VALUES),
+        _deletion("job_memory", _JOB_KEY),
+    ),
+)
 
 
 def delete_job_memory(connection: Connection, jobs: Sequence[JobId]) -> None:
@@ -320,19 +312,18 @@ _STEP = "(at - :begin) / :step, at >= :first AND at < :last"
 _OF_JOBS = "gpu = (SELECT number FROM gpus WHERE uuid = :gpu) AND resolution = :resolution"
 
 
-def _merging(values: str, source: str, where: str) -> TextClause:
+def _merging(values: Sequence[str], table: str, where: str) -> TextClause:
     return text(
         f"""
-        SELECT min(at) / {_US}, {values} FROM {source}
+        SELECT min(at) / {_US}, {_columns(values, _MERGED)} FROM {table}
         WHERE {where} AND at >= :begin AND at < :end
         GROUP BY {_STEP}
         """  # noqa: S608
     )
 
 
-_SAMPLES = _merging(_GPU_MERGED, _SAMPLE_ROWS.format(gpus="(:gpu)"), "1")
-_GPU = _merging(_GPU_MERGED, "gpu_memory", "uuid = :gpu AND resolution = :resolution")
-_JOB = _merging(_JOB_MERGED, "job_memory", f"{_OF_JOBS} AND job = :job")
+_GPU = _merging(_VALUES, "gpu_memory", "uuid = :gpu AND resolution = :resolution")
+_JOB = _merging(_JOB_VALUES, "job_memory", f"{_OF_JOBS} AND job = :job")
 _OWNERS = text(
     f"""
     SELECT min(at) / {_US}, user, max(used), sum(used_sum), sum(used_seconds)
@@ -365,7 +356,12 @@ class MemorySeries:
             RecordUnwritable: the file cannot be read now.
         """
         with self._store.reading() as connection:
-            rows = [*self._gpu_rows(connection, gpu, grid), *self._gpu_samples(gpu, grid)]
+            rows = [
+                _span(row, max(each.seconds, HOLDS_FOR_S), len(_VALUES))
+                for each in RESOLUTIONS
+                for row in _ask(connection, _GPU, each, grid, {"gpu": gpu})
+            ]
+            rows += self._gpu_samples(gpu, grid)
             owners = self._owners(connection, gpu, grid)
         found = series_of(grid, rows, len(_VALUES))
         peaks, means = [peak for peak, _ in found], [mean for _, mean in found]
@@ -412,16 +408,6 @@ class MemorySeries:
         for (user, at_s), together in unwritten.items():
             spans.setdefault(user, []).append(Span(at_s, JOB_SPAN_S, (together,)))
         return spans
-
-    def _gpu_rows(self, connection: Connection, gpu: GpuUuid, grid: Grid) -> Iterator[Span]:
-        # The latest sample holds until now, which is the end of its range.
-        next_s = int(self._samples[0].at.timestamp()) if self._samples else grid.last_s
-        wanted = {"gpu": gpu, "next": next_s * _US}
-        for each in RESOLUTIONS:
-            lasts_s = max(each.seconds, HOLDS_FOR_S)
-            query = _SAMPLES if each is RESOLUTIONS[0] else _GPU
-            for row in _ask(connection, query, each, grid, wanted):
-                yield _span(row, lasts_s, len(_VALUES))
 
     def _gpu_samples(self, uuid: GpuUuid, grid: Grid) -> Iterator[Span]:
         instants = [int(sample.at.timestamp()) for sample in self._samples]

