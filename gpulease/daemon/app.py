@@ -225,11 +225,11 @@ def _usage_records(base: Foundation) -> _UsageRecords:
 def _launch_context(
     base: Foundation, observer: GpuObserver, enforcement: EnforcementSetup, usage: Usage
 ) -> LaunchContext:
-    settings = base.settings()
+    settings, is_root = base.settings(), os.geteuid() == 0
     return LaunchContext(
         installation=base.installation,
         secret=base.secret,
-        as_other_users=os.geteuid() == 0,
+        as_other_users=is_root,
         simulated=base.is_simulated,
         driver=base.probe.driver,
         readings=observer.readings,
@@ -241,12 +241,10 @@ def _launch_context(
         remove_limits=enforcement.lift,
         socket=str(settings.socket),
         overhead=usage.beside,
-        ledger=lambda job: ensure_ledger(base.state.job(job.id), _owner(job)),
+        ledger=lambda job: ensure_ledger(
+            base.state.job(job.id), (job.owner.uid, job.owner.gid) if is_root else None
+        ),
     )
-
-
-def _owner(job: Job) -> tuple[int, int] | None:
-    return (job.owner.uid, job.owner.gid) if os.geteuid() == 0 else None
 
 
 def _scheduler(

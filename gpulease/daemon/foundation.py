@@ -144,7 +144,10 @@ def open_record(settings: Settings) -> tuple[StateDirectory, SqlStore, tuple[str
         store = SqlStore(path)
         stack.callback(store.close)
         try:
-            _refuse_to_forget(state.running(store.never_started(numbers)), path)
+            if running := state.running(store.never_started(numbers)):
+                # Their memory would be leased again.
+                what = f"{_jobs(running)} without a record in it; it may be an older copy"
+                raise damaged(path, what)
             # With a new or restored database, a job must not get the directory of another job.
             store.skip_ids_up_to(taken)
             identity = store.installation(), store.secret()
@@ -170,16 +173,6 @@ def _migrate(path: Path) -> None:
         SqlStore(path).close()
     finally:
         os._exit(0)
-
-
-def _refuse_to_forget(running: Sequence[int], path: Path) -> None:
-    """Refuse a database that lacks running jobs: their memory would be leased again.
-
-    Raises:
-        StateUnusable: it is a restored older copy.
-    """
-    if running:
-        raise damaged(path, f"{_jobs(running)} without a record in it; it may be an older copy")
 
 
 def _jobs(numbers: Sequence[int]) -> str:

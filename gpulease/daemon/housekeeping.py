@@ -39,7 +39,8 @@ class Backups:
         """Make a copy if the last one is a day old; call this more often than daily."""
         try:
             if await asyncio.to_thread(self._is_due):
-                await asyncio.to_thread(self._back_up)
+                await asyncio.to_thread(self._store.ensure_file)
+                await asyncio.to_thread(back_up, self._store.path)
             self._failures.passed("copy")
         except RecordUnwritable as error:
             # Log damage each time, since it grows; log a failure that may pass once.
@@ -47,10 +48,6 @@ class Backups:
                 _log.error("%s", error.text())
             else:
                 self._failures.say("copy", f"{error.message}; trying again")
-
-    def _back_up(self) -> None:
-        self._store.ensure_file()
-        back_up(self._store.path)
 
     def _is_due(self) -> bool:
         last = newest(self._store.path)
@@ -72,7 +69,7 @@ class FileWatch:
 
     async def check(self) -> None:
         """Restore both if they are missing; log a failure once."""
-        if await asyncio.to_thread(self._are_there):
+        if await asyncio.to_thread(lambda: self._store.has_file() and self._state.jobs.is_dir()):
             self._failures.passed("file")
             self._failures.passed("jobs")
             return
@@ -86,9 +83,6 @@ class FileWatch:
             self._failures.passed("jobs")
         except OSError as error:
             self._failures.say("jobs", f"cannot create {self._state.jobs}: {error.strerror}")
-
-    def _are_there(self) -> bool:
-        return self._store.has_file() and self._state.jobs.is_dir()
 
 
 Subscriber = Callable[[Observation], Awaitable[None]]

@@ -100,7 +100,8 @@ def read_gpu(device: Device, *, is_mig_device: bool = False) -> GpuReading:
 def _read(device: Device, handle: Handle, is_mig_device: bool) -> GpuReading:
     if not is_mig_device:
         device = complete(device)
-    mig_mode = not is_mig_device and _is_in_mig_mode(handle)
+    mig = None if is_mig_device else nvml_binding.ask("nvmlDeviceGetMigMode", handle)
+    mig_mode = mig is not None and int(mig[0]) == 1
     memory = _read_memory(handle, is_leased=not mig_mode)
     if not device.is_identified:
         memory = _Memory()
@@ -199,11 +200,6 @@ def _is_held(memory: _Memory) -> bool:
     # Version 1 counts what the driver reserves as used, some hundred MiB.
     of_driver = GIB if memory.reserved is None else most_of_driver(memory.total)
     return memory.used > of_driver
-
-
-def _is_in_mig_mode(handle: Handle) -> bool:
-    answer = nvml_binding.ask("nvmlDeviceGetMigMode", handle)
-    return answer is not None and int(answer[0]) == 1
 
 
 def _read_utilization(handle: Handle) -> int | None:

@@ -36,7 +36,10 @@ def job_page(
     jobs = {job: live_job(job) for job in ids}
     jobs |= {job.id: job for job in jobs_with(connection, [job for job in ids if not jobs[job]])}
     is_all = query.after is None and following is None
-    total = len(ids) if is_all else _count(connection, query)
+    total = len(ids)
+    if not is_all:
+        counted = select(func.count(JobRow.id)).where(*_conditions(query, counts=True))
+        total = connection.execute(counted).scalar_one()
     in_order = reversed(ids) if query.from_newest and not query.newest else ids
     return JobPage([job for each in in_order if (job := jobs[each])], total, following)
 
@@ -75,11 +78,6 @@ def _cut(query: JobQuery, ids: list[JobId]) -> tuple[list[JobId], JobId | None]:
     if query.most is None or len(ids) <= query.most:
         return ids, None
     return ids[: query.most], ids[query.most - 1]
-
-
-def _count(connection: Connection, query: JobQuery) -> int:
-    wanted = select(func.count(JobRow.id)).where(*_conditions(query, counts=True))
-    return connection.execute(wanted).scalar_one()
 
 
 def _conditions(

@@ -123,6 +123,9 @@ def _queue_values(options: QueueOptions) -> dict[str, object]:
 
 
 def _queue_of(row: JobRow) -> QueueOptions:
+    array = None
+    if row.array is not None and row.array_index is not None:
+        array = ArrayElement(JobId(row.array), row.array_index, row.array_most)
     return QueueOptions(
         priority=Priority(row.priority),
         nice=row.queue_nice,
@@ -131,7 +134,7 @@ def _queue_of(row: JobRow) -> QueueOptions:
         after=tuple(_dependency_of(each) for each in (row.after or "").split(",") if each),
         requeue=row.requeue,
         preemptible=row.preemptible,
-        array=_array_of(row),
+        array=array,
         aging_since_at=row.aging_since_at,
         moved_before=None if row.moved_before is None else JobId(row.moved_before),
         moved_by_admin=row.moved_by_admin,
@@ -143,12 +146,6 @@ def _dependency_of(text: str) -> Dependency:
     job, _, condition = text.partition(":")
     number = JobId(int(job.removesuffix("*")))
     return Dependency(number, Condition(condition), whole_array=job.endswith("*"))
-
-
-def _array_of(row: JobRow) -> ArrayElement | None:
-    if row.array is None or row.array_index is None:
-        return None
-    return ArrayElement(JobId(row.array), row.array_index, row.array_most)
 
 
 def _account_values(account: JobUsage) -> dict[str, object]:
@@ -240,15 +237,11 @@ def job_of(row: JobRow, leases: Iterable[LeaseRow], holder: HolderRow | None) ->
         predicted_start_at=row.predicted_start_at,
         utilization=row.utilization,
         activity=JobActivity(row.first_use_at, row.steps, row.steps_per_second),
-        slurm=_slurm_of(row),
+        slurm=None
+        if row.slurm_job is None
+        else SlurmJob(row.slurm_job, row.slurm_node or "", row.slurm_restarts or 0),
         notify=tuple(row.notify.split(",")) if row.notify else (),
     )
-
-
-def _slurm_of(row: JobRow) -> SlurmJob | None:
-    if row.slurm_job is None:
-        return None
-    return SlurmJob(row.slurm_job, row.slurm_node or "", row.slurm_restarts or 0)
 
 
 def message_values(message: Message, at: datetime) -> dict[str, object]:
