@@ -72,10 +72,13 @@ def submission_of(
         raise BadValue("cannot submit: no command is given", "gpulease run COMMAND...")
     environment = environment_of(request.environment)
     refuse_oversized_exec(argv, environment)
-    claim = claim_of(request.claim, defaults)
+    asked = request.claim
+    claim = claim_of(asked, defaults)
     indices = indices_of(request.queue.array)
     if indices is not None and request.attached:
         refuse("nobody can attach to all elements of an array", "set attached to false")
+    if request.ends_with_client and not request.attached:
+        refuse("the job would end with a client, and none will attach", "set attached to true")
     return Submission(
         owner=caller.owner,
         name=_default_name(argv) if request.name is None else checked_name(request.name),
@@ -96,14 +99,14 @@ def submission_of(
             grace=span(
                 "grace", request.grace, defaults.longest_grace, hint="longest_grace in the settings"
             ),
-            ends_with_client=_ends_with_client(request),
+            ends_with_client=request.ends_with_client,
         ),
         wait_for=span("wait", request.wait),
         key=checked_key(request.key),
         usage=JobUsage(
             fingerprint=fingerprint_of(argv, request.cwd), retry_factor=_retry(request.retry_oom)
         ),
-        sizes_itself=_names_no_size(request.claim),
+        sizes_itself=asked.memory is None and asked.share is None and not asked.exclusive,
         queue=queue_options_of(request.queue, is_admin=is_admin),
         after=dependencies_of(request.queue.after),
         indices=indices,
@@ -136,25 +139,19 @@ def edit_of(asked: EditRequest, *, is_admin: bool) -> Edit:
         QueueRequest(
             priority=asked.priority or "normal",
             nice=asked.nice or 0,
+            held=bool(asked.held),
             begin_at=None if begins_now else asked.begin_at,
         ),
         is_admin=is_admin,
     )
+    names = ("gpus", "time_limit", "model", "min_vram", "same_model")
+    changed: dict[str, object] = {each: getattr(claim, each) for each in names}
+    if asked.memory is not None or asked.share is not None:
+        changed["memory"] = claim.memory
+    options = {each: getattr(queue, each) for each in ("priority", "nice", "held", "begin_at")}
     return Edit(
-        claim=_given(
-            memory=(claim.memory, asked.memory is not None or asked.share is not None),
-            gpus=(claim.gpus, asked.gpus is not None),
-            time_limit=(claim.time_limit, asked.time_limit is not None),
-            model=(claim.model, asked.model is not None),
-            min_vram=(claim.min_vram, asked.min_vram is not None),
-            same_model=(claim.same_model, asked.same_model is not None),
-        ),
-        options=_given(
-            priority=(queue.priority, asked.priority is not None),
-            nice=(queue.nice, asked.nice is not None),
-            held=(asked.held, asked.held is not None),
-            begin_at=(queue.begin_at, asked.begin_at is not None),
-        ),
+        claim=_given(changed, asked),
+        options=_given(options, asked),
         name=None if asked.name is None else checked_name(asked.name),
         after=None if asked.after is None else dependencies_of(asked.after),
         named=None if asked.named is None else gpu_names(asked.named),
@@ -166,13 +163,13 @@ _ANY = Defaults(1)
 """For a claim of which only the given fields are used."""
 
 
-def _given(**fields: tuple[object, bool]) -> dict[str, object]:
-    """Return the values of the fields that are given."""
-    return {name: value for name, (value, is_given) in fields.items() if is_given}
-
-
-def _names_no_size(asked: ClaimRequest) -> bool:
-    return asked.memory is None and asked.share is None and not asked.exclusive
+def _given(values: Mapping[str, object], asked: EditRequest) -> dict[str, object]:
+    """Return the values whose fields are given; a share is given as memory."""
+    return {
+        name: value
+        for name, value in values.items()
+        if name == "memory" or getattr(asked, name) is not None
+    }
 
 
 def _retry(factor: float | None) -> Fraction | None:
@@ -262,9 +259,3 @@ def _early_signal(asked: EarlySignalRequest | None, claim: Claim) -> EarlySignal
             "after the @ stands how long before the time limit the signal is sent",
         )
     return EarlySignal(asked.signal, timedelta(seconds=asked.before))
-
-
-def _ends_with_client(request: SubmitRequest) -> bool:
-    if request.ends_with_client and not request.attached:
-        refuse("the job would end with a client, and none will attach", "set attached to true")
-    return request.ends_with_client

@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Collection, Mapping
+from collections.abc import AsyncIterator, Callable, Collection
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from math import inf
@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 
 from gpulease.domain.gpu import JobId
-from gpulease.domain.job import Job
+from gpulease.domain.job import Invocation, Job
 from gpulease.domain.lease import State
 from gpulease.domain.limits import NO_LIMITS
 from gpulease.errors import BadValue, NoSuchJob, TooMany, WithinLease, WrongState
@@ -26,7 +26,7 @@ from gpulease.server.validation import span
 from gpulease.service.idleness import KEPT_FOR, LONGEST_KEPT
 from gpulease.setting_parsers import LONGEST_GRACE
 from gpulease.wire.frames import FrameKind
-from gpulease.wire.jobs import JobView, SuggestionView
+from gpulease.wire.jobs import DeviceView, JobView, SuggestionView
 from gpulease.wire.requests import (
     CancelRequest,
     ExtendRequest,
@@ -162,38 +162,28 @@ class JobHandlers:
         suggested = await context.scheduler.explainer.suggestions(job, smallest)
         caller = request.caller
         view = context.view_for(caller, job, with_events=True)
-        options = self._options(job.id) if job.holds_memory else None
+        invocation = None if job.state is State.ENDED else self._invocation(job)
+        shows_cwd = job.has_shim and context.rights.owns(caller, job)
         return json_response(
             replace(
                 view,
                 processes=count,
-                cwd=self._cwd(job, caller),
-                devices=[] if options is None else context.job_views.leases.devices(job, options),
+                cwd=to_wire(invocation.cwd) if invocation and shows_cwd else None,
+                devices=self._devices(job, invocation) if job.holds_memory else [],
                 suggestions=[SuggestionView(each.options, each.before) for each in suggested],
             )
         )
 
-    def _cwd(self, job: Job, caller: Caller) -> str | None:
-        """Return the working directory of a live job, for its owner."""
-        is_live_job = job.has_shim and job.state is not State.ENDED
-        if not is_live_job or not self._context.rights.owns(caller, job):
-            return None
-        with contextlib.suppress(NoSuchJob):  # it has ended in the meantime
-            return to_wire(self._context.scheduler.store.invocation(job.id).cwd)
+    def _invocation(self, job: Job) -> Invocation | None:
+        """Return how a live job was invoked; None if it has ended in the meantime."""
+        with contextlib.suppress(NoSuchJob):
+            return self._context.scheduler.store.invocation(job.id)
         return None
 
-    def _options(self, job: JobId) -> Mapping[str, object] | None:
-        """Return the options for frameworks of a live job."""
-        with contextlib.suppress(NoSuchJob):  # it has ended in the meantime
-            return self._context.scheduler.store.invocation(job).options
-        return None
-
-    def _with_devices(
-        self, view: JobView, job: Job, options: Mapping[str, object] | None
-    ) -> JobView:
-        if options is None:
-            return view
-        return replace(view, devices=self._context.job_views.leases.devices(job, options))
+    def _devices(self, job: Job, invocation: Invocation | None) -> list[DeviceView]:
+        if invocation is None:
+            return []
+        return self._context.job_views.leases.devices(job, invocation.options)
 
     async def watch(self, request: Request, job_id: int) -> Response:
         """Stream a job as a line of JSON, at once and at each change, until it has ended."""
@@ -220,7 +210,7 @@ class JobHandlers:
         sent_at = clock()
         settles_at = sent_at + _SETTLES_AFTER_S if first else 0.0
         # A short job has ended before its command can ask for its devices.
-        options = self._options(job_id) if first else None
+        invocation = self._invocation(self._job(job_id)) if first else None
         if first:
             yield msgspec.json.encode(first) + b"\n"
         while True:
@@ -230,7 +220,8 @@ class JobHandlers:
                 continue
             if job.state is State.QUEUED:
                 await context.scheduler.explainer.refresh(job.id)
-            view = self._with_devices(context.view_for(caller, job), job, options)
+            view = context.view_for(caller, job)
+            view.devices = self._devices(job, invocation)
             if view != sent:
                 yield msgspec.json.encode(view) + b"\n"
                 sent, sent_at = view, clock()

@@ -25,7 +25,7 @@ from gpulease.wire.notifications import NotifyTestView
 from gpulease.wire.requests import DrainRequest, PauseRequest
 
 _LONGEST_REASON = 200
-_Rows = Annotated[int, Meta(ge=0)] | Literal["all"]
+_Rows = Annotated[int, Meta(ge=0, le=10**9)] | Literal["all"]
 
 
 @dataclass(frozen=True, slots=True)

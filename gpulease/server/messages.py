@@ -53,7 +53,8 @@ class StreamingResponse(Response):
         """Send all pieces."""
         serving = asyncio.current_task()
         assert serving is not None
-        leaving = asyncio.ensure_future(_when_disconnected(receive, serving.cancel))
+        leaving = asyncio.ensure_future(until_disconnected(receive))
+        leaving.add_done_callback(lambda it: it.cancelled() or serving.cancel())
         try:
             await send(_start(self.status, self.headers))
             async for piece in self._pieces:
@@ -74,8 +75,3 @@ async def until_disconnected(receive: Receive) -> None:
     """Wait until the client disconnects; what is left of its request is dropped."""
     while (await receive())["type"] != "http.disconnect":
         pass
-
-
-async def _when_disconnected(receive: Receive, call: Callable[[], object]) -> None:
-    await until_disconnected(receive)
-    call()

@@ -127,14 +127,15 @@ def without(rows: Sequence[Row], started: Container[JobId]) -> Sequence[Row]:
     if not gone:
         return rows
     places = sorted(each.position for each in gone if each.position is not None)
-    left = ([_moved_up(each, places) for each in row if each.job.id not in started] for row in rows)
+    left = [
+        [
+            Placed(job, None if place is None else place - bisect_left(places, place))
+            for job, place in row
+            if job.id not in started
+        ]
+        for row in rows
+    ]
     return [row for row in left if row]
-
-
-def _moved_up(placed: Placed, gone: Sequence[int]) -> Placed:
-    """Return a job with its position now that those at other positions are `gone`."""
-    job, position = placed
-    return Placed(job, None if position is None else position - bisect_left(gone, position))
 
 
 def _is_blocked(job: Job, plan: Plan | None) -> bool:

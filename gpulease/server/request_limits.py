@@ -48,7 +48,8 @@ class RequestSlot:
     def __init__(self, user: _UserLimits) -> None:
         self._user = user
         self._held: list[asyncio.Semaphore] = []
-        self._is_stream = False
+        self.is_stream = False
+        """Whether the answer is a stream."""
         self._is_large = False
 
     async def for_large_body(self) -> None:
@@ -78,11 +79,6 @@ class RequestSlot:
         self._held.append(semaphore)
 
     @property
-    def is_stream(self) -> bool:
-        """Whether the answer is a stream."""
-        return self._is_stream
-
-    @property
     def streams(self) -> int:
         """How many streams the user has open."""
         return self._user.streams
@@ -100,34 +96,20 @@ class RequestSlot:
                 "them, and gpulease list shows them",
             )
         self._user.streams += 1
-        self._is_stream = True
+        self.is_stream = True
         self._free()
 
     def release(self) -> None:
         """Give back all that the request has taken."""
-        if self._is_stream:
+        if self.is_stream:
             self._user.streams -= 1
-            self._is_stream = False
+            self.is_stream = False
         self._free()
 
     def _free(self) -> None:
         for semaphore in self._held:
             semaphore.release()
         self._held = []
-
-
-class UserSlots:
-    """The slots of the users who have requests now."""
-
-    def __init__(self) -> None:
-        self._users: WeakValueDictionary[int, _UserLimits] = WeakValueDictionary()
-
-    def of(self, uid: int) -> RequestSlot:
-        """Return the slot of one request, which the caller releases."""
-        user = self._users.get(uid)
-        if user is None:
-            user = self._users[uid] = _UserLimits()
-        return RequestSlot(user)
 
 
 def slot_in(scope: Scope) -> RequestSlot:
@@ -160,11 +142,16 @@ class RequestLimits:
         """`refusal` makes the answer for an error."""
         self._app = app
         self._refusal = refusal
-        self._slots = UserSlots()
+        self._users: WeakValueDictionary[int, _UserLimits] = WeakValueDictionary()
+        """The users who have requests now."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
-        slot = self._slots.of(caller_in(scope).uid)
+        uid = caller_in(scope).uid
+        user = self._users.get(uid)
+        if user is None:
+            user = self._users[uid] = _UserLimits()
+        slot = RequestSlot(user)
         scope["state"]["slot"] = slot
         try:
             await self._serve(scope, receive, _Outgoing(send, slot, scope["state"]["transport"]))

@@ -59,7 +59,13 @@ class Endpoint:
         self.takes_request = "request" in declared
         self.parameters = msgspec.defstruct(
             "Parameters",
-            [_field(each) for name, each in declared.items() if name != "request"],
+            [
+                (name, each.annotation)
+                if each.default is inspect.Parameter.empty
+                else (name, each.annotation, each.default)
+                for name, each in declared.items()
+                if name != "request"
+            ],
             kw_only=True,
         )
 
@@ -72,12 +78,6 @@ class Endpoint:
         """Return the parts of a path that stand for parameters."""
         pairs = zip(self.parts, parts, strict=True)
         return {own[1:-1]: given for own, given in pairs if own[:1] == "{"}
-
-
-def _field(declared: inspect.Parameter) -> tuple[str, Any] | tuple[str, Any, Any]:
-    if declared.default is inspect.Parameter.empty:
-        return declared.name, declared.annotation
-    return declared.name, declared.annotation, declared.default
 
 
 class Router:

@@ -19,7 +19,7 @@ from gpulease.service.ports import Clock
 from gpulease.service.usage import PoolSeen
 from gpulease.units import Share
 from gpulease.wire.jobs import ClaimView, JobView
-from gpulease.wire.machine import EnforcementLevelView, GpuView, StatusView
+from gpulease.wire.machine import EnforcementLevelView, StatusView
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
@@ -115,15 +115,16 @@ def redact_machine(status: StatusView, viewer: str | None) -> StatusView:
     """Return a status without jobs as the user `viewer` may see it; None may see all."""
     if viewer is None:
         return status
-    return replace(status, gpus=[_redact_gpu(each, viewer) for each in status.gpus])
-
-
-def _redact_gpu(gpu: GpuView, viewer: str) -> GpuView:
-    processes = [
-        each if each.user == viewer else replace(each, command=HIDDEN, name=HIDDEN, container=None)
-        for each in gpu.processes
-    ]
-    return replace(gpu, processes=processes)
+    gpus = []
+    for gpu in status.gpus:
+        processes = [
+            each
+            if each.user == viewer
+            else replace(each, command=HIDDEN, name=HIDDEN, container=None)
+            for each in gpu.processes
+        ]
+        gpus.append(replace(gpu, processes=processes))
+    return replace(status, gpus=gpus)
 
 
 class Recent(Generic[K, V]):
