@@ -205,16 +205,23 @@ def reserve(  # noqa: PLR0913, PLR0917  typer reads the options from the argumen
       gpulease reserve --cancel fans
     """
     wanted = (gpus, gpu, begin, span, every, user, group, name, lift_limits or None)
-    _refuse_mixed(cancel, listing=shows or json, reserving=any(each is not None for each in wanted))
+    is_new = any(each is not None for each in wanted)
+    if (shows or json) + is_new + (cancel is not None) > 1:
+        raise BadValue(
+            "cannot reserve: --list, --json and --cancel exclude the other options",
+            "use one at a time; gpulease reserve alone shows all windows",
+        )
     client = connect(ctx, socket)
     if cancel is not None:
         print_stdout(f"window {clean(client.cancel_window(cancel).name)} is cancelled")
-    elif span is None and not any(each is not None for each in wanted):
+    elif not is_new:
         _show(client.windows_json(), json=json)
+    elif span is None:
+        raise BadValue("cannot reserve: it has no end", "say how long with --for 12h")
     else:
         now = datetime.now(UTC)
         request = ReserveRequest(
-            _seconds(span),
+            parse_span(span).total_seconds(),
             None if begin is None else parse_instant(begin, now).astimezone(UTC).isoformat(),
             every,
             _count(gpus, gpu),
@@ -225,20 +232,6 @@ def reserve(  # noqa: PLR0913, PLR0917  typer reads the options from the argumen
             lift_limits,
         )
         print_stdout(f"reserved: {sentence(client.reserve(request), now.astimezone())}")
-
-
-def _refuse_mixed(cancel: str | None, *, listing: bool, reserving: bool) -> None:
-    if listing + reserving + (cancel is not None) > 1:
-        raise BadValue(
-            "cannot reserve: --list, --json and --cancel exclude the other options",
-            "use one at a time; gpulease reserve alone shows all windows",
-        )
-
-
-def _seconds(span: str | None) -> float:
-    if span is None:
-        raise BadValue("cannot reserve: it has no end", "say how long with --for 12h")
-    return parse_span(span).total_seconds()
 
 
 def _count(gpus: str | None, named: list[str] | None) -> int | None:

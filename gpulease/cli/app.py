@@ -30,7 +30,11 @@ def main() -> None:
         case ["--version"]:
             _leave(_print_version())
         case ["__complete", *words]:
-            _leave(_complete(words))
+            # A shell runs this at every Tab and waits for it.
+            from gpulease.cli.completion import answer
+
+            answer(words)
+            _leave(0)
         case line:
             _leave(call(line))
 
@@ -42,14 +46,6 @@ def _leave(exit_code: int) -> NoReturn:
     except OSError as error:
         exit_code = exit_code or _output_lost(error)
     os._exit(exit_code)
-
-
-def _complete(words: Sequence[str]) -> int:
-    # A shell runs this at every Tab and waits for it.
-    from gpulease.cli.completion import answer
-
-    answer(words)
-    return 0
 
 
 def _print_version() -> int:

@@ -118,7 +118,9 @@ def _chart(
     blocks: bool,
 ) -> Iterator[Line]:
     rows = max(_LEAST_ROWS, height - 2)
-    labels, top = _scale(_largest(layers, limit), None if limit is None else limit.value, rows)
+    known = [value for layer in layers for value in layer.values if value is not None]
+    largest = max([*known, 1 if limit is None else limit.value, 1])
+    labels, top = _scale(largest, None if limit is None else limit.value, rows)
     margin = max(map(display_width, labels.values()))
     columns = max(_LEAST_COLUMNS, width - margin - 1)
     drawn = [
@@ -134,11 +136,6 @@ def _chart(
             *_row(drawn, row, columns, rule if row == line_row else " ", blocks=blocks),
         )
     yield from _time_axis(times, max(len(each.values) for each in layers), margin, columns, blocks)
-
-
-def _largest(layers: Sequence[Layer], limit: Limit | None) -> int:
-    known = [value for layer in layers for value in layer.values if value is not None]
-    return max([*known, 1 if limit is None else limit.value, 1])
 
 
 def _scale(largest: int, limit: int | None, rows: int) -> tuple[dict[int, str], float]:

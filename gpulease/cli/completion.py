@@ -23,7 +23,6 @@ from gpulease.client import Client, trusted_users
 from gpulease.cluster_choice import VERBS, acts_on_slurm
 from gpulease.drawing.words import clean, id_of, index_of, label
 from gpulease.errors import GpuleaseError, NoDaemon
-from gpulease.wire.jobs import JobView
 from gpulease.wire.machine import GpuView
 from gpulease.wire.notifications import EVENTS_OF_JOBS
 
@@ -180,9 +179,9 @@ class _CommandLine:
         known: dict[str, Callable[[], dict[str, str]]] = {
             "JOB": self._jobs,
             "GPU": self._gpus,
-            "MODEL": self._models,
+            "MODEL": lambda: {clean(gpu.name): "" for gpu in self._gpu_views()},
             "PID": self._unmanaged,
-            "USER": _users,
+            "USER": lambda: {user.pw_name: "" for user in pwd.getpwall()},
             "EVENTS": lambda: _notify_events(typed),
         }
         find = known.get(placeholder, lambda: dict.fromkeys(choices_of(param), ""))
@@ -200,7 +199,11 @@ class _CommandLine:
             return candidates(states, None if every_user else str(uid), _WITHIN_S)
         user = None if every_user else pwd.getpwuid(uid).pw_name
         jobs = _ask(self._socket, lambda daemon: daemon.jobs(everything=everything, user=user)).jobs
-        return {id_of(job): _described(job) for job in jobs if job.state in states}
+        return {
+            id_of(job): f"{clean(job.name)}, {label(job)}, {clean(job.user)}"
+            for job in jobs
+            if job.state in states
+        }
 
     def _gpus(self) -> dict[str, str]:
         gpus = self._gpu_views()
@@ -208,9 +211,6 @@ class _CommandLine:
 
     def _gpu_views(self) -> Sequence[GpuView]:
         return _ask(self._socket, lambda daemon: daemon.status(queue=0)).gpus
-
-    def _models(self) -> dict[str, str]:
-        return {clean(gpu.name): "" for gpu in self._gpu_views()}
 
     def _unmanaged(self) -> dict[str, str]:
         """Return the processes that use GPUs outside any lease."""
@@ -229,14 +229,6 @@ def _words(typed: str, candidates: Mapping[str, str], prefix: str = "") -> Itera
 def _placeholder(param: Any) -> str:
     """Return the word that stands for a value in the help: JOB for `[JOB]...`."""
     return (param.metavar or "").strip("[]").partition(" ")[0].rstrip(".")
-
-
-def _described(job: JobView) -> str:
-    return f"{clean(job.name)}, {label(job)}, {clean(job.user)}"
-
-
-def _users() -> dict[str, str]:
-    return {user.pw_name: "" for user in pwd.getpwall()}
 
 
 def _notify_events(typed: str) -> dict[str, str]:

@@ -311,15 +311,12 @@ def _held(job: JobView, now: datetime) -> str:
     memory = " and ".join(map(size, sizes))
     count = len(job.leases)
     where = "1 GPU" if count == 1 else f"{'each of ' if len(sizes) == 1 else ''}{count} GPUs"
-    ends = [f"until process {job.pid}{_called(job.pid)} ends"] if job.pid else []
+    name = name_of(job.pid) if job.pid else None
+    called = f" ({clean(name)})" if name else ""
+    ends = [f"until process {job.pid}{called} ends"] if job.pid else []
     if job.expires_at is not None:
         ends.append(f"{'at the latest ' if ends else ''}until {clock(job.expires_at, now)}")
     return f"gpulease: job {job.id} holds {memory} on {where} {', '.join(ends)}"
-
-
-def _called(pid: int) -> str:
-    name = name_of(pid)
-    return f" ({clean(name)})" if name else ""
 
 
 @takes_option("name")

@@ -118,7 +118,8 @@ def watch(
                     now = f"job {id_of(job)} is {changed.state}"
                     stderr.print(f"gpulease: the daemon is back; {now}")
                 is_away = False
-                yield changed
+                job = changed
+                yield job
             return
         except TooMany as error:
             if not is_refused:
@@ -127,7 +128,7 @@ def watch(
                 stderr.line.clear()
                 stderr.print(not_followed(job, error))
             is_refused = True
-            yield from _current_if_reachable(client, job.id)
+            yield current(client, job)
             time.sleep(_POLL_EVERY)
         except NoDaemon:
             if not is_away:
@@ -155,14 +156,6 @@ def _say_lost(job: JobView, stderr: StderrStatus) -> None:
     stderr.print(
         f"gpulease: lost connection to the daemon; job {id_of(job)} keeps its place in the queue"
     )
-
-
-def _current_if_reachable(client: LightClient, number: int) -> Iterator[JobView]:
-    """Yield the job as it is now, if the daemon answers."""
-    try:
-        yield client.job(number)
-    except (NoDaemon, TooMany):
-        pass
 
 
 def _blockers(client: LightClient, job: JobView) -> list[JobView]:

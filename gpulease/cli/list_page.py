@@ -278,11 +278,6 @@ def exit_code(job: JobView | PastJobView | slurm_views.JobView) -> str:
     return str(job.exit_status) if job.outcome in _HAVE_CODE and job.exit_status is not None else ""
 
 
-def _leased(job: PastJobView, _: datetime) -> Line:
-    asks = size(job.memory)
-    return line(f"{job.gpus} x {asks}" if job.gpus > 1 else asks)
-
-
 OF_ALL: Cells = {
     "USER": lambda job, _: line(clean(job.user)),
     "NAME": lambda job, _: line(named(job)),
@@ -302,7 +297,7 @@ LISTED: Cells = OF_ALL | {
 }
 _PAST: Cells = OF_ALL | {
     "STATE": _end,
-    "ASKS": _leased,
+    "ASKS": lambda job, _: line((f"{job.gpus} x " if job.gpus > 1 else "") + size(job.memory)),
     "USED": lambda job, _: line(amount(job.used) if job.granted_at else ""),
     "UTIL": lambda job, _: line(percent(job.utilization) if job.granted_at else ""),
     "WAITED": lambda job, _: line(

@@ -74,15 +74,11 @@ def _draw(axes: Axes, chart: Chart) -> None:
     if chart.limit is not None:
         top = max(top, chart.limit.value)
         axes.axhline(chart.limit.value, color="black", linestyle="--", label=chart.limit.name)
-    _label(axes, top)
-    axes.set_xlim(instants[0], instants[-1])
-    label_times(axes, begin.tzinfo)
-    axes.set_title("".join(text for text, _ in chart.head))
-
-
-def _label(axes: Axes, top: int) -> None:
     ticks = range(0, top + 1, size_step(top, _MOST_TICKS))
     axes.set_yticks(ticks, [format_size(each) for each in ticks])
     axes.set_ylim(0, top * 1.05 or 1)
     axes.grid(alpha=0.3)
     axes.legend(loc="upper left", bbox_to_anchor=(1, 1))
+    axes.set_xlim(instants[0], instants[-1])
+    label_times(axes, begin.tzinfo)
+    axes.set_title("".join(text for text, _ in chart.head))

@@ -115,7 +115,7 @@ def read_options(words: Sequence[str]) -> dict[str, Any]:
 def _from_variable(environment: Mapping[str, str]) -> Iterator[tuple[str, Default]]:
     text = environment.get(VARIABLE, "")
     try:
-        values = read_options(_split(text))
+        values = read_options(text.split() if _QUOTES.isdisjoint(text) else _split(text))
     except (NotUnderstood, ValueError) as error:
         from gpulease.drawing.words import clean
 
@@ -129,8 +129,6 @@ def _from_variable(environment: Mapping[str, str]) -> Iterator[tuple[str, Defaul
 
 
 def _split(text: str) -> list[str]:
-    if _QUOTES.isdisjoint(text):
-        return text.split()
     from shlex import split  # which imports re
 
     return split(text)

@@ -271,7 +271,9 @@ def _column(
     rest: dict[int, list[str]] = {}
     for place in [place for place, each in enumerate(taken) if each > width]:
         pieces = _fitted(column, cells[place], width)
-        firsts[place], *others = (_padded(piece, width, paint) for piece in pieces)
+        firsts[place], *others = (
+            paint(piece) + " " * (width - display_width(_plain(piece))) for piece in pieces
+        )
         if others:
             rest[place] = others
     return firsts, rest
@@ -305,10 +307,6 @@ def _first_parts(cell: Line, width: int) -> Line:
         return cell
     _, end = next(line_breaks(text, width - 1))
     return line(text[:end] + "…", style)
-
-
-def _padded(piece: Line, width: int, paint: Callable[[Line], str]) -> str:
-    return paint(piece) + " " * (width - display_width(_plain(piece)))
 
 
 def _note(columns: Sequence[Column], row: Sequence[Line], below: Sequence[int]) -> Line:

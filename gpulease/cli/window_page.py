@@ -7,7 +7,6 @@ from gpulease.drawing.words import UNKNOWN, clean, clock
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from datetime import datetime
 
     from gpulease.wire.machine import WindowList, WindowView
@@ -27,7 +26,14 @@ def page(view: WindowList, now: datetime) -> Page:
         Column("EVERY", leaves=4, below="every "),
         Column("BY", leaves=5, below="by "),
     )
-    return [Table(columns, tuple(_row(window, now) for window in view.windows)), *_others(view)]
+    return [
+        Table(columns, tuple(_row(window, now) for window in view.windows)),
+        *(
+            line(f"window {clean(window.name)}: {_still_there(window)}", "warn")
+            for window in view.windows
+            if window.other_jobs
+        ),
+    ]
 
 
 def _row(window: WindowView, now: datetime) -> tuple[Line, ...]:
@@ -41,12 +47,6 @@ def _row(window: WindowView, now: datetime) -> tuple[Line, ...]:
         line(window.cron or ""),
         line(clean(window.created_by)),
     )
-
-
-def _others(view: WindowList) -> Iterator[Line]:
-    for window in view.windows:
-        if window.other_jobs:
-            yield line(f"window {clean(window.name)}: {_still_there(window)}", "warn")
 
 
 def sentence(window: WindowView, now: datetime) -> str:
