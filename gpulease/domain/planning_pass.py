@@ -290,18 +290,15 @@ class PlanningPass:
             if not isinstance(claim.memory, int) or claim.memory <= most[key]:
                 yield [group for group in groups.values() if group.need.rank in ranks]
 
-    def _fits_somewhere(self, claim: Claim) -> bool:
-        """Tell whether the memory of a claim is free on GPUs that may take one more job."""
-        able = (gpu for gpu in self.planned_gpus if gpu.shares(0.0, self.policy))
-        return choose(claim, [gpu for gpu in able if fits(claim, gpu)], best_fit) is not None
-
     def _is_worse_than(self, refused: Need) -> Callable[[Need], bool]:
         """Return a test for needs with the same claim that have to be refused as well.
 
         They are for at least as long and for at least as much of the time of a GPU. A window may
         stand against one user and not against another.
         """
-        if not self._fits_somewhere(refused.claim):
+        able = (gpu for gpu in self.planned_gpus if gpu.shares(0.0, self.policy))
+        fitting = [gpu for gpu in able if fits(refused.claim, gpu)]
+        if choose(refused.claim, fitting, best_fit) is None:
             return lambda _: True
         run_time = refused.run_time(self.history, self.policy)
         utilization = refused.utilization(self.history, self.policy)

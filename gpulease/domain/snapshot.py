@@ -69,6 +69,7 @@ def ledgers(snapshot: Snapshot) -> tuple[GpuMemory, ...]:
     """Return the ledger of every GPU."""
     if snapshot.gpus is not None:
         return tuple(snapshot.gpus)
+    drained = snapshot.drained
     entries: dict[GpuUuid, list[LedgerEntry]] = {}
     slurm: dict[JobId, int] = {}
     labels: dict[JobId, str] = {}
@@ -86,7 +87,8 @@ def ledgers(snapshot: Snapshot) -> tuple[GpuMemory, ...]:
             entries.get(reading.uuid, ()),
             snapshot.jobs_by_pid,
             snapshot.margin,
-            _drained(reading, snapshot.drained),
+            # Whoever drains a GPU drains its MIG devices.
+            drained.get(reading.uuid) or (reading.parent and drained.get(reading.parent)),
             snapshot.mps_servers,
             slurm,
             labels,
@@ -94,12 +96,6 @@ def ledgers(snapshot: Snapshot) -> tuple[GpuMemory, ...]:
         )
         for reading in snapshot.readings
     )
-
-
-def _drained(reading: GpuReading, drained: Mapping[GpuUuid, str]) -> str | None:
-    """Return why a GPU, or the GPU of a MIG device, takes no new leases; None if it does."""
-    own = drained.get(reading.uuid)
-    return own if own is not None or reading.parent is None else drained.get(reading.parent)
 
 
 def capacity(gpus: Sequence[GpuMemory]) -> int:

@@ -37,7 +37,9 @@ def resolve(
             dependency = Dependency(target.id, each.condition, whole_array=True)
             seen, failed = _array_verdict(tx, dependency)
         else:
-            target = _latest(tx, target)
+            # The last of its retries.
+            while (again := target.usage.retried_as) and (after := tx.job(again)) is not None:
+                target = after
             dependency = Dependency(target.id, each.condition)
             seen, failed = _verdict(dependency, target), target
         if seen is Verdict.FAILED:
@@ -53,13 +55,6 @@ def _existing(tx: Transaction, wanted: WantedDependency) -> Job:
         raise NoSuchJob(
             f"cannot wait for job {wanted}: no such job", "gpulease list --all shows all jobs"
         )
-    return job
-
-
-def _latest(tx: Transaction, job: Job) -> Job:
-    """Return the last retry of a job, or the job."""
-    while job.usage.retried_as is not None and (after := tx.job(job.usage.retried_as)) is not None:
-        job = after
     return job
 
 

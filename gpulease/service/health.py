@@ -116,7 +116,9 @@ class HealthWatch:
             RecordUnwritable: it cannot be stored now; the next observation is a new attempt.
         """
         is_off = self.policy.act is HealthAction.OFF
-        heard, availabilities = await self._in_observer(partial(self._hear, is_off))
+        heard, availabilities = await self._in_observer(
+            lambda: (() if is_off else self._probe.health(), self._store.availabilities())
+        )
         there = {reading.uuid: reading for reading in seen.readings}
         for each in () if is_off else self._new_in(there, heard, seen.at):
             before = self._unwritten.get(each.gpu.uuid)
@@ -156,11 +158,6 @@ class HealthWatch:
                 if found.blame is not Blame.UNKNOWN:
                     self.faults[each.gpu.uuid, found.kind, found.blame] += found.count
             self._stored_at |= {(each.gpu.uuid, found.kind): now for found in each.found}
-
-    def _hear(
-        self, is_off: bool
-    ) -> tuple[Sequence[HealthReport], Mapping[GpuUuid, GpuAvailability]]:
-        return () if is_off else self._probe.health(), self._store.availabilities()
 
     def _new_in(
         self, there: Mapping[GpuUuid, GpuReading], heard: Sequence[HealthReport], at: datetime

@@ -101,7 +101,8 @@ def submit(
 
     Raises:
         AlreadyLeased: the process of a hold has a lease, and may have only one.
-        BadValue: its time limit is longer than its user may have.
+        BadValue: its time limit is longer than its user may have, or its key is that of a job and
+            not of a lease without one, or the other way round.
         CannotLease: this machine can never grant the claim, or never to this user.
         NoRoomNow: the job would have to wait, but must not.
         TooMany: the user has reached a quota or a limit.
@@ -116,7 +117,11 @@ def submit(
             else None
         )
         if before is not None:
-            _refuse_another_kind(submission, before)
+            if (submission.holder is None) != (before.holder is None):
+                raise BadValue(
+                    f"cannot use this key: job {before.id} has it, and is of another kind",
+                    "use a new key for each submission",
+                )
             return before
         job = queue(tx, submission, seen, policy, clock.now(), state)
         if submission.wait_for == timedelta(0) and job.state is State.QUEUED:
@@ -177,19 +182,6 @@ def _add(tx: Transaction, submission: Submission, at: datetime, failure: str | N
         jobs = [dependencies.failed(job, failure, at) for job in jobs]
         tx.save_all(jobs, Event(at, Trigger.CANCEL, failure))
     return jobs[0]
-
-
-def _refuse_another_kind(submission: Submission, before: Job) -> None:
-    """Check that a key is not used for both a job and a lease without a job.
-
-    Raises:
-        BadValue: it is.
-    """
-    if (submission.holder is None) != (before.holder is None):
-        raise BadValue(
-            f"cannot use this key: job {before.id} has it, and is of another kind",
-            "use a new key for each submission",
-        )
 
 
 _WAIT = "leave out --no-wait to wait in the queue, or limit the wait with --wait 30m"

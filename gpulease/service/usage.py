@@ -192,7 +192,10 @@ class Usage:
                 for framework, limit in limits[process.pid].items()
             ]
             total = sum(pool.limit or 0 for pool in pools)
-            beyond = sum(max(0, _held(pool) - (pool.limit or 0)) for pool in pools)
+            held = (max(pool.pool or 0, pool.peak or 0) for pool in pools)
+            beyond = sum(
+                max(0, size - (pool.limit or 0)) for size, pool in zip(held, pools, strict=True)
+            )
             processes.append((process.memory - beyond, total))
             # The pool may be smaller than its limit, but is unknown where it grows.
             beside = process.memory - beyond - total
@@ -251,10 +254,6 @@ def _difference(last: _Heard, pool: PoolReport) -> int | None:
     if last.figure is None or pool.pool is None or last.report.pool != pool.pool:
         return None
     return max(0, last.figure - pool.pool)
-
-
-def _held(pool: PoolReport) -> int:
-    return max(pool.pool or 0, pool.peak or 0)
 
 
 def _merged(old: PoolSeen, new: PoolSeen) -> PoolSeen:

@@ -201,6 +201,24 @@ def test_edges_that_cycle_lets_through_never_make_one(edges: list[tuple[int, int
         ended |= ready
 
 
+def test_elements_that_all_wait_for_an_array_are_searched_once() -> None:
+    class Counted(dict[JobId, Job]):
+        reads = 0
+
+        def __getitem__(self, job: JobId) -> Job:
+            self.reads += 1
+            return super().__getitem__(job)
+
+    store = MemoryStore()
+    array = _add(store, indices=Indices(tuple(range(100))))
+    second = _add(store, Dependency(array.id, whole_array=True), indices=Indices(tuple(range(100))))
+    edited = _add(store)
+    jobs = Counted({job.id: job for job in store.live()})
+
+    assert cycle({edited.id}, (Dependency(second.id, whole_array=True),), jobs) is None
+    assert jobs.reads == 200
+
+
 def test_a_dependent_of_a_job_and_of_its_retry_fails_once() -> None:
     store = MemoryStore()
     first, retry = _add(store), _add(store)

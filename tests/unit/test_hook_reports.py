@@ -90,6 +90,12 @@ def test_a_process_on_the_gpu_that_reported_nothing_outweighs_those_that_did() -
     assert as_reported(LEVELS, known, A, [1, 2]) == ("watch",)
 
 
+def test_a_failure_stays() -> None:
+    known = after(failed(), limited())
+
+    assert known == (failed(),)
+
+
 def test_a_gpu_that_the_job_did_not_lease_is_dropped() -> None:
     known = with_report((), limited(1, "torch", **{A: 1, "GPU-other": 2}), [A])
 

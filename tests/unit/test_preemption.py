@@ -3,7 +3,7 @@
 from dataclasses import replace
 from itertools import chain, combinations
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fakes import G, reading
@@ -84,6 +84,7 @@ JOBS = st.lists(
 )
 
 
+@settings(max_examples=300)
 @given(JOBS, st.integers(1, 8), st.integers(1, 2), st.booleans())
 def test_a_way_is_enough_and_nobody_in_it_is_in_excess(
     drawn: list[tuple[str, int, int, int]], size: int, gpus: int, exclusive: bool
