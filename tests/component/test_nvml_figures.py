@@ -234,6 +234,8 @@ def processes(*pairs: tuple[int, int | None]) -> dict[str, Any]:
                  {"total": 8 * G, "used": None} | processes((7, None))),
                 (Card(faults={"nvmlDeviceGetMemoryInfo_v2": Code.NOT_SUPPORTED}, used=61 * G,
                       reserved=G), _FIRST_VERSION),
+                (Card(faults={"nvmlDeviceGetMemoryInfo_v2": Code.ARGUMENT_VERSION_MISMATCH},
+                      used=61 * G, reserved=G), _FIRST_VERSION),
                 (Card(faults={"nvmlDeviceGetMemoryInfo_v2": Code.UNKNOWN}), _UNREADABLE),
                 (Card(faults={_MEMORY: Code.NO_PERMISSION}), _UNREADABLE),
             ],
