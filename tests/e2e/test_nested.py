@@ -95,7 +95,7 @@ def test_what_takes_a_job_of_its_own_is_refused_in_words(
 def test_options_without_effect_are_named(daemon: Daemon) -> None:
     ran = inside(daemon, f"{GPULEASE} run --mem 1G --no-wait --name x --grace 1s echo ran")
     assert ran.stdout == "ran\n"
-    assert mentions(ran.stderr, "1 GPU", "--name, --grace")
+    assert mentions(ran.stderr, "1 GPU", "--name", "--grace")
     assert "--no-wait" not in ran.stderr
 
 
