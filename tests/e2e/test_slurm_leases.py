@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from fuzz.unix import connected
 
-from daemon_rig import Daemon, daemons
+from daemon_rig import Daemon, daemons, open_folder
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="the daemon of a node runs as root")
 
@@ -95,8 +95,8 @@ class Node:
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    with daemons(tmp_path_factory.mktemp("d")) as make:
+def made() -> Iterator[Any]:
+    with open_folder() as folder, daemons(folder) as make:
 
         def node(tables: str = "", **fields: Any) -> Node:
             daemon = make(
@@ -109,8 +109,6 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
                 (bin / name).write_text(text)
                 (bin / name).chmod(0o755)
             daemon.environment["PATH"] = f"{bin}:{os.environ['PATH']}"
-            for part in (daemon.folder, *daemon.folder.parents[:-1]):  # for other users
-                part.chmod(part.stat().st_mode | 0o055)
             return Node(daemon.start(), bin)
 
         yield node
