@@ -2,7 +2,7 @@
 
 import asyncio
 import pwd
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from gpulease.domain.job import Holder, Invocation, Job, Process
@@ -11,7 +11,7 @@ from gpulease.errors import AlreadyLeased, BadValue, NotAllowed, WrongState
 from gpulease.server.auth import Caller
 from gpulease.server.context import HolderParts, Request, RequestContext
 from gpulease.server.messages import Response, json_response
-from gpulease.server.nested import JobsOf, invocation_of, job_of_caller, part_of, visible_leases
+from gpulease.server.nested import invocation_of, job_of_caller, part_of, visible_leases
 from gpulease.server.validation import (
     Defaults,
     checked_key,
@@ -55,8 +55,7 @@ class HoldHandlers:
         caller, context = request.caller, self._context
         body = request.read(HoldRequest)
         order = hold_submission_of(body, caller, context.defaults, context.processes.living)
-        live, jobs_of = context.scheduler.store.live(), context.processes.jobs_of
-        await asyncio.to_thread(refuse_within_job, order.holder, live, jobs_of)
+        await asyncio.to_thread(refuse_within_job, order.holder, context)
         context.refuse_closed_queue(caller, "hold a lease")
         job = await lease_used(order, body.claim, caller.user, context) if body.adopt else None
         if job is None:
@@ -69,8 +68,7 @@ class HoldHandlers:
         caller, context = request.caller, self._context
         body = request.read(AdoptRequest)
         order = adoption_of(body, caller, context)
-        live, jobs_of = context.scheduler.store.live(), context.processes.jobs_of
-        await asyncio.to_thread(refuse_within_job, order.holder, live, jobs_of)
+        await asyncio.to_thread(refuse_within_job, order.holder, context)
         context.refuse_closed_queue(caller, "adopt a process")
         job = await adopt(order, body.claim, caller, context)
         return json_response(context.view_for(caller, job), 201)
@@ -177,7 +175,7 @@ def _holder(pid: int | None, caller: Caller, find: FindProcess) -> tuple[Process
     return found.process, f"held by pid {pid} ({clean(found.name)})"
 
 
-def refuse_within_job(holder: Holder | None, live: Sequence[Job], jobs_of: JobsOf) -> None:
+def refuse_within_job(holder: Holder | None, context: RequestContext) -> None:
     """Check that a hold is not for a process of a job, which has a lease. Reads /proc.
 
     Without a process, the hold is for the process that asks.
@@ -188,8 +186,9 @@ def refuse_within_job(holder: Holder | None, live: Sequence[Job], jobs_of: JobsO
     process = None if holder is None else holder.process or holder.waiting_client
     if process is None:
         return
+    live = context.scheduler.store.live()
     running = [job for job in live if job.holder is None and job.holds_memory]
-    job = jobs_of([process.pid], running).get(process.pid)
+    job = context.processes.jobs_of([process.pid], running).get(process.pid)
     if job is not None:
         raise AlreadyLeased(
             f"cannot hold a lease for process {process.pid}: it belongs to job {job}, "

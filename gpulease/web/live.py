@@ -50,11 +50,6 @@ class LiveStatus:
         """Set at the next change, and then replaced."""
         self._asking: asyncio.Task[None] | None = None
 
-    @property
-    def listeners(self) -> int:
-        """How many browsers listen."""
-        return self._listeners
-
     async def status(self) -> StatusView:
         """Return the status of a moment ago, with the first jobs of the queue."""
         return await self._daemon.ask(
@@ -71,28 +66,22 @@ class LiveStatus:
             again = {"retry-after": str(_AGAIN_AFTER_S)}
             await PlainTextResponse(text, 503, again)(scope, receive, send)
             return
-        self._join()
+        self._listeners += 1
+        if self._asking is None:
+            self._asking = asyncio.create_task(self._poll(), name="status")
         try:
             await _first_of(self._write(send), _gone(receive))
         finally:
-            self._leave()
+            self._listeners -= 1
+            if not self._listeners:
+                self._asking.cancel()
+                self._asking = None
+                self._events.clear()  # the next listener gets a fresh status first
 
     def close(self) -> None:
         """End all streams."""
         self._closed = True
         self._wake()
-
-    def _join(self) -> None:
-        self._listeners += 1
-        if self._asking is None:
-            self._asking = asyncio.create_task(self._poll(), name="status")
-
-    def _leave(self) -> None:
-        self._listeners -= 1
-        if not self._listeners and self._asking is not None:
-            self._asking.cancel()
-            self._asking = None
-            self._events.clear()  # the next listener gets a fresh status first
 
     async def _write(self, send: Send) -> None:
         headers = [(name.encode(), value.encode()) for name, value in _HEADERS.items()]
