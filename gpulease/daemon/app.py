@@ -25,6 +25,7 @@ from gpulease.domain.lease import Lease
 from gpulease.domain.limits import UserLimits
 from gpulease.domain.queue_options import PolicyName, QueuePolicy
 from gpulease.errors import BadConfiguration
+from gpulease.gpu.nvml_process import NvmlProcess
 from gpulease.host.cgroups import in_initial_pid_namespace
 from gpulease.host.holds import HoldLauncher, WaitingClients
 from gpulease.host.hook_coverage import HookCoverage, on_record
@@ -159,7 +160,9 @@ def build(settings: Settings, *, confined: bool = False) -> DaemonApp:
     of_slurm = build_launchers(base, table, processes, enforcement)
     holds = HoldLauncher(base.clock, process_ends, launch_context.levels)
     launcher_of = of_slurm.besides(runner, holds)
-    scheduler = _scheduler(base, observer, enforcement, launcher_of, overuse, records, user_policy)
+    scheduler = _scheduler(
+        base, observer, enforcement, launcher, launcher_of, overuse, records, user_policy
+    )
     slurm = SlurmNode(base, scheduler, processes, of_slurm)
     health = _health_watch(base, scheduler, notifications)
     clients = WaitingClients(scheduler, process_ends)
@@ -251,6 +254,7 @@ def _scheduler(
     base: Foundation,
     observer: GpuObserver,
     enforcement: EnforcementSetup,
+    launcher: Launcher,
     launcher_of: LauncherOf,
     overuse: OveruseWatch,
     records: _UsageRecords,
@@ -258,6 +262,9 @@ def _scheduler(
 ) -> Scheduler:
     def policy() -> Policy:
         return leasing_policy(base.settings(), user_policy.limits)
+
+    async def obstacle() -> str | None:
+        return await enforcement.obstacle() or launcher.obstacle()
 
     accounting = JobAccounting(
         base.store,
@@ -277,7 +284,7 @@ def _scheduler(
         policy,
         in_writer=base.writer,
         settle_exit=accounting.settle_exit,
-        obstacle=enforcement.obstacle,
+        obstacle=obstacle,
         windows=_windows(base).current,
     )
 
@@ -437,6 +444,7 @@ def _doctor(
         levels=sources.enforcement.views,
         health=lambda: health_checks(scheduler, health, base.clock),
         library=base.probe.library,
+        restriction=base.probe.restriction if isinstance(base.probe, NvmlProcess) else lambda: None,
         # A pause is no fault of the machine.
         closed=lambda: None if base.store.pause() is not None else scheduler.closed,
         slurm=slurm.checks,

@@ -53,6 +53,8 @@ class Doctor:
     levels: Callable[[], Sequence[EnforcementLevelView]]
     health: Callable[[], Iterable[CheckView]] = tuple
     library: Callable[[], str | None] = lambda: None
+    restriction: Callable[[], str | None] = lambda: None
+    """Returns how NVML is used otherwise than usual, or None."""
     closed: Callable[[], str | None] = lambda: None
     """Returns why no job can start on this machine now, or None."""
     slurm: Callable[[], Iterable[CheckView]] = tuple
@@ -84,6 +86,11 @@ class Doctor:
         library = self.library()
         nvml = f", NVML {library}" if library else ""
         driver = self.driver() or "of unknown version"
+        if (why := self.restriction()) is not None:
+            return CheckView(
+                "driver", "warning", f"NVIDIA driver {driver}{nvml}: {why}",
+                "install a driver that fits the kernel and the GPUs, then restart gpuleased",
+            )  # fmt: skip
         return CheckView("driver", "ok", f"NVIDIA driver {driver}{nvml}")
 
     def _from_readings(self) -> Iterator[CheckView]:

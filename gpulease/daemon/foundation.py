@@ -4,6 +4,8 @@ A daemon never opens an empty or older database beside running jobs that it does
 memory would be leased again.
 """
 
+import faulthandler
+import logging
 import os
 import signal
 from collections.abc import Sequence
@@ -22,9 +24,10 @@ from gpulease.errors import (
     state_fault,
 )
 from gpulease.gpu.nvml import NvmlProbe
+from gpulease.gpu.nvml_process import NvmlProcess
 from gpulease.gpu.simulated import SimulatedGpu, SimulatedGpus, parse_simulation
 from gpulease.host.process_finder import claims
-from gpulease.host.state_dir import StateDirectory
+from gpulease.host.state_dir import CRASH, StateDirectory
 from gpulease.service.ports import Clock
 from gpulease.shim.linux import die_with_parent
 from gpulease.store.database_file import last_possible_id
@@ -32,7 +35,10 @@ from gpulease.store.engine import damaged
 from gpulease.store.schema import is_current
 from gpulease.store.store import SqlStore
 
+_log = logging.getLogger(__name__)
+
 _MOST_SHOWN = 8
+_IN_NVML = "/gpulease/gpu/nvml_binding.py"
 
 
 class CurrentSettings:
@@ -61,7 +67,7 @@ class Foundation:
     """Distinguishes this daemon's processes from those of other daemons on the machine."""
     secret: str
     """What the markers of its jobs are made with."""
-    probe: NvmlProbe | SimulatedGpus
+    probe: NvmlProbe | NvmlProcess | SimulatedGpus
     clock: Clock
     writer: WriterThread
     observation_thread: ObservationThread
@@ -79,21 +85,45 @@ def open_foundation(settings: Settings, clock: Clock) -> Foundation:
         GpuleaseError: the daemon cannot run.
     """
     state, store, (installation, secret) = open_record(settings)
+    nvml_crashed = _IN_NVML in _crashed_thread(_log_last_crash(state.path / CRASH))
     return Foundation(
         settings=CurrentSettings(settings),
         state=state,
         store=store,
         installation=installation,
         secret=secret,
-        probe=open_probe(settings, store),
+        probe=open_probe(settings, store, nvml_crashed=nvml_crashed),
         clock=clock,
         writer=WriterThread("writer", store.batch),
         observation_thread=ObservationThread(),
     )
 
 
-def open_probe(settings: Settings, store: SqlStore) -> NvmlProbe | SimulatedGpus:
+def _log_last_crash(file: Path) -> str:
+    """Log and return what the last daemon wrote as it crashed; have this one write there too."""
+    try:
+        text = file.read_text(errors="replace") if file.exists() else ""
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
+        descriptor = os.open(file, flags, 0o600)
+    except OSError:
+        return ""  # it writes to stderr
+    faulthandler.enable(descriptor)
+    if text:
+        _log.error("the last gpuleased crashed:\n%s", text)
+    return text
+
+
+def _crashed_thread(text: str) -> str:
+    """Return the calls of the thread that crashed, from what faulthandler has written."""
+    return text.partition("Current thread ")[2].partition("\n\n")[0]
+
+
+def open_probe(
+    settings: Settings, store: SqlStore, *, nvml_crashed: bool = False
+) -> NvmlProbe | NvmlProcess | SimulatedGpus:
     """Open the simulated GPUs if the settings ask for them, else the real ones.
+
+    `nvml_crashed`: a call of NVML has ended the last daemon.
 
     Raises:
         NoGpus: the machine has none.
@@ -102,6 +132,10 @@ def open_probe(settings: Settings, store: SqlStore) -> NvmlProbe | SimulatedGpus
     if settings.simulate is not None:
         gpus = simulated_gpus(settings.simulate)
         return SimulatedGpus(gpus, str(settings.state), lambda: claims(store.live()))
+    if nvml_crashed:
+        probe = NvmlProcess(settings.driver_deadline)
+        _log.error(probe.restriction())
+        return probe
     return NvmlProbe.open(settings.driver_deadline)
 
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
+from pathlib import Path
 from typing import Any, Self, TypeVar
 
 from gpulease.call_thread import Call, CallThread, Retry
@@ -40,6 +41,9 @@ _DEADLINES_PER_READING = 5
 """A reading, which is many calls, may take this many times the deadline of one call."""
 _LONGEST_READING_S = 20.0
 """The scheduler waits for at most two readings; the unit's WatchdogSec is longer."""
+_PRESENT = Path("/proc/driver/nvidia/gpus")
+"""Has a directory for each GPU that the driver is bound to, also those that came after the session
+of NVML, which does not list them."""
 START_TIMEOUT = timedelta(minutes=2)
 """For all GPUs of a machine to wake up; the unit's TimeoutStartSec is longer."""
 
@@ -76,7 +80,7 @@ def _start_and_list(stop_first: HealthListener | None) -> _Listing:
 class NvmlProbe:
     """The GPUs as NVML shows them. May be used from several threads."""
 
-    def __init__(self, deadline: timedelta, first_retry: timedelta) -> None:
+    def __init__(self, deadline: timedelta, first_retry: timedelta, present: Path) -> None:
         self._deadline = deadline.total_seconds()
         self._reading = threading.Lock()
         """Held for a whole `read`."""
@@ -102,6 +106,9 @@ class NvmlProbe:
         self._late: set[GpuUuid] = set()
         """The GPUs whose last reading was not waited for to its end."""
         self._health = HealthListener()
+        self._present = present
+        self._count = 0
+        """The GPUs in `present` when they were listed; NVML may leave some of them out."""
 
     @classmethod
     def open(
@@ -110,6 +117,7 @@ class NvmlProbe:
         *,
         start_timeout: timedelta = START_TIMEOUT,
         first_retry: timedelta = timedelta(seconds=2),
+        present: Path = _PRESENT,
     ) -> Self:
         """Initialise NVML and list the GPUs.
 
@@ -119,11 +127,12 @@ class NvmlProbe:
             start_timeout: for this method; a driver without persistence mode wakes its GPUs one
                 after the other, for some seconds each.
             first_retry: the first pause between attempts while a GPU cannot be read.
+            present: where the driver has a directory for each GPU.
 
         Raises:
             NoGpus: no driver, no GPU, no permission, or no answer; the message says which.
         """
-        probe = cls(deadline, first_retry)
+        probe = cls(deadline, first_retry, present)
         try:
             probe._adopt(probe._first_listing(start_timeout))
         except NoGpus:
@@ -144,17 +153,17 @@ class NvmlProbe:
                 known = [] if self._trouble is not None else self._devices
                 calls = [(device, self._start_reading(device)) for device in known]
                 if not calls:
-                    return self._all_unreadable(self._trouble or "")
+                    return self.unreadable(self._trouble or "")
             try:
                 collected = self._collect(calls, begun_at)
             except DriverGone as failure:
                 with self._lock:
                     self._fail(str(failure))
-                    return self._all_unreadable(str(failure))
+                    return self.unreadable(str(failure))
             self._plan_retry([readings[0] for readings in collected])
             return tuple(reading for readings in collected for reading in readings)
 
-    def _all_unreadable(self, reason: str) -> tuple[GpuReading, ...]:
+    def unreadable(self, reason: str) -> tuple[GpuReading, ...]:
         """Return every GPU that the driver listed, as unreadable for this reason."""
         return tuple(
             reading
@@ -257,8 +266,8 @@ class NvmlProbe:
     def _is_listing_due(self) -> bool:
         """Tell whether to initialise NVML now, which interrupts all GPUs.
 
-        While some can be read, only for GPUs that a new session reads and this one does not, and
-        not while a call hangs: the session could not be ended.
+        While some can be read, only for GPUs that a new session reads and this one does not, such
+        as those that came later, and not while a call hangs: the session could not be ended.
         """
         if self._trouble is not None:
             return self._retry.is_due
@@ -276,6 +285,7 @@ class NvmlProbe:
         self._driver = listing.driver or self._driver
         self._library = listing.library or self._library
         self._devices = match(self._devices, listing.devices)
+        self._count = self._count_present()
 
     def _fail(self, reason: str) -> None:
         self._trouble = reason
@@ -353,11 +363,19 @@ class NvmlProbe:
     def _plan_retry(self, readings: Sequence[GpuReading]) -> None:
         faulty = [reading.uuid for reading in readings if reading.fault is not None]
         self._faulty = frozenset(faulty) - self._late
-        if self._faulty:
+        has_more = self._count_present() > self._count
+        if not faulty:
+            self._retry.reset()
+        if self._faulty or has_more:
             self._new_session.schedule()
         elif not faulty:
-            self._retry.reset()
             self._new_session.cancel()
+
+    def _count_present(self) -> int:
+        try:
+            return sum(1 for _ in self._present.iterdir())
+        except OSError:
+            return 0
 
     def _is_idle(self) -> bool:
         threads = (*self._readers.values(), *self._others.values())

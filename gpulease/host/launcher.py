@@ -7,11 +7,13 @@ import array
 import asyncio
 import contextlib
 import json
+import logging
 import os
 import socket
 import subprocess
 import sys
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
 from errno import EAGAIN, EDQUOT, EMFILE, ENFILE, ENOMEM, ENOSPC
 from pathlib import Path
@@ -26,9 +28,14 @@ from gpulease.errors import (
 )
 from gpulease.host.launch import Launch
 from gpulease.shim.launch_request import LARGEST_REQUEST, WorkerSpec, pack
+from gpulease.shim.process_tree import is_stopped, read_proc
 from gpulease.shim.record import Started, failure, read_record, started
+from gpulease.shim.spawner import IDLE_TITLE
+
+_log = logging.getLogger(__name__)
 
 _LONGEST_REPLY = 64 << 10
+_IDLE = IDLE_TITLE.encode()
 _CLOSES_WITHIN_S = 5.0
 
 
@@ -70,6 +77,18 @@ class SpawnerProcess:
             else:
                 return True
 
+    def stopped(self) -> Sequence[int]:
+        """Return the processes that a signal has stopped, if nothing can be launched for that.
+
+        That is the spawner, or every shim that waits.
+        """
+        spawner = self._process.pid
+        if is_stopped(spawner):
+            return [spawner]
+        children = map(int, read_proc(f"/proc/{spawner}/task/{spawner}/children").split())
+        waiting = [pid for pid in children if read_proc(f"/proc/{pid}/cmdline").startswith(_IDLE)]
+        return waiting if all(map(is_stopped, waiting)) else []
+
     async def close(self) -> None:
         """Close the channel, which ends the spawner, and reap it."""
         self._channel.close()
@@ -93,6 +112,8 @@ _TRIES = 3
 _BEFORE_THE_RECORD = ("directory", "record")
 _TEMPORARY = (ENOSPC, EDQUOT, EMFILE, ENFILE, ENOMEM, EAGAIN)
 """Errors that may pass. Without a record the launch can be tried again."""
+_TAKEN_WITHIN_S = 2.0
+"""For a shim to take a request; later, it is asked whether a signal has stopped it."""
 _BEGINS_WITHIN_S = 5.0
 """Time from the go-ahead to the command on a slow disk or a busy machine."""
 _ERRORS: dict[int, type[GpuleaseError]] = {127: CommandNotFound, 126: CommandNotExecutable}
@@ -130,6 +151,24 @@ class Launcher:
         self._begins_within_s = begins_within_s
         self._spawner: SpawnerProcess | None = None
         self._turn = asyncio.Lock()
+        self._sent: dict[bytes, float] = {}
+        """The requests without a reply, and when they were sent."""
+        self._obstacle: str | None = None
+
+    def obstacle(self) -> str | None:
+        """Return why no job can start now: a signal has stopped the processes that start jobs."""
+        since = min(self._sent.values(), default=None)
+        is_late = since is not None and time.monotonic() - since > _TAKEN_WITHIN_S
+        pids = " ".join(map(str, self._spawner.stopped())) if is_late and self._spawner else ""
+        before, self._obstacle = self._obstacle, None
+        if pids:
+            self._obstacle = (
+                f"the processes that start jobs are stopped by a signal; kill -CONT {pids} "
+                "continues them"
+            )
+        if before != self._obstacle:
+            _log.warning("%s", self._obstacle or "the processes that start jobs continue")
+        return self._obstacle
 
     async def launch(self, launch: Launch) -> Started:
         """Start the worker and return once it has become its command.
@@ -144,7 +183,11 @@ class Launcher:
         """
         request = _request(launch)
         for _ in range(_TRIES):
-            reply, spawner = await self._request(request, launch)
+            self._sent[request] = time.monotonic()
+            try:
+                reply, spawner = await self._request(request, launch)
+            finally:
+                self._sent.pop(request, None)
             if reply:
                 return _started(reply)
             # The spawner or the shim died. Another try is safe: a record allows one launch only.

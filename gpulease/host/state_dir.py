@@ -21,6 +21,8 @@ _log = logging.getLogger(__name__)
 
 JOBS = "jobs"
 """The directory in it with the directories of the jobs."""
+CRASH = "crash"
+"""A file in it to which Python writes where a signal such as SIGSEGV ended the daemon."""
 UNMANAGED = "unmanaged"
 """A file in the directory of a running job that `recover` could not add to the database."""
 

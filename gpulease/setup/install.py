@@ -27,7 +27,7 @@ from gpulease.config import (
 )
 from gpulease.daemon_packages import install_hint
 from gpulease.errors import GpuleaseError, SetupFailed
-from gpulease.host.state_dir import JOBS
+from gpulease.host.state_dir import CRASH, JOBS
 from gpulease.path_ownership import refuse_if_changeable
 from gpulease.shim.record import is_alive
 from gpulease.store.store import count_jobs
@@ -261,8 +261,7 @@ def remove_state(state: Path, say: Say) -> None:
     """Remove the daemon's files from its state directory, which may contain other files."""
     _remove_directory(state / JOBS, say)
     files = (*state.glob(f"{DATABASE_NAME}*"), *state.glob(f"{SERVING}*"))
-    # Earlier releases wrote the last one.
-    for file in (*files, state / LOCK, state / "crash"):
+    for file in (*files, state / LOCK, state / CRASH):
         _remove_file(file, say)
     _remove_if_empty(state)
 

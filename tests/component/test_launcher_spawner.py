@@ -20,19 +20,28 @@ from gpulease.wire.frames import FrameKind
 from process_rig import (
     Client,
     end,
+    end_session,
     end_shim,
     events_of,
     is_alive,
     is_running,
+    job_directory,
     kill,
     output,
     run,
     shell,
+    start,
     wait_until,
 )
 
 DESCRIPTORS = 4 + STOCK
 """Of a spawner: three streams, the channel, and one for each shim of the stock."""
+
+
+@pytest.fixture
+def directory():
+    with job_directory() as made:
+        yield made
 
 
 def spawner_of(pid: int) -> psutil.Process:
@@ -125,6 +134,40 @@ def test_a_spawner_that_dies_over_a_launch_is_replaced(directory: Path) -> None:
     assert end(two).exit_code == 6
 
 
+@pytest.mark.parametrize("what", ["the spawner", "its stock"])
+def test_a_stopped_spawner_or_stock_is_named_and_the_launch_goes_on_with_it(
+    directory: Path, what: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    one, *more = directories_in(directory, 1 + STOCK + 1)
+
+    async def scenario() -> int:
+        launcher = Launcher()
+        shim = (await launcher.launch(shell(one, "sleep 1000"))).shim_pid
+        spawner = spawner_of(shim)
+        stock = await filled(spawner, set())
+        stopped = {spawner.pid} if what == "the spawner" else stock
+        assert launcher.obstacle() is None
+        for pid in stopped:
+            os.kill(pid, signal.SIGSTOP)
+        launching = [asyncio.ensure_future(launcher.launch(shell(each, "true"))) for each in more]
+        async with asyncio.timeout(60):
+            while (why := launcher.obstacle()) is None:
+                await asyncio.sleep(0.05)
+        assert all(str(pid) in why for pid in stopped) and "kill -CONT" in why
+        assert launcher.obstacle() == why
+        for pid in stopped:
+            os.kill(pid, signal.SIGCONT)
+        await asyncio.gather(*launching)
+        assert launcher.obstacle() is None
+        os.kill(shim, signal.SIGKILL)
+        await launcher.close()
+        return shim
+
+    end_session(run(scenario()))
+    said = [each.message for each in caplog.records if "start jobs" in each.message]
+    assert len(said) == 2 and said[1] == "the processes that start jobs continue"
+
+
 def _child_called(name: str) -> psutil.Process:
     return next(child for child in psutil.Process().children() if child.name() == name)
 
@@ -212,6 +255,28 @@ def test_a_killed_daemon_costs_no_job(directory: Path) -> None:
 
     assert end(directory).exit_code == 9
     assert output(directory) == "up\nheard\n"
+
+
+def test_a_killed_client_costs_no_job(directory: Path) -> None:
+    program = (
+        "import sys; from pathlib import Path; from process_rig import Client;"
+        "client = Client(Path(sys.argv[1]), 'attach'); client.next(); print(1, flush=True);"
+        "client.next(); client.next(); client.next()"
+    )
+    start(shell(directory, "sleep 1000; exit 2", awaits_attach=True))
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    client = subprocess.Popen(
+        [sys.executable, "-c", program, str(directory)], stdout=subprocess.PIPE, env=environment
+    )
+    assert client.stdout is not None
+    with client, client.stdout as lines:
+        assert lines.readline() == b"1\n"
+        client.send_signal(signal.SIGKILL)
+
+    with Client(directory, "attach") as again:
+        again.until(FrameKind.STARTED)
+        again.send(FrameKind.SIGNAL, signal=2)
+        again.until(FrameKind.EXITED)
 
 
 def test_the_spawner_has_nothing_of_the_daemon(

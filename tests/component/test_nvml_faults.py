@@ -12,8 +12,10 @@ from pathlib import Path
 import psutil
 import pytest
 
+from daemon_rig import wait_for
 from gpulease.domain.gpu import Fault, GpuReading
 from gpulease.gpu.new_session import readable_gpus
+from gpulease.gpu.nvml_process import NvmlProcess
 from nvml_stand_in import DRIVER, HANG, Card, Code, ProbeProcess, StandIn
 
 G = 1024**3
@@ -27,9 +29,11 @@ def stand_in(tmp_path: Path) -> StandIn:
 
 
 @contextmanager
-def probing(stand_in: StandIn, deadline: float = 3.0) -> Iterator[ProbeProcess]:
+def probing(
+    stand_in: StandIn, deadline: float = 3.0, present: Path = Path("/nonexistent")
+) -> Iterator[ProbeProcess]:
     """Open a probe on these GPUs, and see that it reads them."""
-    with ProbeProcess(stand_in.environment(), deadline=deadline) as probe:
+    with ProbeProcess(stand_in.environment(), deadline=deadline, present=present) as probe:
         assert probe.error is None
         probe.read_until(are_well)
         yield probe
@@ -143,6 +147,23 @@ def test_the_other_gpus_are_read_while_nvml_cannot_be_initialised_for_a_lost_one
         stand_in.update(delays={})
         assert [each.total for each in probe.read_until(are_well)] == [8 * G, 16 * G]
         assert sessions_ended(stand_in) == 1, "for the GPU that only a new one reads"
+
+
+def test_a_gpu_that_comes_later_is_found_in_a_new_session(
+    stand_in: StandIn, tmp_path: Path
+) -> None:
+    present = tmp_path / "gpus"
+    for bus in ("0000:01:00.0", "0000:02:00.0"):
+        (present / bus).mkdir(parents=True)
+    with probing(stand_in, present=present) as probe:
+        stand_in.update(gpus=[*stand_in.gpus, Card(total=24 * G)])
+        assert len(probe.read()) == 2
+        (present / "0000:03:00.0").mkdir()
+
+        found = probe.read_until(lambda readings: len(readings) == 3)
+        assert [each.total for each in found] == [8 * G, 16 * G, 24 * G]
+        assert faults(probe.read()) == [None] * 3
+        assert sessions_ended(stand_in) == 1
 
 
 def test_what_one_gpu_says_of_the_whole_driver_alone_ends_no_session(stand_in: StandIn) -> None:
@@ -313,3 +334,24 @@ def test_a_call_that_hangs_in_a_replaced_driver_is_left_behind(stand_in: StandIn
         stand_in.change(0, delays={})
 
         assert [each.total for each in probe.read_until(are_well)] == [8 * G, 16 * G]
+
+
+def test_a_process_for_nvml_that_ends_between_two_readings_is_started_again(
+    stand_in: StandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in stand_in.environment().items():
+        monkeypatch.setenv(name, value)
+    gpus = NvmlProcess(timedelta(seconds=3), first_retry=timedelta(milliseconds=1))
+    try:
+        assert are_well(gpus.read())
+        (child,) = (
+            each
+            for each in psutil.Process().children()
+            if "gpulease.gpu.nvml_process" in each.cmdline()
+        )
+        child.kill()
+        os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+        assert faults(gpus.read()) == [Fault.UNREADABLE] * 2
+        wait_for("another one reads", lambda: are_well(gpus.read()))
+    finally:
+        gpus.close()

@@ -107,7 +107,7 @@ def test_nonsense_of_one_gpu_stops_its_leases_and_those_of_no_other(
     assert "Traceback" not in daemon.log
 
 
-def test_jobs_outlive_a_crash_of_nvml_and_the_log_shows_where_it_was(
+def test_nvml_that_crashed_the_daemon_is_called_by_a_process_that_may_crash(
     machine: tuple[Daemon, StandIn],
 ) -> None:
     daemon, stand_in = machine
@@ -119,8 +119,21 @@ def test_jobs_outlive_a_crash_of_nvml_and_the_log_shows_where_it_was(
     stand_in.update(faults={"nvmlDeviceGetMemoryInfo*": Code.CRASH})
     assert daemon.process is not None
     assert daemon.process.wait(120) == -signal.SIGSEGV
-    assert "nvml_binding.py" in daemon.log
+
+    # It crashes in the new process as well: the daemon stays, and its GPUs are unknown.
+    daemon.start()
+    assert "Fatal Python error: Segmentation fault" in daemon.log
+    assert {gpu.state for gpu in gpus(daemon).values()} == {"unreadable"}
+    assert client(daemon).job(running).state == "active"
+    second = submit(daemon, "sh", "-c", "exit 3")
+    said = [check.message for check in client(daemon).doctor().checks if check.name == "driver"]
+    assert "crashed (SIGSEGV)" in said[0]
 
     stand_in.update(faults={})
-    daemon.start()
+    assert when_in(daemon, second, "ended").exit_status == 3
+    stand_in.update(faults={"nvmlDeviceGetMemoryInfo*": Code.CRASH})
+    when_gpus(
+        daemon, "the crash is said",
+        lambda seen: all("crashed (SIGSEGV)" in (gpu.detail or "") for gpu in seen.values()),
+    )  # fmt: skip
     assert client(daemon).job(running).state == "active"

@@ -26,6 +26,7 @@ def main() -> None:
             deadline,
             start_timeout=start_timeout,
             first_retry=first_retry,
+            present=Path(sys.argv[4]),
         )
     except NoGpus as error:
         answer({"error": error.message, "hint": error.hint})

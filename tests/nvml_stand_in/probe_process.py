@@ -27,10 +27,11 @@ class ProbeProcess:
         deadline: float = 3.0,
         start_timeout: float = 10.0,
         first_retry: float = 0.01,
+        present: Path = Path("/nonexistent"),
     ) -> None:
         spans = (str(each) for each in (deadline, start_timeout, first_retry))
         self._process = subprocess.Popen(
-            [sys.executable, str(_MAIN), *spans],
+            [sys.executable, str(_MAIN), *spans, str(present)],
             env={**os.environ, **environment, "PYTHONPATH": _python_path(environment)},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
