@@ -413,9 +413,14 @@ def given_flags(options: RunOptions) -> dict[str, Option]:
     return found
 
 
+_OF_OTHER_VERBS = {"span": "--for", "lasts_for": "--for", "begins_at": "--from"}
+"""The options of `keep` and `reserve` that set a field, which have no row in OPTIONS."""
+
+
 def option_of(field: str) -> str:
     """Return the option that sets a field of a request, or else the field."""
-    return next((each.long for each in OPTIONS.values() if field in each.fields), field)
+    of_run = (each.long for each in OPTIONS.values() if field in each.fields)
+    return next(of_run, _OF_OTHER_VERBS.get(field, field))
 
 
 def read_fields(values: Mapping[str, Any]) -> dict[str, dict[str, Any]]:

@@ -24,7 +24,14 @@ from gpulease.domain.queue_options import (
 from gpulease.errors import BadValue, NotAllowed, TooLarge
 from gpulease.units import MOST_PARTS, Share, format_size, format_span, round_up_size
 from gpulease.wire.notifications import notify_events
-from gpulease.wire.ranges import LARGEST_SIZE, MOST_GPUS, check_claim, check_counts, checked_nice
+from gpulease.wire.ranges import (
+    LARGEST_SIZE,
+    MOST_GPUS,
+    check_claim,
+    check_counts,
+    checked_nice,
+    written_span,
+)
 from gpulease.wire.requests import (
     LARGEST_EXEC,
     LARGEST_INDEX,
@@ -172,7 +179,7 @@ def span(
         return None
     if not least <= seconds <= most.total_seconds():
         why = f"it is {least:g}s to {format_span(most)}"
-        raise BadValue.of_field(field, f"{seconds:g}s", why, hint)
+        raise BadValue.of_field(field, written_span(seconds), why, hint)
     return timedelta(seconds=seconds)
 
 

@@ -6,6 +6,8 @@ checks the request itself. Every function raises BadValue.
 
 from __future__ import annotations
 
+from datetime import timedelta
+
 from gpulease.errors import BadValue
 from gpulease.units import LONGEST_SPAN, format_span
 from gpulease.wire.text import LONGEST_NAME
@@ -19,6 +21,12 @@ LARGEST_SIZE = 1 << 60
 _MOST_THREADS = 4096
 """Also of processes."""
 _COUNTS = ("inter_op_threads", "intra_op_threads", "omp_threads", "processes")
+
+
+def written_span(seconds: float) -> str:
+    """Return seconds as in 90d, or as a number where no span is that short or long."""
+    is_usual = 1 <= seconds <= timedelta(days=36500).total_seconds()
+    return format_span(timedelta(seconds=seconds)) if is_usual else f"{seconds:g}s"
 
 
 def check_claim(asked: ClaimRequest) -> None:
@@ -43,7 +51,7 @@ def check_claim(asked: ClaimRequest) -> None:
     if limit is not None and not 1 <= limit <= LONGEST_SPAN.total_seconds():
         raise BadValue.of_field(
             "claim.time_limit",
-            f"{limit:g}s",
+            written_span(limit),
             f"a time limit is 1s to {format_span(LONGEST_SPAN)}",
             "write a time as 90s, 30m, 4h or 1d12h",
         )

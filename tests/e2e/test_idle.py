@@ -75,7 +75,7 @@ def test_what_cannot_be_kept_is_said(make_daemon: Callable[..., Daemon]) -> None
     assert "job 1" in late.stderr
     long = daemon.run("keep", str(job), "--for", "2d", check=False)
     assert long.returncode == 2
-    assert "1d" in long.stderr
+    assert "cannot use --for 2d: it is 1s to 1d" in long.stderr
     assert "99" in daemon.run("keep", "99", check=False).stderr
 
 
