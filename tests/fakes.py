@@ -7,10 +7,9 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 
 from gpulease.domain.calendar import Window, WindowId
-from gpulease.domain.choice import PlannedGpu, Score, best_fit, choose, fits
 from gpulease.domain.eligibility import succeeded
 from gpulease.domain.enforcement import Reports
-from gpulease.domain.gpu import GpuMemory, GpuReading, GpuUuid, JobId, ProcessReading
+from gpulease.domain.gpu import GpuReading, GpuUuid, JobId, ProcessReading
 from gpulease.domain.health import GpuAvailability, GpuEvent, HealthReport
 from gpulease.domain.job import (
     CommandFingerprint,
@@ -30,7 +29,7 @@ from gpulease.domain.job import (
 )
 from gpulease.domain.lease import Claim, State, Trigger
 from gpulease.domain.memory_estimate import PastRun
-from gpulease.domain.placement import Placement, Refusal, find_obstacle
+from gpulease.domain.placement import Placement
 from gpulease.domain.plan import Plan, WaitReason
 from gpulease.domain.queue_options import ArrayElement, Indices, QueuePause
 from gpulease.errors import GpuleaseError, RecordUnwritable, SlurmFailed
@@ -569,18 +568,6 @@ def hold_order(
         Invocation((), "/", {"PATH": "/usr/bin:/bin"}),
         holder=Holder(process, ASKER),
     )
-
-
-def place(claim: Claim, gpus: Sequence[GpuMemory], score: Score = best_fit) -> Placement | Refusal:
-    """Return where a claim would be placed on an empty queue, or why it is on no GPU."""
-    ranked = sorted(gpus, key=lambda gpu: gpu.sort_key)
-    planned = [PlannedGpu(gpu, rank) for rank, gpu in enumerate(ranked)]
-    able = [gpu for gpu in planned if fits(claim, gpu)]
-    chosen = choose(claim, able, score)
-    if chosen is None:
-        found = (find_obstacle(claim, gpu) for gpu in gpus)
-        return Refusal(tuple(filter(None, found)), tuple(gpu.uuid for gpu in able))
-    return Placement(tuple((each.uuid, claim.memory_on(each.allocatable)) for each in chosen))
 
 
 def reading(uuid: str = "GPU-a", index: int = 0, **fields: object) -> GpuReading:

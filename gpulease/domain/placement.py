@@ -1,10 +1,10 @@
-"""Where a claim is placed, and for each GPU why it does not fit there."""
+"""Places one claim on GPUs, or explains for each GPU why it does not fit."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
-from gpulease.domain.choice import suits, why_unsuitable
+from gpulease.domain.choice import PlannedGpu, Score, best_fit, choose, fits, suits, why_unsuitable
 from gpulease.domain.gpu import ComputeMode, Fault, GpuMemory, GpuUuid, JobId, LedgerEntry
 from gpulease.domain.lease import Claim
 from gpulease.units import format_size
@@ -78,6 +78,21 @@ class Refusal:
         """Return the ids of jobs that are in the way, as people see them."""
         known = {job: label for each in self.obstacles for job, label in each.labels.items()}
         return [known.get(job, str(job)) for job in jobs]
+
+
+def place(claim: Claim, gpus: Sequence[GpuMemory], score: Score = best_fit) -> Placement | Refusal:
+    """Choose GPUs for `claim`, all or none; among equal scores, the lowest index wins."""
+    ranked = sorted(gpus, key=lambda gpu: gpu.sort_key)
+    planned = [PlannedGpu(gpu, rank) for rank, gpu in enumerate(ranked)]
+    able = [gpu for gpu in planned if fits(claim, gpu)]
+    chosen = choose(claim, able, score)
+    if chosen is None:
+        obstacles = (find_obstacle(claim, gpu) for gpu in gpus)
+        return Refusal(
+            tuple(each for each in obstacles if each is not None),
+            tuple(gpu.uuid for gpu in able),
+        )
+    return Placement(tuple((each.uuid, claim.memory_on(each.allocatable)) for each in chosen))
 
 
 def find_obstacle(claim: Claim, gpu: GpuMemory) -> Obstacle | None:

@@ -15,7 +15,6 @@ from fakes import (
     G,
     MemoryStore,
     order,
-    place,
     reading,
     running_job,
 )
@@ -26,7 +25,7 @@ from gpulease.domain.gpu import Fault, GpuMemory, GpuReading, GpuUuid, JobId, Le
 from gpulease.domain.gpu import build_ledger as ledger
 from gpulease.domain.job import Job
 from gpulease.domain.lease import Claim
-from gpulease.domain.placement import ObstacleKind, Placement, Refusal
+from gpulease.domain.placement import ObstacleKind, Placement, Refusal, place
 from gpulease.domain.plan import Plan, plan
 from gpulease.domain.queue_options import QueueOptions
 from gpulease.domain.snapshot import Snapshot

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fakes import G, place, reading
+from fakes import G, reading
 from gpulease.domain.choice import PlannedGpu, best_fit
 from gpulease.domain.gpu import GpuMemory, GpuUuid, JobId, LedgerEntry, build_ledger
 from gpulease.domain.lease import Claim
-from gpulease.domain.placement import Placement
+from gpulease.domain.placement import Placement, place
 from gpulease.domain.queue_options import PolicyName, QueuePolicy
 from gpulease.replay.engine import (
     Contention,
