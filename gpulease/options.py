@@ -413,8 +413,8 @@ def given_flags(options: RunOptions) -> dict[str, Option]:
     return found
 
 
-_OF_OTHER_VERBS = {"span": "--for", "lasts_for": "--for", "begins_at": "--from"}
-"""The options of `keep` and `reserve` that set a field, which have no row in OPTIONS."""
+_OF_OTHER_VERBS = {"span": "--for", "lasts_for": "--for", "begins_at": "--from", "pid": "PID"}
+"""The options of `keep`, `reserve` and `adopt` that set a field, which have no row in OPTIONS."""
 
 
 def option_of(field: str) -> str:

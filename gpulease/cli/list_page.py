@@ -64,11 +64,10 @@ _MOST_LISTED = 10_000
 """What the daemon lists at most in one reply."""
 _MOST_PAST = 1000
 """The same of past jobs."""
-_MOST_DIGITS = 9
-_MANY = 10**_MOST_DIGITS
+_MANY = 10**9
 _LONG_NAME = 40
 """Longer names are shortened where a listing would be too wide."""
-_EXAMPLE = "gpulease list --{} 50"
+_EXAMPLE = "gpulease {} --{} 50"
 _HAVE_CODE = frozenset({"exited", "signaled"})
 """The ends of which an exit code tells more."""
 TRACE = (
@@ -176,27 +175,28 @@ def most_listed(limit: str | None, last: str | None = None, *, json: bool) -> in
     """
     if limit is not None and last is not None:
         raise BadUsage(
-            "cannot list jobs: --limit and --last exclude each other", _EXAMPLE.format("limit")
+            "cannot list jobs: --limit and --last exclude each other",
+            _EXAMPLE.format("list", "limit"),
         )
     if last is not None:
         return _number_of_jobs(last, "last")
     if limit is None:
         is_terminal = sys.stdout is not None and sys.stdout.isatty()
         return _ON_A_SCREEN if is_terminal and not json else None
-    return _limit(limit, _MOST_LISTED)
+    return _limit(limit, "list", _MOST_LISTED)
 
 
-def _limit(limit: str | None, most: int) -> int | None:
-    return None if limit in (None, "all") else _number_of_jobs(str(limit), "limit", most)
+def _limit(limit: str | None, verb: str, most: int) -> int | None:
+    return None if limit in (None, "all") else _number_of_jobs(str(limit), "limit", verb, most)
 
 
-def _number_of_jobs(text: str, option: str, most: int = _MOST_LISTED) -> int:
-    is_number = text.isascii() and text.isdecimal() and len(text) <= _MOST_DIGITS
+def _number_of_jobs(text: str, option: str, verb: str = "list", most: int = _MOST_LISTED) -> int:
+    is_number = text.isascii() and text.isdecimal() and len(text) <= len(str(most))
     if not is_number or not 0 < int(text) <= most:
         raise BadUsage(
-            f"cannot list {text[:40]!r} jobs: write a number from 1 to {most}"
+            f"cannot use --{option} {text[:40]!r}: write a number from 1 to {most}"
             + (", or all" if option == "limit" else ""),
-            _EXAMPLE.format(option),
+            _EXAMPLE.format(verb, option),
         )
     return int(text)
 
@@ -324,7 +324,7 @@ def print_history(
     if as_csv and json:
         raise BadValue("cannot list jobs: --csv and --json exclude each other", "use one of them")
     is_cut = limit is None and since is None and not as_csv
-    most = _FEW if is_cut else _limit(limit, _MANY)
+    most = _FEW if is_cut else _limit(limit, "history", _MANY)
     asked = {
         "user": user,
         "since": None if since is None else parse_span(since).total_seconds(),

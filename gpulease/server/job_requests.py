@@ -36,7 +36,7 @@ from gpulease.server.validation import (
 from gpulease.service.editing import Edit
 from gpulease.service.ports import Submission
 from gpulease.units import format_span
-from gpulease.wire.ranges import checked_name
+from gpulease.wire.ranges import checked_name, written_span
 from gpulease.wire.requests import (
     LARGEST_RETRY,
     LONGEST_NAME,
@@ -97,7 +97,10 @@ def submission_of(
             terminal=_terminal(request.terminal),
             early_signal=_early_signal(request.early_signal, claim),
             grace=span(
-                "grace", request.grace, defaults.longest_grace, hint="longest_grace in the settings"
+                "grace",
+                request.grace,
+                defaults.longest_grace,
+                hint="the admin sets the longest with longest_grace in the settings",
             ),
             ends_with_client=request.ends_with_client,
         ),
@@ -178,7 +181,7 @@ def _retry(factor: float | None) -> Fraction | None:
     if not 1 < factor <= LARGEST_RETRY:
         raise BadValue.of_field(
             "retry_oom",
-            f"{factor:g}",
+            f"{factor:g}x",
             f"the factor must be above 1 and at most {LARGEST_RETRY:g}",
             "for 50% more memory at each retry: --retry-oom 1.5x",
         )
@@ -249,12 +252,15 @@ def _early_signal(asked: EarlySignalRequest | None, claim: Claim) -> EarlySignal
         )
     if claim.time_limit is None:
         raise BadValue.of_field(
-            "early_signal", name, "the job has no time limit", "add a time limit, such as --time 4h"
+            "early_signal",
+            f"{name}@{written_span(asked.before)}",
+            "the job has no time limit",
+            "add a time limit, such as --time 4h",
         )
     if not 0 < asked.before < claim.time_limit.total_seconds():
         raise BadValue.of_field(
             "early_signal",
-            f"{name}@{asked.before:g}s",
+            f"{name}@{written_span(asked.before)}",
             f"the time limit is only {format_span(claim.time_limit)}",
             "after the @ stands how long before the time limit the signal is sent",
         )

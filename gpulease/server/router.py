@@ -149,7 +149,11 @@ def _parsed(given: object, kind: type[T]) -> T:
     try:
         return msgspec.convert(given, kind, strict=False)
     except msgspec.ValidationError as error:
-        raise BadValue(f"cannot read the request: {str(error)[:_MOST_DETAIL]}") from error
+        # Such as: Expected `int` <= 1000 - at `$.limit`
+        expected, _, field = str(error).replace("`", "").partition(" - at $.")
+        value = given.get(field, "") if isinstance(given, dict) else ""
+        reason = f"e{expected[1:_MOST_DETAIL]}"
+        raise BadValue.of_field(field or "the query", str(value)[:40], reason) from error
 
 
 def error_response(error: GpuleaseError) -> Response:

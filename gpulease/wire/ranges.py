@@ -24,9 +24,9 @@ _COUNTS = ("inter_op_threads", "intra_op_threads", "omp_threads", "processes")
 
 
 def written_span(seconds: float) -> str:
-    """Return seconds as in 90d, or as a number where no span is that short or long."""
+    """Return seconds as in 1d12h, or as a number where no span is that short or long."""
     is_usual = 1 <= seconds <= timedelta(days=36500).total_seconds()
-    return format_span(timedelta(seconds=seconds)) if is_usual else f"{seconds:g}s"
+    return format_span(timedelta(seconds=seconds)).replace(" ", "") if is_usual else f"{seconds:g}s"
 
 
 def check_claim(asked: ClaimRequest) -> None:
@@ -38,7 +38,7 @@ def check_claim(asked: ClaimRequest) -> None:
             "claim.gpus",
             asked.gpus,
             f"a job has 1 to {MOST_GPUS} GPUs",
-            "leave out --gpus for one GPU",
+            "write --gpus 1 for one GPU",
         )
     if asked.share is not None and not 0 < asked.share <= 100:
         raise BadValue.of_field(
@@ -82,7 +82,7 @@ def checked_name(name: str) -> str:
             "name",
             repr(name[:40]),
             f"a name is 1 to {LONGEST_NAME} printable characters on one line",
-            "leave out --name to name the job after its command",
+            "write a name such as --name train-7",
         )
     return name
 

@@ -6,8 +6,12 @@ import json
 import time
 from pathlib import Path
 
+import pytest
+
 from daemon_rig import Daemon
 from goldens import mentions
+from gpulease.client.client import Client
+from gpulease.errors import BadValue
 from gpulease.units import GIB
 
 
@@ -94,3 +98,18 @@ def test_shares_say_who_holds_memory_and_whose_turn_it_is(daemon: Daemon) -> Non
     assert mentions(shown, getpass.getuser(), "16G", str(waiters[0]))
     reported = json.loads(daemon.run("report", "--shares", "--json", "--user", "nobody").stdout)
     assert reported["users"] == []
+
+
+def test_bad_numbers_are_refused_by_the_name_that_the_user_gave_them(daemon: Daemon) -> None:
+    """The command and the API, as the ranges are checked in different places."""
+    for line in (
+        ("history", "--limit", "0"),
+        ("list", "--limit", "99999"),
+        ("list", "--last", "x"),
+    ):
+        refused = daemon.run(*line, check=False)
+        assert refused.returncode == 2
+        assert f"cannot use {line[1]}" in refused.stderr
+        assert f"gpulease {line[0]}" in refused.stderr
+    with pytest.raises(BadValue, match="cannot use limit 99999"):
+        Client(daemon.socket).jobs(limit=99999)
