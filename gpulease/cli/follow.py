@@ -203,6 +203,8 @@ def _verdict(
 
 
 def _say_last(job: JobView, stderr: StderrStatus) -> None:
+    if job.outcome == "exited" and not job.out_of_memory and not job.retried_as:
+        return  # its output says it; the module of the words would cost half of a short run
     from gpulease.cli.messages import last_words
 
     if words := last_words(job):

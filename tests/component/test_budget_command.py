@@ -88,6 +88,13 @@ def test_a_run_in_the_foreground_imports_few_modules_and_asks_once(
     assert shim.hello == {"role": "attach"}
 
 
+def test_a_run_of_a_job_that_ends_at_once_imports_few_modules(daemon: StandIn) -> None:
+    daemon.on_submit = views.over(1, 0)
+    found = imports(daemon.path, *IN_THE_FOREGROUND)
+    assert len(found) <= MOST_IMPORTS, sorted(found)
+    assert not SLOW & found
+
+
 def cpu_s(program: str, socket: Path, *line: str) -> float:
     """Return the CPU time of a Python that ran a program."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
