@@ -143,10 +143,11 @@ async def _run(
     try:
         timers.start()
         serving = asyncio.create_task(server.serve([listening]), name="serve")
-        gpus = f"simulating {settings.simulate}" if settings.simulate else "on real GPUs"
-        _log.info("ready on %s, %s; recovered jobs: %d", settings.socket, gpus, recovered)
+        # Before it says that it is ready: without a handler, SIGHUP would end the daemon.
         reload = Reload(app, sampling, notifier, read_again)
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reload)
+        gpus = f"simulating {settings.simulate}" if settings.simulate else "on real GPUs"
+        _log.info("ready on %s, %s; recovered jobs: %d", settings.socket, gpus, recovered)
         notifier.ready(status_line(app))
         await serving
     finally:

@@ -3,7 +3,7 @@
 import json
 import os
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
@@ -110,11 +110,11 @@ sys.stdin.read()
             "all are held", lambda: {j["state"] for j in daemon.status()["jobs"]} == {"active"}
         )
         assert daemon.process is not None
-        descriptors = Path(f"/proc/{daemon.process.pid}/fd")
-        pidfds = [
-            each for each in descriptors.iterdir() if "pidfd" in each.readlink().name
-        ]  # fmt: skip
-        assert len(pidfds) == 1
+        pidfds = 0
+        for each in Path(f"/proc/{daemon.process.pid}/fd").iterdir():
+            with suppress(FileNotFoundError):  # closed since it was listed
+                pidfds += "pidfd" in each.readlink().name
+        assert pidfds == 1
         assert call(daemon, STRANGER, "POST", "/v1/jobs", job("true", memory=1 << 30))[0] == 201
     wait_for("the end of the one process ends all", lambda: not daemon.status()["jobs"])
 
