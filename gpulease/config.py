@@ -201,6 +201,7 @@ QUEUE_KEYS: Mapping[str, Callable[[str], Any]] = {
     "shortest_run_time": parse_setting_span,
     "use_half_life": parse_setting_span,
     "smallest_share": parse_factor,
+    "reservation_slowdown": parse_factor,
     "soft_reservation_after": parse_setting_span,
     "backfill_factor": parse_factor,
     "hard_reservation_after": parse_setting_span,

@@ -181,12 +181,11 @@ class PlanningPass:
             jobs = self.order.in_order()
             return (job for job in jobs if self.queue.need(job).rank == rank)
         oldest = []
-        enough = self.policy.soft_reservation_after.total_seconds()
         for turns in self.queue.turns.values():
             for turn in turns[: self.policy.aging_jobs]:
                 job = self.queue.jobs[JobId(turn[2])]
-                age = self.order.age_s(job)
-                if age >= enough and self.queue.need(job).rank == rank:
+                need, age = self.queue.need(job), self.order.age_s(job)
+                if need.rank == rank and age >= need.due_after_s(self.history, self.policy):
                     oldest.append((-age, job.id, job))
         return (job for *_, job in sorted(oldest))
 

@@ -155,10 +155,23 @@ class Need:
 
     def run_time(self, history: RunTimes, policy: QueuePolicy) -> float:
         """Return the predicted run time in seconds, never above the time limit."""
-        known = history.seconds(self.keys)
-        predicted = policy.default_run_time.total_seconds() if known is None else known
-        least = max(predicted, policy.shortest_run_time.total_seconds())
+        least = max(self._predicted_s(history, policy), policy.shortest_run_time.total_seconds())
         return least if self.limit_s is None else min(least, self.limit_s)
+
+    def due_after_s(self, history: RunTimes, policy: QueuePolicy) -> float:
+        """Return the age in seconds from which memory is reserved for the job.
+
+        It is a multiple of the job's own length, so that a short job on all GPUs does not wait for
+        a day behind an endless stream of others.
+        """
+        predicted = self._predicted_s(history, policy)
+        own = predicted if self.limit_s is None else min(predicted, self.limit_s)
+        most = policy.soft_reservation_after.total_seconds()
+        return min(policy.reservation_slowdown * own, most)
+
+    def _predicted_s(self, history: RunTimes, policy: QueuePolicy) -> float:
+        known = history.seconds(self.keys)
+        return policy.default_run_time.total_seconds() if known is None else known
 
     def longest_s(self, history: RunTimes, policy: QueuePolicy) -> float:
         """Return the time limit, or the longest run time to expect without one, in seconds."""

@@ -150,8 +150,12 @@ class QueuePolicy:
     smallest_share: float = 0.05
     """A share of use below this counts as this, relative to an equal share. It bounds how far a
     rare user precedes others."""
+    reservation_slowdown: float = 5.0
+    """Memory is reserved for a job once it has waited so many times as long as it will probably
+    run. Between 5 and 15 hardly anything changes; less than 4 makes all jobs wait longer."""
     soft_reservation_after: timedelta = timedelta(hours=24)
-    """Memory is reserved for the oldest job from this age on, at the predicted ends of others."""
+    """From this age on, memory is reserved for a job in any case, at the predicted ends of
+    others. The oldest such job that does not fit has the reservation."""
     backfill_factor: float = 2.0
     """Under a soft reservation, a job counts with so many times its predicted run time. With 1,
     wide jobs starve."""

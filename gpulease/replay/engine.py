@@ -276,8 +276,9 @@ class _Replay:
             job = self.queue.jobs[job_id]
             aged = replace(job, queue=replace(job.queue, aging_since_at=_at(now_s)))
             self.queue.add(aged)
-            for after in (self.policy.soft_reservation_after, self.policy.hard_reservation_after):
-                self._schedule(now_s + after.total_seconds(), _RETHINK, 0, job_id)
+            due = self.queue.need(aged).due_after_s(self.history, self.policy)
+            for after in (due, self.policy.hard_reservation_after.total_seconds()):
+                self._schedule(now_s + after, _RETHINK, 0, job_id)
 
     def _schedule(self, at_s: float, kind: int, version: int, job_id: JobId) -> None:
         heapq.heappush(self.events, (at_s, kind, version, job_id))

@@ -3,6 +3,7 @@
 from dataclasses import replace
 from datetime import timedelta
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -20,6 +21,7 @@ from gpulease.domain.lease import Claim
 from gpulease.domain.placement import ObstacleKind
 from gpulease.domain.plan import Plan, plan, why_waiting
 from gpulease.domain.queue_options import PolicyName, QueuePolicy
+from gpulease.domain.run_time import ALL_JOBS, RunTimes
 from gpulease.domain.snapshot import Snapshot, ledgers
 
 HOUR = timedelta(hours=1)
@@ -37,8 +39,11 @@ def gpus(count: int = 2) -> list[GpuReading]:
     return [reading(f"GPU-{index}", index) for index in range(count)]
 
 
-def decide(jobs: list[Job], readings: list[GpuReading] | None = None) -> Plan:
-    return plan(Snapshot(jobs, readings if readings is not None else gpus(), NOON))
+def decide(
+    jobs: list[Job], readings: list[GpuReading] | None = None, history: RunTimes | None = None
+) -> Plan:
+    seen = readings if readings is not None else gpus()
+    return plan(Snapshot(jobs, seen, NOON, history=history or RunTimes()))
 
 
 def granted(decided: Plan) -> list[tuple[int, list[str]]]:
@@ -77,12 +82,32 @@ def aged(waiting: Job, hours: float) -> Job:
     return replace(waiting, queue=replace(waiting.queue, aging_since_at=since))
 
 
-def test_memory_is_reserved_for_a_gang_that_has_waited_for_a_day() -> None:
+@pytest.mark.parametrize(
+    ("limit", "age", "reserved"),
+    [
+        (None, 19, False),  # the prediction is 4 hours while no run is known
+        (None, 21, True),
+        (timedelta(minutes=1), 0.08, False),
+        (timedelta(minutes=1), 0.09, True),
+        (timedelta(days=7), 21, True),
+    ],
+)
+def test_memory_is_reserved_for_a_gang_that_has_waited_five_times_its_length(
+    limit: timedelta | None, age: float, reserved: bool
+) -> None:
+    gang = aged(job(2, 8 * G, gpus=2, time_limit=limit), age)
+    decided = decide([running(1, "GPU-0", 6 * G), job(3, G), gang])
+    assert granted(decided) == ([] if reserved else [(3, ["GPU-0"])])
+    assert set(decided.reserved) == ({"GPU-0", "GPU-1"} if reserved else set())
+
+
+def test_memory_is_reserved_after_a_day_however_long_the_gang_runs() -> None:
+    history = RunTimes()
+    gang = job(2, 8 * G, gpus=2)
+    history.record((ALL_JOBS,), 48 * 3600)
     jobs = [running(1, "GPU-0", 6 * G), job(3, G)]
-    assert granted(decide([*jobs, aged(job(2, 8 * G, gpus=2), 23)])) == [(3, ["GPU-0"])]
-    decided = decide([*jobs, aged(job(2, 8 * G, gpus=2), 25)])
-    assert granted(decided) == []
-    assert set(decided.reserved) == {"GPU-0", "GPU-1"}
+    assert not decide([*jobs, aged(gang, 23)], history=history).reserved
+    assert decide([*jobs, aged(gang, 25)], history=history).reserved
 
 
 def test_a_gang_that_a_lost_gpu_makes_impossible_keeps_nothing() -> None:
