@@ -10,6 +10,7 @@ import argparse
 import csv
 import gzip
 import hashlib
+import itertools
 import os
 import statistics
 import sys
@@ -88,6 +89,8 @@ class File:
     """Each tenant has ten users instead of one."""
     burst: bool = False
     """One user submits many jobs at once."""
+    loads: bool = False
+    """The utilization of each job is known: it depends on user, memory and GPUs."""
 
     @property
     def servers(self) -> list[Server]:
@@ -111,7 +114,8 @@ class File:
         if self.limits == "30 %" and not _gives_limit(job):
             limit = None
         user = f"{job.user}-{draw(f'{job.user}{job.id // 25}') % 10}" if self.users else job.user
-        return replace(job, time_limit_s=limit, user=user)
+        load = draw(f"u{user}-{job.memory}-{job.gpus}") % 101 / 100 if self.loads else None
+        return replace(job, time_limit_s=limit, user=user, utilization=load)
 
 
 def _limit(job: TraceJob) -> float:
@@ -196,6 +200,9 @@ def fairness(result: Result) -> float:
     return result.figures.jain_index
 
 
+_OF_FILE = ("limits", "users", "burst", "loads")
+
+
 @dataclass(frozen=True, slots=True)
 class Sample:
     """The files of one kind of server, in the order of their numbers."""
@@ -205,7 +212,7 @@ class Sample:
 
     def replays(self, **change: object) -> list[Replay]:
         """Return a replay of each file, with these changes of the file or of the replay."""
-        of_file = {key: change.pop(key) for key in ("limits", "users", "burst") if key in change}
+        of_file = {key: change.pop(key) for key in _OF_FILE if key in change}
         return [Replay(replace(file, **of_file), **change) for file in self.files]  # type: ignore[arg-type]
 
 
@@ -261,9 +268,32 @@ def needed(six: Sample, one: Sample) -> Iterator[Replay]:
         for burst in (False, True):
             yield from sample.replays(users=True, burst=burst)
             yield from sample.replays(users=True, burst=burst, policy=EASY)
+    yield from itertools.chain(*sharing(one).values())
     yield from six.replays(whole_gpus=True)
     yield from six.replays(contention=Contention.PAIRS)
     yield from six.replays(contention=Contention.SLICES)
+
+
+def sharing(one: Sample) -> dict[tuple[Contention, float], list[Replay]]:
+    """Return the replays that show what the limit of utilization on a GPU is worth."""
+    files = replace(one, files=one.files[:6])
+    return {
+        (slowdown, most): files.replays(
+            loads=True, contention=slowdown, policy=QueuePolicy(most_utilization=most)
+        )
+        for slowdown in (Contention.CURVE, Contention.PAIRS, Contention.SLICES)
+        for most in (1.2, 2.0, 1000.0)
+    }
+
+
+def shared(results: Results, one: Sample) -> Iterator[str]:
+    """Yield a line for each way to slow down: the mean hours from submission to end."""
+    means = {key: mean(results, each, completion) for key, each in sharing(one).items()}
+    for slowdown in dict.fromkeys(slowdown for slowdown, _ in means):
+        row = [
+            f"{most:g}: {means[slowdown, most]:.2f} h" for kind, most in means if kind is slowdown
+        ]
+        yield f"1x8 completion, {slowdown}, by most_utilization  " + "  ".join(row)
 
 
 def lines(results: Results, six: Sample, one: Sample) -> Iterator[Line]:
@@ -353,7 +383,7 @@ def main(arguments: Sequence[str]) -> int:
         results = dict(zip(todo, executor.map(run, todo, chunksize=2), strict=True))
     print(f"{'':42}{'fair':>7}    {'EASY':>7}{'ratio':>8}    goal")
     shown = [str(line) for line in lines(results, six, one)]
-    print("\n".join(shown))
+    print("\n".join([*shown, *shared(results, one)]))
     return int(any("MISSED" in line for line in shown))
 
 

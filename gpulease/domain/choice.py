@@ -77,6 +77,8 @@ def sets_of(
 
 
 _ROUNDING = 1e-6
+CALM = 1.0
+"""The sum of utilizations up to which jobs on a GPU hardly slow each other down."""
 
 
 class PlannedGpu:
@@ -156,6 +158,11 @@ class PlannedGpu:
         if self.utilization is not None:
             self.utilization += utilization
 
+    def count_at_least(self, utilization: float) -> None:
+        """Count this utilization if less was measured: no reading exceeds 1."""
+        if self.utilization is not None:
+            self.utilization = max(self.utilization, utilization)
+
     def release(self, claim: Claim, memory: int, utilization: float) -> None:
         """Remove a job, which may use more than its claim takes."""
         self.jobs -= 1
@@ -169,6 +176,10 @@ class PlannedGpu:
     def server(self) -> str:
         """The machine that the GPU is in."""
         return self.reading.server
+
+    def is_calm_with(self, utilization: float) -> bool:
+        """Tell whether it can take one more job of this utilization without slowing any down."""
+        return not self.jobs or (self.utilization or 0.0) + utilization <= CALM + _ROUNDING
 
     def shares(self, utilization: float, policy: QueuePolicy) -> bool:
         """Tell whether it can take one more job of this utilization beside those on it."""

@@ -60,7 +60,7 @@ class PlanningPass:
         self.score = score
         ranked = sorted(gpus, key=lambda gpu: (gpu.reading.server, gpu.sort_key))
         self.planned_gpus = [PlannedGpu(gpu, rank) for rank, gpu in enumerate(ranked)]
-        self._count_settling_jobs()
+        self._count_usual_load()
         # A plan of the future, for expected starts, knows windows that have ended by then.
         ahead = [each for each in snapshot.windows if each.ends_at > snapshot.at]
         self.calendar = Calendar(ahead, gpus, self._stays())
@@ -86,15 +86,20 @@ class PlanningPass:
             self.queue, self.now_s, self.policy, self.history, snapshot.use.at(self.now_s)
         )
 
-    def _count_settling_jobs(self) -> None:
+    def _count_usual_load(self) -> None:
+        """Count what is not measured yet, and what a reading cannot show."""
         gpus = {gpu.uuid: gpu for gpu in self.planned_gpus}
+        usual = dict.fromkeys(gpus, 0.0)
         settled = self.now_s - self.policy.settling_time.total_seconds()
         for held in self.queue.holding.values():
-            if held.start_s > settled:
-                load = held.need.utilization(self.history, self.policy)
-                for lease in held.job.leases:
-                    if lease.gpu in gpus:
+            load = held.need.utilization(self.history, self.policy)
+            for lease in held.job.leases:
+                if lease.gpu in gpus:
+                    usual[lease.gpu] += load
+                    if held.start_s > settled:
                         gpus[lease.gpu].add_load(load)
+        for uuid, load in usual.items():
+            gpus[uuid].count_at_least(load)
 
     # Windows.
 
@@ -322,7 +327,10 @@ class PlanningPass:
         ahead = self._ahead_of(need)
         if ahead:
             able = self._beside(ahead, job.claim, utilization, able)
-        chosen = choose(job.claim, able, self.score)
+        calm = [gpu for gpu in able if gpu.is_calm_with(utilization)]
+        chosen = choose(job.claim, calm, self.score)
+        if chosen is None and len(calm) < len(able):
+            chosen = choose(job.claim, able, self.score)
         if chosen is None:
             return False
         self._grant(job, chosen, utilization, ahead)

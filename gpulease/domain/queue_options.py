@@ -166,9 +166,9 @@ class QueuePolicy:
     waits. On an overloaded server, a constant age would make every job wait for wide ones."""
     unlimited_run_time: timedelta = timedelta(days=7)
     """The time limit that a hard reservation assumes for a job without one."""
-    most_utilization: float = 1.2
+    most_utilization: float = 2.0
     """A GPU with a job takes another one only if the sum of their utilizations is at most this.
-    Busy jobs slow each other down."""
+    Two busy jobs together do at least as much as one after the other; three often do less."""
     assumed_utilization: float = 0.3
     """The utilization, 0 to 1, of a job while no run at all is known, so that four of them share
     a GPU at first."""

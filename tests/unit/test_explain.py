@@ -80,7 +80,9 @@ def test_a_shorter_job_would_start_before_the_reservation() -> None:
 
 
 def test_a_gpu_with_busy_jobs_is_an_obstacle_though_memory_is_free() -> None:
-    decided = world([running(1, 2 * G)], [waiting := job(2, 2 * G)], gpus(busy=99))
+    policy = QueuePolicy(most_utilization=1.2)
+    waiting = job(2, 2 * G)
+    decided = world([running(1, 2 * G)], [waiting], gpus(busy=99), policy=policy)
     (obstacle,) = why_waiting(decided, waiting).refusal.obstacles
     assert (obstacle.kind, obstacle.waits_for) == (ObstacleKind.BUSY, (1,))
 

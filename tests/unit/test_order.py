@@ -27,7 +27,7 @@ from gpulease.domain.job import (
 )
 from gpulease.domain.lease import Claim
 from gpulease.domain.limits import UserLimits
-from gpulease.domain.past_jobs import RunTimes, keys_of
+from gpulease.domain.past_jobs import ALL_JOBS, RunTimes, keys_of
 from gpulease.domain.plan import Plan, plan
 from gpulease.domain.queue import Queue
 from gpulease.domain.queue_options import PolicyName, Priority, QueueOptions, QueuePolicy
@@ -225,12 +225,29 @@ def test_easy_reserves_for_the_first_and_starts_what_ends_before() -> None:
 def measured(percent: int | None) -> Snapshot:
     there = [reading("GPU-0", 0, utilization=percent)]
     jobs = [running(job(1, G)), running(job(2, G)), job(3, G)]
-    return Snapshot(jobs, there, NOON)
+    return Snapshot(jobs, there, NOON, policy=QueuePolicy(most_utilization=1.2))
 
 
-def test_a_busy_gpu_takes_no_other_job() -> None:
+def test_a_gpu_takes_another_job_up_to_the_sum_of_utilizations() -> None:
     assert starts(plan(measured(90))) == [3], "0.9 and the assumed 0.3"
     assert starts(plan(measured(95))) == []
+
+
+@pytest.mark.parametrize(("there", "others"), [(1, [3]), (2, [])])
+def test_two_busy_jobs_share_a_gpu_and_a_third_waits(there: int, others: list[int]) -> None:
+    """A reading is at most 100 %, so what the jobs usually use counts as well."""
+    history = RunTimes()
+    history.record((ALL_JOBS,), 60, utilization=1.0)
+    jobs = [running(job(number, G)) for number in range(1, there + 1)]
+    gpu = [reading("GPU-0", 0, utilization=100)]
+    decided = plan(Snapshot([*jobs, job(3, G), job(4, G)], gpu, NOON, history=history))
+    assert starts(decided) == others
+
+
+def test_an_idle_gpu_comes_before_a_busy_one_with_less_free_memory() -> None:
+    there = [reading("GPU-0", 0, utilization=95), reading("GPU-1", 1, utilization=0)]
+    decided = plan(Snapshot([running(job(1, 4 * G)), job(2, G)], there, NOON))
+    assert [place.allocations for _, place in decided.grants] == [(("GPU-1", G),)]
 
 
 def test_where_utilization_is_unknown_two_jobs_share_a_gpu() -> None:
@@ -241,7 +258,8 @@ def test_a_job_that_has_just_started_counts_with_its_usual_utilization() -> None
     there = [reading("GPU-0", 0, utilization=0)]
     new = running(job(1, G), for_=timedelta(seconds=5))
     waiting = [job(number, G) for number in range(2, 9)]
-    assert starts(plan(Snapshot([new, *waiting], there, NOON))) == [2, 3, 4]
+    policy = QueuePolicy(most_utilization=1.2)
+    assert starts(plan(Snapshot([new, *waiting], there, NOON, policy=policy))) == [2, 3, 4]
 
 
 @given(st.lists(st.tuples(st.integers(1, 8), st.booleans(), st.integers(0, 2)), max_size=40))

@@ -18,10 +18,10 @@ from fakes import (
 from gpulease.domain.gpu import Fault, GpuReading, JobId, ProcessReading
 from gpulease.domain.job import Job
 from gpulease.domain.lease import Claim
+from gpulease.domain.past_jobs import ALL_JOBS, RunTimes
 from gpulease.domain.placement import ObstacleKind
 from gpulease.domain.plan import Plan, plan, why_waiting
 from gpulease.domain.queue_options import PolicyName, QueuePolicy
-from gpulease.domain.run_time import ALL_JOBS, RunTimes
 from gpulease.domain.snapshot import Snapshot, ledgers
 
 HOUR = timedelta(hours=1)
