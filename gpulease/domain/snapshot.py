@@ -87,7 +87,7 @@ def ledgers(snapshot: Snapshot) -> tuple[GpuMemory, ...]:
             entries.get(reading.uuid, ()),
             snapshot.jobs_by_pid,
             snapshot.margin,
-            # Whoever drains a GPU drains its MIG devices.
+            # A drain of a GPU holds for its MIG devices.
             drained.get(reading.uuid) or (reading.parent and drained.get(reading.parent)),
             snapshot.mps_servers,
             slurm,

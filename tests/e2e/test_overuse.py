@@ -1,4 +1,4 @@
-"""The watch, on real memory: jobs over their lease are told, and stopped after the grace."""
+"""The watch, on real memory: jobs over their lease get a warning, and are stopped later."""
 
 import signal
 import sys
