@@ -26,11 +26,14 @@ from gpulease.wire.frames import FrameKind
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from gpulease.cli.job_watch import StderrStatus
     from gpulease.cli.signals import Signals
     from gpulease.client.light_client import LightClient
     from gpulease.client.submission import Submission
     from gpulease.wire.jobs import JobView
+    from gpulease.wire.machine import GpuView
 
 CANCEL_WITHIN = 5.0
 """Seconds for the daemon to confirm a cancellation; the user waits for the prompt."""
@@ -155,7 +158,7 @@ def _introduce(
     if options.is_shell and job.state == "active":
         from gpulease.cli.messages import shell_on
 
-        stderr.print(shell_on(job, _gpus(client, job)))
+        stderr.print(shell_on(job, _names_of_gpus(client, job)))
     if options.verbose:
         from gpulease.cli.job_gpus import device_lines
 
@@ -163,6 +166,14 @@ def _introduce(
         shown = job if job.devices else current(client.within(_NAMES_WITHIN), job)
         for line in device_lines(shown):
             stderr.print(line)
+    if any(lease.shared_with for lease in job.leases):
+        from gpulease.drawing.words import id_of, index_of, sharing
+
+        indexes = {gpu.uuid: index_of(gpu) for gpu in _gpus(client)}
+        stderr.print(
+            f"gpulease: job {id_of(job)} shares {sharing(job, indexes)}; "
+            "--exclusive waits for a GPU alone"
+        )
 
 
 def _summarize(
@@ -211,15 +222,19 @@ def _say_last(job: JobView, stderr: StderrStatus) -> None:
         stderr.print(words)
 
 
-def _gpus(client: LightClient, job: JobView) -> str:
+def _gpus(client: LightClient) -> Sequence[GpuView]:
+    """Return the GPUs of the machine; none if they are not known in time."""
+    try:
+        return client.within(_NAMES_WITHIN).status(queue=0).gpus
+    except GpuleaseError:
+        return []
+
+
+def _names_of_gpus(client: LightClient, job: JobView) -> str:
     """Name the GPUs of a job as `status` does."""
     from gpulease.drawing.words import clean, index_of
 
-    try:
-        gpus = client.within(_NAMES_WITHIN).status(queue=0).gpus
-    except GpuleaseError:
-        gpus = []
-    found = {gpu.uuid: gpu for gpu in gpus}
+    found = {gpu.uuid: gpu for gpu in _gpus(client)}
     named = [
         f"GPU {index_of(gpu)} ({clean(gpu.name)})" if (gpu := found.get(lease.gpu)) else lease.gpu
         for lease in job.leases

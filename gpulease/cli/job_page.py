@@ -34,6 +34,7 @@ from gpulease.drawing.words import (
     named,
     requested,
     sentence,
+    sharing,
     since,
     size,
     until,
@@ -108,6 +109,7 @@ def fields(
             yield "over lease", f"{where} {_over(job, lease, now)}"
         elif is_above(job, lease):
             yield "above lease", f"{where}, without consequences now"
+    yield "shares", sharing(job, indexes)
     yield "frameworks", _frameworks(job)
     yield "idle", _idle(job, now)
     yield "kept", _kept(job, now)

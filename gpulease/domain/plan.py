@@ -94,6 +94,17 @@ class Plan:
         return tuple(found.values())
 
     @cached_property
+    def busy(self) -> Mapping[GpuUuid, tuple[JobId, ...]]:
+        """The GPUs whose jobs probably slow each other down, and these jobs."""
+        if self.snapshot.policy.shares_by_memory_alone:
+            return {}
+        return {
+            gpu.uuid: tuple(sorted(entry.job for entry in gpu.entries))
+            for gpu in self.gpus
+            if len(gpu.entries) > 1 and not self.planned_gpus[gpu.uuid].is_calm_with(0.0)
+        }
+
+    @cached_property
     def after(self) -> Snapshot:
         """The snapshot after the grants. It shares nothing that later passes change."""
         placements, at = dict(self.grants), self.snapshot.at

@@ -128,6 +128,10 @@ class PolicyName(StrEnum):
     """Strictly in the order of submission."""
 
 
+_NO_LIMIT = 100.0
+"""More utilization than the jobs on one GPU can have together."""
+
+
 @dataclass(frozen=True, slots=True)
 class QueuePolicy:
     """Every number that the order and the placement of jobs depend on."""
@@ -180,3 +184,8 @@ class QueuePolicy:
     preemption_grace: timedelta = timedelta(minutes=5)
     """A preempted job has at most so long to end, whatever grace it asked for: enough to save its
     work. Another job waits for its memory meanwhile."""
+
+    @property
+    def shares_by_memory_alone(self) -> bool:
+        """Whether as many busy jobs share a GPU as fit in its memory."""
+        return self.most_utilization >= _NO_LIMIT

@@ -33,12 +33,19 @@ class Note:
 
 
 def notes(gpu: GpuView, alone: JobView | None, view: StatusView) -> Iterator[Note]:
-    """Say why a GPU is not simply available; `alone` is the job that has it exclusively."""
+    """Say why a GPU is not simply available; `alone` is the job that has it exclusively.
+
+    It is busy if a waiting job would fit in its free memory, but for the jobs that use it.
+    """
     yield from _notes_on_state(gpu, view)
     if alone is not None:
         yield Note("exclusive: job", alone.id)
     if gpu.state == "available" and gpu.kept_for is not None:
         yield Note("kept for job", gpu.kept_for)
+    if any(
+        each.kind == "busy" and each.gpu == gpu.uuid for job in view.jobs for each in job.refusals
+    ):
+        yield Note("busy")
     if gpu.slurm:
         yield Note("assigned by Slurm", style="dim")
     for window in view.windows:

@@ -10,7 +10,7 @@ from gpulease.wire.text import clean as clean  # noqa: PLC0414 -- a word for peo
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from typing import Literal
 
     from gpulease.wire.jobs import ExplainView, JobView, LeaseView, RefusalView
@@ -178,6 +178,22 @@ def in_the_way(job: JobView | ExplainView) -> list[str]:
 def behind_of(job: JobView | ExplainView) -> str | None:
     """Return the id of the job that memory is reserved for, as people see it."""
     return None if job.behind is None else clean(job.behind_label or str(job.behind))
+
+
+def sharing(job: JobView, indexes: Mapping[str, str]) -> str | None:
+    """Say which busy GPUs a job shares, and with which jobs; `indexes` are by UUID."""
+    parts = [
+        f"{f'GPU {indexes[each.gpu]}' if each.gpu in indexes else clean(each.gpu)} with "
+        f"job{'s' * (len(each.shared_with) > 1)} {clean(', '.join(each.shared_with))}"
+        for each in job.leases
+        if each.shared_with
+    ]
+    if not parts:
+        return None
+    all_of = (
+        "both" if len({other for each in job.leases for other in each.shared_with}) == 1 else "all"
+    )
+    return f"{', '.join(parts)}; {all_of} may run slower"
 
 
 def ids_in_ranges(ids: Sequence[str]) -> str:

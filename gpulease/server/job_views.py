@@ -77,6 +77,7 @@ class LeaseViews:
                 driver_limit=lease.driver_limit,
                 needed=lease.used,
                 pools=[_pool_view(each, lease) for each in pools if each.gpu == lease.gpu],
+                shared_with=self._slowed_by(job, lease.gpu),
                 **self._over(job, lease.gpu, seen),
             )
             for lease in job.leases
@@ -94,6 +95,13 @@ class LeaseViews:
         return list(
             with_watch_level(levels, stops=self._sources.overuse.stops(job) and not is_blind)
         )
+
+    def _slowed_by(self, job: Job, gpu: GpuUuid) -> list[str]:
+        """Return the jobs that keep a GPU busy together with `job`, as people see their ids."""
+        plan = self._scheduler.plan
+        jobs = () if plan is None or not job.holds_memory else plan.busy.get(gpu, ())
+        labels = (label_of(self._scheduler.store, each) for each in jobs if each != job.id)
+        return list(labels) if job.id in jobs else []
 
     def _over(self, job: Job, gpu: GpuUuid, seen: Observation | None) -> dict[str, str | None]:
         """Return since when a job exceeds a lease, and when it is stopped for that."""

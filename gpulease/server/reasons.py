@@ -110,7 +110,10 @@ def explanation(claim: Claim, waiting: WaitReason, gpus: int) -> WaitExplanation
     labels = refusal.labels_of(refusal.waits_for)
     return WaitExplanation(
         why_it_waits(claim, waiting, gpus),
-        [RefusalView(each.gpu, each.index, each.why, each.label) for each in refusal.obstacles],
+        [
+            RefusalView(each.gpu, each.index, each.why, each.label, each.kind.value)
+            for each in refusal.obstacles
+        ],
         list(refusal.waits_for),
         behind,
         [] if labels == [*map(str, refusal.waits_for)] else labels,

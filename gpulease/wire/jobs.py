@@ -88,6 +88,9 @@ class LeaseView:
     """Since when the use exceeds the lease by more than the tolerance."""
     stops_at: str | None = None
     """When the job is stopped for it, if the use stays as high."""
+    shared_with: list[str] = field(default_factory=list)
+    """The other jobs on the GPU, as people see their ids, if together they keep it so busy that
+    each probably runs slower; empty otherwise."""
 
 
 @dataclass(slots=True)
@@ -147,6 +150,8 @@ class RefusalView:
     why: str
     label: str = ""
     """The index as shown to people: 0, or 0:1 for a MIG device; empty from an older daemon."""
+    kind: str = ""
+    """What is missing: leased, busy, reserved, drained, ...; empty from an older daemon."""
 
 
 @dataclass(slots=True)

@@ -95,3 +95,28 @@ def test_a_machine_whose_driver_is_not_loaded_gets_an_error_with_a_way_out(
     assert "Traceback" not in done.stderr
     assert "hint:" in done.stderr
     assert "modprobe nvidia" in done.stderr
+
+
+def test_a_job_beside_a_busy_one_says_so_and_waits_where_there_are_too_many(
+    on_cards: OnCards,
+) -> None:
+    daemon, _ = on_cards(Card(total=80 * G, utilization=97))
+    job = ("--mem", "8G", "--", "sleep", "600")
+    first = daemon.submit(*job)
+    daemon.wait_until(first, "active")
+    assert "shares" not in daemon.run("show", str(first)).stdout
+    second = daemon.open("run", *job, stderr=subprocess.PIPE)
+    assert second.stderr is not None
+    assert (
+        f"shares GPU 0 with job {first}; both may run slower".encode() in second.stderr.readline()
+    )
+    third = daemon.submit(*job)
+    daemon.wait_until(third, "active")
+    shown = daemon.run("show", str(first)).stdout
+    assert f"shares      GPU 0 with jobs {first + 1}, {third}; all may run slower" in shown
+    # 0.97, and 0.3 for each of them, as nothing is known of what such jobs usually use.
+    fourth = daemon.submit(*job)
+    wait_for("it waits", lambda: daemon.job(fourth)["refusals"])
+    assert [each["kind"] for each in daemon.job(fourth)["refusals"]] == ["busy"]
+    (gpu,) = (line for line in daemon.run("status").stdout.splitlines() if " 97%" in line)
+    assert gpu.endswith("busy")

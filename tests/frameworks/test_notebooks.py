@@ -144,7 +144,7 @@ def test_an_interrupt_reaches_the_kernel_and_two_of_them_do_not_end_it(
         manager, client = kernel("one")
         cell = "import time\\nprint('up', flush=True)\\nfor _ in range(600): time.sleep(0.1)"
         # Each in a cell that sleeps: between two cells, Jupyter's own loop would take it.
-        for _ in range(2): tell(printed(client, cell, "up", manager.interrupt_kernel))
+        for _ in range(2): tell(printed(client, cell, "up\\n", manager.interrupt_kernel))
         tell(printed(client, "print('alive')"))
         client.stop_channels()
         manager.shutdown_kernel()
