@@ -33,11 +33,14 @@ def test_jobs_are_not_granted_beside_a_stranger_whom_no_timer_has_seen_yet(
 
     stand_in.update(gpus=empty)
     daemon.run("run", "--mem", "1G", "--", "true")
+    # No pass that has seen empty GPUs is under way when they are taken.
+    daemon.run("pause")
     stand_in.update(gpus=taken)
     jobs = [daemon.submit("--mem", "60G", "--", "sleep", "600") for _ in range(8)]
+    daemon.run("unpause")
 
+    wait_for("the reason", lambda: "70G" in (daemon.job(jobs[0])["reason"] or ""))
     assert states(daemon, jobs) == ["queued"] * 8
-    assert "70G" in daemon.job(jobs[0])["reason"]
 
 
 @pytest.mark.usefixtures("machines_pids")
