@@ -130,9 +130,9 @@ class Settings:
     """How long a job may exceed its lease by more than that."""
     elastic: Switch = False
     """Whether a job may exceed its lease while no other job waits for the memory."""
-    idle: Annotated[str, one_of("off", "warn", "release")] = "off"
+    idle: Annotated[str, one_of("off", "warn", "release")] = "warn"
     """The reaction to a lease that is not used while others wait: "off", "warn" or "release"."""
-    idle_after: Span = timedelta(minutes=30)
+    idle_after: Span = timedelta(hours=1)
     """How long a lease must be unused before that."""
     idle_grace: Span = timedelta(minutes=10)
     """Time between the notice to the owner and the release."""

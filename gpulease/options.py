@@ -302,7 +302,7 @@ class RunOptions:
     )  # fmt: skip
     notify: Sequence[str] = _job(
         "--notify", metavar="EVENTS", default=(),
-        help="Notify you: start, end, fail, oom, over-lease, time-left, all; none.",
+        help="Notify you: start, end, fail, oom, over-lease, idle, time-left, all; none.",
         fields=("notify",), reads=listed_events, holds=True, is_of_new_jobs=True,
     )  # fmt: skip
     """Events, also several with commas: "end,oom"."""

@@ -30,6 +30,8 @@ class NotifyEvent(StrEnum):
     OOM = "oom"
     """It ran out of GPU memory."""
     OVER_LEASE = "over-lease"
+    IDLE = "idle"
+    """It does not use its GPU while other jobs wait."""
     TIME_LEFT = "time-left"
     """Its time limit is near."""
     GPU_DRAINED = "gpu-drained"
@@ -92,7 +94,7 @@ def _event_of_end(job: Job) -> NotifyEvent | None:
     return next((event for event, is_so in found.items() if is_so and event in job.notify), None)
 
 
-_TITLES: Final = {NotifyEvent.OVER_LEASE: "exceeds its lease"}
+_TITLES: Final = {NotifyEvent.OVER_LEASE: "exceeds its lease", NotifyEvent.IDLE: "is idle"}
 
 
 def about(job: Job, event: NotifyEvent, *lines: str, what: str | None = None) -> Message:

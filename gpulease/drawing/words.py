@@ -21,6 +21,8 @@ UNKNOWN = "?"
 """What is not known. An empty text means none."""
 _MANY_DIGITS = 3
 _MINUTE = timedelta(minutes=1)
+_LONG_IDLE = timedelta(hours=1)
+"""A job that is idle for less is not remarked on."""
 
 
 def sentence(reason: str, hint: str | None = None) -> str:
@@ -298,6 +300,8 @@ def remark_on(
         return label(job), "warn"
     if job.idle_ends_at is not None:
         return f"idle, ends in {until(job.idle_ends_at, now, write=write)}", "warn"
+    if job.idle_since_at is not None and now - instant(job.idle_since_at) >= _LONG_IDLE:
+        return f"idle for {write(now - instant(job.idle_since_at))}", "warn"
     return ("no framework limit", "warn") if lacks_limit(job) else ("", "")
 
 

@@ -81,6 +81,7 @@ _KINDS = {
     "oom": "failure",
     "daemon-trouble": "failure",
     "over-lease": "warning",
+    "idle": "warning",
     "time-left": "warning",
     "gpu-drained": "warning",
     "gpu-resumed": "success",

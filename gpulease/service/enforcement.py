@@ -294,7 +294,7 @@ class EnforcementLoop:
 
     async def _act_on_idle(self, found: IdleFinding) -> None:
         if found.action is IdleAction.WARN:
-            await self._scheduler.notify_owner(found.job.id, idle_warning(found))
+            await self._scheduler.notify_owner(found.job.id, idle_warning(found), NotifyEvent.IDLE)
             return
         detail, notice = idle_release(found)
         await self._scheduler.revoke(found.job.id, Outcome.IDLE, detail, notice)

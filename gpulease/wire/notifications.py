@@ -12,7 +12,7 @@ MODULE = "gpulease.notifications"
 END = b"end"
 """The last line of what the program reports: all results are above."""
 TIME_LEFT = "time-left"
-EVENTS_OF_JOBS = ("start", "end", "fail", "oom", "over-lease", TIME_LEFT)
+EVENTS_OF_JOBS = ("start", "end", "fail", "oom", "over-lease", "idle", TIME_LEFT)
 """The events that a job can ask for."""
 _MOST_EVENTS = 32
 _TIME_LEFT_S = 600

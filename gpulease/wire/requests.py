@@ -131,8 +131,8 @@ class SubmitRequest:
     """Queue nothing if the calling process runs within the lease of a job: the error is then
     within_lease."""
     notify: list[str] = field(default_factory=list)
-    """The events of which the owner is notified: start, end, fail, oom, over-lease, or time-left=S
-    for S seconds before the time limit."""
+    """The events of which the owner is notified: start, end, fail, oom, over-lease, idle, or
+    time-left=S for S seconds before the time limit."""
 
 
 @dataclass(slots=True)

@@ -379,3 +379,19 @@ def test_each_user_has_receivers_of_their_own_and_one_that_hangs_delays_no_other
             os.kill(sender, signal.SIGKILL)
         finally:
             made.end_all()
+
+
+def test_the_owner_of_an_idle_job_is_notified_once_another_waits(
+    make_daemon: Callable[..., Daemon], tmp_path: Path
+) -> None:
+    command = f'command = ["sh", "-c", "cat >> {tmp_path}/said"]'
+    settings = {"idle_after": "1s"}
+    daemon = with_receivers(make_daemon, tmp_path, command, simulate="1x1G", settings=settings)
+    number = daemon.submit("--mem", "900M", "--notify", "idle", "--", "sleep", "600")
+    wait_for("it is idle", lambda: daemon.job(number)["idle_since_at"])
+    daemon.submit("--mem", "900M", "--", "true")
+    wait_for("it is sent", (tmp_path / "said").exists)
+    wait_for("all is sent", lambda: not attempts(daemon))
+    said = (tmp_path / "said").read_text()
+    assert f"job {number} (sleep) is idle\n\n" in said
+    assert f"gpulease cancel {number}" in said

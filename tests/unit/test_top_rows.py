@@ -194,6 +194,8 @@ def test_long_names_keep_their_ends() -> None:
         ({"leases": [lease(), lease(over_since_at=NOON, stops_at=SOON)]}, "over, stops in 30s"),
         ({"state": "releasing"}, "releasing"),
         ({"idle_ends_at": "2026-03-02T14:10:00Z"}, "idle, ends in 5m"),
+        ({"idle_since_at": "2026-03-02T12:05:00Z"}, "idle for 2h"),
+        ({"idle_since_at": "2026-03-02T13:06:00Z"}, "3h 25m"),
     ],
 )
 def test_a_row_shows_what_is_about_to_happen_to_a_job(changed: dict[str, Any], state: str) -> None:

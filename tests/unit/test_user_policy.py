@@ -70,7 +70,7 @@ def test_a_table_makes_the_watch_vary_only_where_it_says_otherwise_of_it() -> No
 
 def test_a_reload_counts_at_once() -> None:
     rules = UserPolicy(Settings())
-    assert rules.idleness(ME).release is Release.OFF
+    assert rules.idleness(ME).release is Release.WARN
     rules.adopt(Settings(idle="release", idle_after=timedelta(hours=1)))
     policy = rules.idleness(ME)
     assert (policy.release, policy.after) == (Release.RELEASE, timedelta(hours=1))

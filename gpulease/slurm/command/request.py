@@ -59,8 +59,8 @@ _FOREGROUND_ONLY = {
 _MAIL_TYPES = {
     "start": "BEGIN", "end": "END", "fail": "FAIL", "oom": "FAIL", "time-left": "TIME_LIMIT_90",
 }  # fmt: skip
-_NO_MAIL = "over-lease"
-"""Slurm does not know of leases; a default for all jobs may have it."""
+_NO_MAIL = frozenset({"over-lease", "idle"})
+"""Slurm does not know of leases; a default for all jobs may have them."""
 _CONDITIONS = {"ok": "afterok", "fail": "afternotok", "any": "afterany"}
 _WHOLE = "for whole GPUs: --gpus {count} --exclusive"
 
@@ -104,12 +104,12 @@ def _mail_types(events: Sequence[str]) -> list[str]:
     """
     asked = list(_MAIL_TYPES) if "all" in events else [each.partition("=")[0] for each in events]
     for each in asked:
-        if each not in _MAIL_TYPES and each != _NO_MAIL:
+        if each not in _MAIL_TYPES and each not in _NO_MAIL:
             raise BadValue(
                 f"cannot submit: no event named {each!r}",
                 f"use some of {', '.join(_MAIL_TYPES)}, all, or none",
             )
-    types = {_MAIL_TYPES[each]: None for each in asked if each != _NO_MAIL}
+    types = {_MAIL_TYPES[each]: None for each in asked if each not in _NO_MAIL}
     return [f"--mail-type={','.join(types)}"] if types else []
 
 
