@@ -151,6 +151,22 @@ def listed_events(given: Sequence[str]) -> list[str]:
     return [] if "none" in events else events
 
 
+def exit_codes(given: Sequence[str | int]) -> list[int]:
+    """Return the exit codes in --retry-on 75,137, each once.
+
+    Raises:
+        BadValue: one is no number.
+    """
+    words = [word.strip() for each in given for word in str(each).split(",")]
+    for word in words:
+        if not (word.isascii() and word.isdecimal()):
+            raise BadValue(
+                f"cannot use --retry-on: {word[:40]!r} is no exit code",
+                "such as --retry-on 75,137; after a signal it is 128 and the number of the signal",
+            )
+    return list(dict.fromkeys(map(int, words)))
+
+
 def _split(parts: str | int | None) -> tuple[int, list[int]]:
     return (1, []) if parts is None else parse_split(str(parts))
 
@@ -239,6 +255,20 @@ class RunOptions:
         "--retry-oom", metavar="FACTOR",
         help="Out of GPU memory: run again with more, as 1.5x; up to 4x in all.",
         fields=("retry_oom",), reads=_factor, python="retry_oom",
+    )  # fmt: skip
+    retries: int = _waiting(
+        "--retries", metavar="N", help="The job failed: run it again, up to N times.", default=0,
+        fields=("queue.retries",), python="retries",
+        edits="If it fails, run it again, up to N times in all.",
+    )  # fmt: skip
+    retry_on: Sequence[str] = _waiting(
+        "--retry-on", metavar="CODES", help="With --retries: only after these exit codes: 75,137.",
+        default=(), fields=("queue.retry_on",), reads=exit_codes, python="retry_on",
+    )  # fmt: skip
+    retry_delay: str | None = _waiting(
+        "--retry-delay", metavar="SPAN",
+        help="Wait before the first retry, doubled at each; default: 10s, up to 1h.",
+        fields=("queue.retry_delay",), reads=seconds, python="retry_delay",
     )  # fmt: skip
     array: str | None = _waiting(
         "--array", metavar="INDICES", help="A job for each index: 0-99, 1,3,5; %8: 8 at once.",

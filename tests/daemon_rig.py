@@ -229,6 +229,13 @@ class Daemon:
     def status(self) -> dict[str, Any]:
         return _shown(self.client.status())
 
+    def tries(self, job: int) -> list[dict[str, Any]]:
+        """Return a job and those that continue it, once the last of them has ended."""
+        found = [self.wait_until(job, "ended")]
+        while (number := found[-1]["retried_as"]) is not None:
+            found.append(self.wait_until(number, "ended"))
+        return found
+
     def wait_until(self, job: int, *states: str) -> dict[str, Any]:
         """Return the job as soon as it is in one of `states`; it may be yet to come."""
 
@@ -337,8 +344,8 @@ def _options_of(arguments: Sequence[str]) -> tuple[RunOptions, list[str]]:
             break
         name = word.removeprefix("--").replace("-", "_")
         given[name] = True if name in _FLAGS else words.pop(0)
-    if "gpus" in given:
-        given["gpus"] = int(given["gpus"])
-    for name in {"gpu", "notify"} & given.keys():
+    for name in {"gpus", "retries"} & given.keys():
+        given[name] = int(given[name])
+    for name in {"gpu", "notify", "retry_on"} & given.keys():
         given[name] = [given[name]]
     return RunOptions(**given), words

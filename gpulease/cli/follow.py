@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from gpulease.wire.jobs import JobView
     from gpulease.wire.machine import GpuView
 
+_BY_ITSELF = ("exited", "signaled")
 CANCEL_WITHIN = 5.0
 """Seconds for the daemon to confirm a cancellation; the user waits for the prompt."""
 _VERDICT_WITHIN = 3.0
@@ -68,18 +69,12 @@ class FollowOptions:
     """The keys that detach."""
     is_shell: bool = False
     """The job is a shell: describe its lease."""
-    follows_retries: bool = False
-    """If the job runs out of GPU memory, follow the job that retries it."""
-    requeue: bool = False
-    """The job is queued again if the machine fails."""
+    may_run_again: bool = False
+    """If the job fails, it may be queued again: wait for what the daemon decides."""
     verbose: bool = False
     """Say which GPU each device name of the frameworks is."""
     summary: bool = False
     """Say in one line what the job did with its GPUs."""
-
-    @property
-    def may_run_again(self) -> bool:
-        return self.follows_retries or self.requeue
 
 
 @record(frozen=True)
@@ -110,8 +105,8 @@ def follow(
     """
     while True:
         status, job = _follow(client, job, signals, stderr, options, submission)
-        # A command that attached to a job shows how that one ended, if it ran out of memory.
-        follows = options.follows_retries or not job.out_of_memory
+        # A command that attached to a job shows how that one ended, if it failed.
+        follows = options.started or job.outcome not in _BY_ITSELF
         if job.retried_as is None or not follows:
             return status
         job, submission = client.job(job.retried_as), None

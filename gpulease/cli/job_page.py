@@ -133,11 +133,9 @@ def fields(
     yield "first use", first_use(job)
     yield "steps", steps(job)
     yield "adopted", _ADOPTED if job.adopted else None
-    if job.retry_of is not None:
-        was_requeued = any(event.kind == "requeued" for event in job.events)
-        yield "continues" if was_requeued else "retry of", f"job {job.retry_of}"
-    if job.retried_as is not None:
-        yield "retried as" if job.out_of_memory else "requeued as", f"job {job.retried_as}"
+    yield "try", _try(job)
+    yield "continues", None if job.retry_of is None else f"job {job.retry_of}"
+    yield "continued", None if job.retried_as is None else f"as job {job.retried_as}"
     yield "queue", _queue(job)
     events = (event.partition("=") for event in job.notify)
     yield (
@@ -286,6 +284,16 @@ def _requested(job: JobView) -> str:
     if limit is None:
         return requested(job)
     return f"{requested(job)} for at most {format_span(timedelta(seconds=limit))}"
+
+
+def _try(job: JobView) -> str | None:
+    """Say which try of the job this is, and after which exit codes there is a next one."""
+    asked = job.queue
+    if asked is None or not asked.retries:
+        return None
+    which = f"{asked.retried + 1} of {asked.retries + 1}"
+    codes = ", ".join(map(str, asked.retry_on))
+    return f"{which}, again after exit code {codes}" if codes else which
 
 
 def _queue(job: JobView) -> str | None:

@@ -54,10 +54,12 @@ def _refuse_options_of_a_job(job: str, options: RunOptions) -> None:
                 ("--held", options.held),
             )
         ),
-        (
-            options.retry_oom is not None,
-            "--retry-oom",
-            f"use it where job {job} is started; {_NEW_LEASE}",
+        *(
+            (is_given, option, f"use it where job {job} is started; {_NEW_LEASE}")
+            for option, is_given in (
+                ("--retry-oom", options.retry_oom is not None),
+                ("--retries", options.retries > 0),
+            )
         ),
     )
     for is_given, option, hint in refused:

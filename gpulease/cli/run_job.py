@@ -262,8 +262,7 @@ def _submit(daemon: Transport, request: SubmitRequest, options: RunOptions) -> i
         how = FollowOptions(
             keys=_keys(options),
             is_shell=options.shell,
-            follows_retries=options.retry_oom is not None,
-            requeue=options.requeue,
+            may_run_again=bool(options.retry_oom or options.retries or options.requeue),
             verbose=options.verbose,
             summary=options.summary,
         )

@@ -30,6 +30,8 @@ class Block:
 
     kind: BlockKind
     begin_at: datetime | None = None
+    of_try: int | None = None
+    """The number of the try that begins then; None for a job that has not failed."""
     after: tuple[Dependency, ...] = ()
     most_running: int | None = None
 
@@ -39,6 +41,8 @@ class Block:
             case BlockKind.HELD:
                 return "held until gpulease edit --no-held"
             case BlockKind.BEGIN:
+                if self.of_try is not None:
+                    return f"it has failed, and waits before try {self.of_try}"
                 return "not before its begin time"
             case BlockKind.AFTER:
                 return f"not before {_listed(self.after, labels)}"
@@ -118,7 +122,8 @@ def own_block(job: Job, at: datetime) -> Block | None:
     if options.after:
         return Block(BlockKind.AFTER, after=options.after)
     if options.begin_at is not None and options.begin_at > at:
-        return Block(BlockKind.BEGIN, begin_at=options.begin_at)
+        of_try = options.retried + 1 if options.retried else None
+        return Block(BlockKind.BEGIN, begin_at=options.begin_at, of_try=of_try)
     return None
 
 

@@ -30,7 +30,7 @@ class JobUsage:
     attempt: int = 0
     """The number of earlier attempts."""
     retry_of: JobId | None = None
-    """The job that this one continues: it ran out of memory, or was queued again."""
+    """The job that this one continues: it failed, ran out of memory, or was queued again."""
     retried_as: JobId | None = None
     """The job that continues this one."""
     out_of_memory: bool = False
@@ -239,6 +239,16 @@ class Exit:
         if self.signal is not None:
             return f"ended by signal {self.signal}"
         return "ended" if self.code is None else f"exit status {self.code}"
+
+    @property
+    def verb(self) -> str:
+        """How it ended, after the name of the job."""
+        return str(self) if self.code is None else f"exited with {self.code}"
+
+    @property
+    def status(self) -> int | None:
+        """The exit status as a shell shows it; None if it is unknown."""
+        return self.code if self.signal is None else 128 + self.signal
 
 
 @dataclass(frozen=True, slots=True)

@@ -71,6 +71,10 @@ class ArrayElement:
     """How many elements may hold memory at once; None: any number."""
 
 
+FIRST_RETRY_DELAY = timedelta(seconds=10)
+LONGEST_RETRY_DELAY = timedelta(hours=1)
+
+
 @dataclass(frozen=True, slots=True)
 class QueueOptions:
     """When and in what order a job may start, besides what its claim needs."""
@@ -86,6 +90,12 @@ class QueueOptions:
     """The jobs that it still waits for."""
     requeue: bool = False
     """It is queued again if the machine fails under it."""
+    retries: int = 0
+    """How often it is tried again if it fails."""
+    retry_on: tuple[int, ...] = ()
+    """The exit statuses after which it is tried again, as a shell shows them; empty: any but 0."""
+    retry_delay: timedelta = FIRST_RETRY_DELAY
+    """How long the first retry waits; each further one waits twice as long."""
     preemptible: bool = False
     """It makes way for jobs that are not preemptible, and is queued again."""
     array: ArrayElement | None = None
@@ -97,6 +107,8 @@ class QueueOptions:
     """An admin moved it: it rises to the place of that job, and the job does not sink."""
     requeued: int = 0
     """How often it was queued again."""
+    retried: int = 0
+    """How often it was tried again after it had failed."""
 
 
 NO_OPTIONS = QueueOptions()

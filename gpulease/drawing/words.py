@@ -244,8 +244,10 @@ def alike(jobs: Iterable[JobView]) -> list[list[JobView]]:
 
 def reason_of(job: JobView, now: datetime) -> str | None:
     """Write why a job waits or how it ended, with its begin time if it waits for that."""
-    if _begin_of(job) is not None:
-        return f"not before {clock(_begin_of(job), now)}"
+    if (begin := _begin_of(job)) is not None:
+        if job.queue is not None and job.queue.retried:
+            return f"try {job.queue.retried + 1} not before {clock(begin, now, seconds=True)}"
+        return f"not before {clock(begin, now)}"
     return sentence(job.reason) if job.reason else None
 
 

@@ -348,7 +348,14 @@ def worker_exited(event: shim_control.Exited) -> WorkerExited:
     detail = event.failed.message if event.failed is not None else _short_of_ram(event)
     # Of a job that began just before a reboot, the daemon may know the end alone.
     rebooted = event.ended_at.timestamp() < system_started_at()
-    return WorkerExited(outcome, exit_, event.ended_at, detail, event.terminated and rebooted)
+    return WorkerExited(
+        outcome,
+        exit_,
+        event.ended_at,
+        detail,
+        by_shutdown=event.terminated and rebooted,
+        interrupted=event.interrupted,
+    )
 
 
 def _short_of_ram(event: shim_control.Exited) -> str | None:

@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent import futures
 from contextlib import suppress
 from dataclasses import dataclass
@@ -39,12 +39,14 @@ from gpulease.lease_api.acquire import (
     with_python_names,
 )
 from gpulease.lease_api.call_files import CallFiles, Outcome, name_of
+from gpulease.options import seconds
 from gpulease.wire.jobs import JobView
 from gpulease.wire.requests import (
     LARGEST_RETRY,
     LONGEST_NAME,
     CancelJobsRequest,
     NestedRequest,
+    QueueRequest,
     SubmitRequest,
     spoken,
     to_wire,
@@ -117,6 +119,9 @@ class Executor(futures.Executor):
         name: str | None = None,
         max_workers: int | None = None,
         retry_oom: float | None = None,
+        retries: int = 0,
+        retry_on: Sequence[int] = (),
+        retry_delay: Span | None = None,
         visible: Visible = "uuid",
         growth: bool = False,
         split: int | str = 1,
@@ -128,7 +133,10 @@ class Executor(futures.Executor):
 
         `name` is that of the jobs, by default the function's. At most `max_workers` jobs are queued
         or running at once; None: all calls. `retry_oom=1.5` runs a call that ran out of GPU memory
-        again with 1.5 times as much. Inside a lease, `new_lease=True` is needed.
+        again with 1.5 times as much. `retries=3` runs a call again that raised or crashed, up to
+        three times, the first time after `retry_delay` (10 s), which is doubled each time; with
+        `retry_on` only after these exit codes of its process. Inside a lease, `new_lease=True` is
+        needed.
 
         Raises:
             AlreadyLeased: this process runs within a lease, and `new_lease` is not given.
@@ -147,6 +155,8 @@ class Executor(futures.Executor):
             same_model=same_model, exclusive=exclusive, time_limit=time_limit,
             visible=visible, growth=growth, split=split, processes=processes,
         )  # fmt: skip
+        delay = seconds(retry_delay)
+        self._queue = QueueRequest(retries=retries, retry_on=list(retry_on), retry_delay=delay)
         self._name, self._retry_oom, self._max = name, retry_oom, max_workers or sys.maxsize
         self._client = client or connect()
         if not new_lease:
@@ -235,6 +245,7 @@ class Executor(futures.Executor):
             name=name,
             # The same if the answer is lost and the thread submits it again.
             key=os.urandom(16).hex(),
+            queue=self._queue,
             retry_oom=self._retry_oom,
         )
 

@@ -144,6 +144,7 @@ def edit_of(asked: EditRequest, *, is_admin: bool) -> Edit:
             nice=asked.nice or 0,
             held=bool(asked.held),
             begin_at=None if begins_now else asked.begin_at,
+            retries=asked.retries or 0,
         ),
         is_admin=is_admin,
     )
@@ -151,7 +152,7 @@ def edit_of(asked: EditRequest, *, is_admin: bool) -> Edit:
     changed: dict[str, object] = {each: getattr(claim, each) for each in names}
     if asked.memory is not None or asked.share is not None:
         changed["memory"] = claim.memory
-    options = {each: getattr(queue, each) for each in ("priority", "nice", "held", "begin_at")}
+    options = {each: getattr(queue, each) for each in _EDITED}
     return Edit(
         claim=_given(changed, asked),
         options=_given(options, asked),
@@ -162,6 +163,7 @@ def edit_of(asked: EditRequest, *, is_admin: bool) -> Edit:
     )
 
 
+_EDITED = ("priority", "nice", "held", "begin_at", "retries")
 _ANY = Defaults(1)
 """For a claim of which only the given fields are used."""
 

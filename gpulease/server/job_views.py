@@ -373,6 +373,10 @@ class JobViews:
             array_most=None if array is None else array.most_running,
             requeued=options.requeued,
             blocked_by=None if block is None else block.kind.value,
+            retries=options.retries,
+            retried=options.retried,
+            retry_on=list(options.retry_on),
+            retry_delay=options.retry_delay.total_seconds() if options.retries else None,
         )
 
     def _is_suspended(self, job: Job) -> bool:

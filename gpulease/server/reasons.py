@@ -47,10 +47,8 @@ def reason(job: Job, wait_reason: str | None = None) -> tuple[str | None, str | 
 
 
 def _ending(job: Job) -> str | None:
-    if job.outcome is Outcome.EXITED and job.exit is not None:
-        return f"exited with {job.exit.code}"
-    if job.outcome is Outcome.SIGNALED and job.exit is not None:
-        return f"ended by signal {job.exit.signal}"
+    if job.outcome in (Outcome.EXITED, Outcome.SIGNALED) and job.exit is not None:
+        return job.exit.verb
     return spoken(job.outcome) if job.outcome else None
 
 
@@ -66,7 +64,7 @@ def shell_status(outcome: str | None, code: int | None, signal: int | None) -> i
     """Return the exit status of an ended job as a shell shows it; None if it never ran."""
     if outcome in AT_A_LIMIT:
         return EXIT_TIME_LIMIT
-    return code if signal is None else 128 + signal
+    return Exit(code, signal).status
 
 
 @dataclass(frozen=True, slots=True)

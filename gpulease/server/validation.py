@@ -15,6 +15,8 @@ from msgspec import Meta
 from gpulease.domain.gpu import JobId
 from gpulease.domain.lease import LONGEST_TIME, Claim
 from gpulease.domain.queue_options import (
+    FIRST_RETRY_DELAY,
+    LONGEST_RETRY_DELAY,
     Condition,
     Indices,
     Priority,
@@ -48,6 +50,8 @@ from gpulease.wire.requests import (
 from gpulease.wire.text import clean
 
 _LONGEST_KEY = 64
+_MOST_RETRIES = 100
+_MOST_RETRY_CODES = 50
 _AFTER = "queue.after"
 _YEARS = range(2000, 3000)
 """Of an instant; sums of instants and spans stay within what datetime can hold."""
@@ -233,6 +237,9 @@ def _refuse_split(sizes: Sequence[int], memory: int | None) -> None:
         )
 
 
+_WITHOUT_RETRIES = ("the job is not tried again", "add --retries 3")
+
+
 def queue_options_of(asked: QueueRequest, *, is_admin: bool) -> QueueOptions:
     """Return the options of the queue, without dependencies and array.
 
@@ -249,7 +256,36 @@ def queue_options_of(asked: QueueRequest, *, is_admin: bool) -> QueueOptions:
         begin_at=instant_of("queue.begin_at", asked.begin_at),
         requeue=asked.requeue,
         preemptible=asked.preemptible,
+        retries=within("queue.retries", asked.retries, 0, _MOST_RETRIES),
+        retry_on=_retry_on(asked),
+        retry_delay=_retry_delay(asked),
     )
+
+
+def _retry_on(asked: QueueRequest) -> tuple[int, ...]:
+    """Return the exit statuses after which a job is tried again."""
+    if asked.retry_on and not asked.retries:
+        listed = ",".join(map(str, asked.retry_on[:_MOST_RETRY_CODES]))
+        raise BadValue.of_field("queue.retry_on", listed, *_WITHOUT_RETRIES)
+    within("queue.retry_on", len(asked.retry_on), 0, _MOST_RETRY_CODES)
+    for code in asked.retry_on:
+        if not 1 <= code <= 255:
+            raise BadValue.of_field(
+                "queue.retry_on",
+                code,
+                "the exit code of a failure is 1 to 255",
+                "leave out --retry-on to try again after any failure",
+            )
+    return tuple(dict.fromkeys(asked.retry_on))
+
+
+def _retry_delay(asked: QueueRequest) -> timedelta:
+    if asked.retry_delay is None:
+        return FIRST_RETRY_DELAY
+    if not asked.retries:
+        written = written_span(asked.retry_delay)
+        raise BadValue.of_field("queue.retry_delay", written, *_WITHOUT_RETRIES)
+    return span("queue.retry_delay", asked.retry_delay, LONGEST_RETRY_DELAY) or timedelta(0)
 
 
 def _refuse_privileges(asked: QueueRequest) -> None:

@@ -251,6 +251,7 @@ def _described(job: Job, labels: Mapping[GpuUuid, str]) -> Iterator[tuple[str, s
     begin = options.begin_at
     yield "begin", "none" if begin is None else begin.isoformat(timespec="seconds")
     yield "after", ", ".join(map(str, options.after)) or "none"
+    yield "retries", str(options.retries)
 
 
 def _named(claim: Claim, labels: Mapping[GpuUuid, str]) -> str:

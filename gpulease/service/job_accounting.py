@@ -11,7 +11,7 @@ from dataclasses import replace
 from gpulease.domain.enforcement import with_watch_level
 from gpulease.domain.gpu import GpuUuid, JobId
 from gpulease.domain.health import ends_jobs
-from gpulease.domain.job import Job, Outcome
+from gpulease.domain.job import Exit, Job, Outcome
 from gpulease.domain.lease import Lease
 from gpulease.domain.memory_estimate import advised_size_after_oom, retry_size
 from gpulease.domain.oom import (
@@ -92,7 +92,7 @@ class JobAccounting:
             ended = self._settle(tx, before, ended, said)
             if broken is None or before.outcome is not None or ended.usage.out_of_memory:
                 return ended
-            return after_failure(tx, ended, f"{_ended(ended)} after {broken}")
+            return after_failure(tx, ended, f"{(ended.exit or Exit(1)).verb} after {broken}")
 
         return settle
 
@@ -146,7 +146,7 @@ class JobAccounting:
         # A GPU that is unreadable, perhaps because of the job's failure, offers nothing now.
         at = job.ended_at or job.submitted_at
         most = most_of(self._observer.latest, self._policy(), job.claim, at)
-        what = f"{_ended(job)}: it ran out of GPU memory{_with_peak(peak, leased)}"
+        what = f"{(job.exit or Exit(1)).verb}: it ran out of GPU memory{_with_peak(peak, leased)}"
         size = advised_size_after_oom(leased, peak, found.lacking)
         size = min(size, most) if most else size
         if most and found.lacking is not None and found.lacking > most:
@@ -197,12 +197,6 @@ def _as_watched(job: Job, *, stops: bool) -> Job:
         for lease in job.leases
     )
     return replace(job, leases=tuple(leases))
-
-
-def _ended(job: Job) -> str:
-    if job.exit is not None and job.exit.signal is not None:
-        return f"ended by signal {job.exit.signal}"
-    return f"exited with {job.exit.code if job.exit else 1}"
 
 
 def _with_peak(peak: int | None, leased: int) -> str:

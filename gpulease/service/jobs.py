@@ -242,7 +242,7 @@ def note_exited(
             return job
         if settle is not None:
             changed = settle(tx, job, changed)
-        changed = after_end(tx, job, changed, by_shutdown=news.by_shutdown)
+        changed = after_end(tx, job, changed, news)
         how = news.outcome if job.has_shim else outcome
         tx.save(changed, Event(news.at, Trigger.WORKER_EXITED, how))
     return changed

@@ -476,6 +476,8 @@ class WorkerExited:
     """A shutdown of the machine ended it."""
     started: WorkerStarted | None = None
     """Its start, if that is news too."""
+    interrupted: bool = False
+    """A command that was attached to it sent it a signal that ends programs."""
 
 
 WorkerNews = WorkerStarted | WorkerExpired | MainExited | WorkerExited

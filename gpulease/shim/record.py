@@ -83,6 +83,8 @@ class Exited:
     """The shim got SIGTERM too, as all processes do at a shutdown."""
     oom_kills: int = 0
     """Processes of the job that the kernel killed for lack of RAM, if it was not successful."""
+    interrupted: bool = False
+    """A client has sent it a signal that ends programs, as Ctrl-C does."""
 
 
 @record(frozen=True)
@@ -171,6 +173,7 @@ def exited(line: Mapping[str, Any]) -> Exited:
         failed=failure(failed) if failed else None,
         terminated=bool(line.get("terminated")),
         oom_kills=int(line.get("oom_kills", 0)),
+        interrupted=bool(line.get("interrupted")),
     )
 
 
@@ -311,6 +314,8 @@ class JobEvents:
         """The command had ended by itself, with all of its processes, before SIGTERM was sent."""
         self.terminated = False
         """This shim got SIGTERM, which it ignores."""
+        self.interrupted = False
+        """A client has sent the worker a signal that ends programs."""
         self._record = record
         self._unwritten: list[Mapping[str, Any]] = []
 
@@ -342,6 +347,7 @@ class JobEvents:
         reason = stop["reason"] if stop else usual
         end = {"reason": reason, **main, "main_exited_at": at, "ended_at": now()}
         end |= {"terminated": True} if self.terminated else {}
+        end |= {"interrupted": True} if self.interrupted else {}
         end |= {"oom_kills": oom_kills} if oom_kills else {}
         return self._end({**end, "max_rss": max_rss})
 

@@ -107,6 +107,8 @@ _KILL_AGAIN_S = 0.1
 _PODMAN_ENDS_WITHIN_S = 3.0
 """Time for podman to note that a killed container has ended."""
 _CHECK_CLIENTS_EVERY_S = 1.0
+_ENDING = frozenset({signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM})
+"""The signals with which somebody ends a program."""
 _LONGEST_GRACE_S = 86400.0
 _LONGEST_REASON = 64
 _LONGEST_FAILURE = 64 << 10
@@ -362,7 +364,9 @@ class Supervisor:
             case FrameKind.WINDOW if client is self._clients.attached:
                 self._resize(Payload(payload))
             case FrameKind.SIGNAL:
-                self._main.send(Payload(payload).integer("signal"))
+                number = Payload(payload).integer("signal")
+                self._main.send(number)
+                self._events.interrupted |= number in _ENDING
             case FrameKind.STOP | FrameKind.TIME_LIMIT | FrameKind.NOTICE:
                 self._control(client, kind, Payload(payload))
             case _:

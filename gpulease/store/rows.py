@@ -26,6 +26,7 @@ from gpulease.domain.job import (
 from gpulease.domain.lease import Claim, Lease, State
 from gpulease.domain.notifications import Message
 from gpulease.domain.queue_options import (
+    FIRST_RETRY_DELAY,
     ArrayElement,
     Condition,
     Dependency,
@@ -119,6 +120,10 @@ def _queue_values(options: QueueOptions) -> dict[str, object]:
         "moved_before": options.moved_before,
         "moved_by_admin": options.moved_by_admin,
         "requeued": options.requeued,
+        "retries": options.retries,
+        "retry_on": ",".join(map(str, options.retry_on)) or None,
+        "retry_delay_us": _microseconds(options.retry_delay) if options.retries else None,
+        "retried": options.retried,
     }
 
 
@@ -139,7 +144,16 @@ def _queue_of(row: JobRow) -> QueueOptions:
         moved_before=None if row.moved_before is None else JobId(row.moved_before),
         moved_by_admin=row.moved_by_admin,
         requeued=row.requeued,
+        retries=row.retries,
+        retry_on=tuple(int(each) for each in (row.retry_on or "").split(",") if each),
+        retry_delay=_retry_delay(row),
+        retried=row.retried,
     )
+
+
+def _retry_delay(row: JobRow) -> timedelta:
+    us = row.retry_delay_us
+    return FIRST_RETRY_DELAY if us is None else timedelta(microseconds=us)
 
 
 def _dependency_of(text: str) -> Dependency:

@@ -251,6 +251,12 @@ class JobRow(Row):
     """The queued job that it goes before; 0: before all others of its owner."""
     moved_by_admin: Mapped[bool] = mapped_column(server_default=text("0"))
     requeued: Mapped[int] = mapped_column(server_default=text("0"))
+    retries: Mapped[int] = mapped_column(server_default=text("0"))
+    retry_on: Mapped[str | None]
+    """Exit statuses, separated by commas; null for any but 0."""
+    retry_delay_us: Mapped[int | None]
+    """Null for a job without retries."""
+    retried: Mapped[int] = mapped_column(server_default=text("0"))
     predicted_run_us: Mapped[int | None]
     predicted_start_at: Mapped[datetime | None]
     utilization: Mapped[int | None]

@@ -206,6 +206,14 @@ class QueueView:
     array_waiting: ArrayWaitingView | None = None
     """The elements that it stands for in a status that leaves jobs out; null if it stands for
     itself alone."""
+    retries: int = 0
+    """How often it is tried again if it fails."""
+    retried: int = 0
+    """How often it was tried again: this is try `retried` + 1."""
+    retry_on: list[int] = field(default_factory=list)
+    """The exit statuses after which it is tried again; empty: any but 0."""
+    retry_delay: float | None = None
+    """Seconds before the first retry, doubled at each; null if it is not tried again."""
 
 
 @dataclass(slots=True)

@@ -94,6 +94,12 @@ class QueueRequest:
     """The indices of an array of jobs, such as "0-99%8" or "1,3,5"."""
     requeue: bool = False
     preemptible: bool = False
+    retries: int = 0
+    """How often the job is tried again if it fails by itself."""
+    retry_on: list[int] = field(default_factory=list)
+    """Only after these exit statuses, as a shell shows them; empty: after any but 0."""
+    retry_delay: float | None = None
+    """Seconds before the first retry, doubled at each further one up to an hour; null: 10."""
 
 
 @dataclass(slots=True)
@@ -360,6 +366,8 @@ class EditRequest:
     """An instant in ISO 8601, or "now"."""
     after: list[str] | None = None
     """As in `QueueRequest`; an empty list: none."""
+    retries: int | None = None
+    """As in `QueueRequest`; those that it has had count."""
     only_waiting: bool = False
     """Leave out jobs that do not wait, as elements of an array that have started."""
 

@@ -290,7 +290,7 @@ def test_a_file_of_every_released_schema_is_migrated_after_a_copy(
 
 
 def test_what_earlier_releases_stored_is_read_back(tmp_path: Path) -> None:
-    for schema in ("0005", "0006", "0007"):
+    for schema in ("0005", "0006", "0007", "0010"):
         (tmp_path / schema).mkdir()
     with closing(released(tmp_path / "0005", "0005")) as store:
         [job] = [job for job in store.live() if job.queue.held]
@@ -307,6 +307,10 @@ def test_what_earlier_releases_stored_is_read_back(tmp_path: Path) -> None:
     with closing(released(tmp_path / "0007", "0007")) as store:
         of_slurm = {job.id: job.slurm for job in store.live() if job.slurm}
         assert of_slurm == {11: SlurmJob(17, "n1", 1)}
+    with closing(released(tmp_path / "0010", "0010")) as store:
+        [options] = [job.queue for job in store.live() if job.queue.retries]
+        assert (options.retry_on, options.retry_delay) == ((75, 137), timedelta(seconds=30))
+        assert (options.retries, options.retried) == (3, 1)
 
 
 def test_a_migration_forgets_neither_how_far_ids_have_come_nor_what_a_job_is(

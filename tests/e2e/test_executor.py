@@ -308,6 +308,25 @@ def test_a_call_that_runs_out_of_memory_is_made_again_with_more(
     assert [job["out_of_memory"] for job in daemon.jobs()] == [True, False]
 
 
+def test_a_call_that_raised_is_made_again(daemon: Daemon, tmp_path: Path) -> None:
+    shown = run(
+        daemon, tmp_path,
+        """\
+        def train():
+            if not os.path.exists("tried"):
+                open("tried", "w").close()
+                raise RuntimeError("the license server does not answer")
+            return "done"
+        """,
+        """\
+        with gpulease.Executor("1G", retries=1, retry_delay=0) as pool:
+            tell(pool.submit(train).result())
+        """,
+    )  # fmt: skip
+    assert shown == "done\n"
+    assert [job["queue"]["retried"] for job in daemon.jobs()] == [0, 1]
+
+
 def test_what_cannot_be_pickled_is_refused_where_it_is_submitted(
     daemon: Daemon, tmp_path: Path
 ) -> None:

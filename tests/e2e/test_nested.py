@@ -80,6 +80,7 @@ def test_its_streams_and_its_exit_code_are_those_of_the_command(daemon: Daemon) 
         ("--time 1h", "time limit", "timeout 4h COMMAND"),
         ("-d", "-d", "gpulease run COMMAND &"),
         ("--retry-oom 2x", "--retry-oom", "job"),
+        ("--retries 2", "--retries", "job"),
     ],
 )
 def test_what_takes_a_job_of_its_own_is_refused_in_words(

@@ -2,7 +2,6 @@
 
 import shlex
 import sys
-from typing import Any
 
 from daemon_rig import Daemon, wait_for
 from goldens import mentions
@@ -17,14 +16,6 @@ NEEDS = (
 
 def needs(mebibytes: int, first: str = "true") -> tuple[str, ...]:
     return "sh", "-c", f"{first}; {NEEDS}".format(mebibytes).replace("{{", "{").replace("}}", "}")
-
-
-def successors(daemon: Daemon, job: int) -> list[dict[str, Any]]:
-    """Return a job and all that tried it again, once the last of them has ended."""
-    chain = [daemon.wait_until(job, "ended")]
-    while (number := chain[-1]["retried_as"]) is not None:
-        chain.append(daemon.wait_until(number, "ended"))
-    return chain
 
 
 def test_the_owner_is_told_what_to_ask_for(daemon: Daemon) -> None:
@@ -42,7 +33,7 @@ def test_run_stays_with_the_job_that_tries_again(daemon: Daemon) -> None:
     done = daemon.run("run", "--mem", "1G", "--retry-oom", "1.5x", *needs(2000))
 
     assert done.stdout == "enough\n"
-    chain = successors(daemon, 1)
+    chain = daemon.tries(1)
     assert [job["claim"]["memory"] >> 20 for job in chain] == [1024, 1536, 2304]
     assert [job["retry_of"] for job in chain] == [None, 1, 2]
     assert [job["exit_status"] for job in chain] == [1, 1, 0]
@@ -60,7 +51,7 @@ def test_a_job_that_ended_while_the_daemon_was_dead_is_tried_again_once(daemon: 
     gate.touch()
     wait_for("its shim noted the end", lambda: b'"exited"' in record.read_bytes())
     daemon.start()
-    chain = successors(daemon, job)
+    chain = daemon.tries(job)
     daemon.kill()
     daemon.start()
 

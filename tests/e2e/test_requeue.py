@@ -10,7 +10,6 @@ import subprocess
 import time
 from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -38,14 +37,6 @@ def words(ledger: Path) -> list[str]:
     return ledger.read_text().split()
 
 
-def chain(daemon: Daemon, job: int) -> list[dict[str, Any]]:
-    """Return a job and those that continue it, once the last of them has ended."""
-    found = [daemon.wait_until(job, "ended")]
-    while (number := found[-1]["retried_as"]) is not None:
-        found.append(daemon.wait_until(number, "ended"))
-    return found
-
-
 def test_a_preemptible_job_makes_way_saves_its_work_and_continues(
     daemon: Daemon, tmp_path: Path
 ) -> None:
@@ -65,7 +56,7 @@ def test_a_preemptible_job_makes_way_saves_its_work_and_continues(
     assert spare.returncode == 0
     assert words(ledger) == ["start", "saved", "winner", "start", "done"]
     assert mentions(said, f"job {first['id']} makes way for job", "requeued as job 3")
-    jobs = chain(daemon, first["id"])
+    jobs = daemon.tries(first["id"])
     assert [job["outcome"] for job in jobs] == ["preempted", "exited"]
     assert jobs[1]["queue"]["requeued"] == 1
 
@@ -83,10 +74,10 @@ def test_a_job_whose_shim_was_killed_is_queued_again_if_it_asked_for_that(
     is_up(ledgers[0], 2)
     gate.touch()
 
-    jobs = chain(daemon, asked)
+    jobs = daemon.tries(asked)
     assert [job["outcome"] for job in jobs] == ["lost", "exited"]
     assert mentions(jobs[0]["reason"], f"requeued as job {jobs[1]['id']}")
-    assert chain(daemon, other)[-1]["outcome"] == "lost"
+    assert daemon.tries(other)[-1]["outcome"] == "lost"
 
 
 def test_a_shim_notes_the_sigterm_of_a_shutdown_and_goes_on(daemon: Daemon, tmp_path: Path) -> None:
@@ -121,7 +112,7 @@ def test_a_job_that_a_shutdown_ended_is_queued_again_after_the_boot(
 
     daemon.start()
 
-    jobs = chain(daemon, job)
+    jobs = daemon.tries(job)
     assert [job["outcome"] for job in jobs] == ["exited", "exited"]
     assert mentions(jobs[0]["reason"], "the machine was shut down; requeued as job 2")
     assert words(ledger) == ["start", "saved", "start", "done"]
@@ -150,7 +141,7 @@ def test_a_job_that_made_way_while_no_daemon_ran_is_queued_again_once(
     for _ in range(2):
         daemon.start()
         daemon.wait_until(winner, "ended")
-        jobs = chain(daemon, spare)
+        jobs = daemon.tries(spare)
         daemon.kill()
 
     assert [job["outcome"] for job in jobs] == ["preempted", "exited"]
@@ -178,7 +169,7 @@ def test_kills_in_the_middle_of_preemption_lose_nothing_and_do_nothing_twice(
         daemon.kill()
         daemon.start()
 
-    ends = [chain(daemon, job) for job in submitted]
+    ends = [daemon.tries(job) for job in submitted]
 
     assert [jobs[-1]["exit_status"] for jobs in ends] == [0] * len(submitted), f"seed {seed}"
     every = sorted(job["id"] for jobs in ends for job in jobs)

@@ -34,6 +34,7 @@ class Order:
     time_limit: float | None = None
     wait: float | None = None
     retry_oom: float | None = None
+    retries: int = 0
     runs_out: bool = False
     """It ends by itself; all others are cancelled or given back in the end."""
     follow_up: str | None = None
@@ -63,7 +64,12 @@ class Order:
             name=self.mark,
             wait=self.wait,
             retry_oom=self.retry_oom,
-            queue=QueueRequest(array=self.array, after=self._after()),
+            queue=QueueRequest(
+                array=self.array,
+                after=self._after(),
+                retries=self.retries,
+                retry_delay=0.1 if self.retries else None,
+            ),
         )
 
     def _after(self) -> list[str]:
@@ -201,13 +207,13 @@ def _fails(mark: str, ledger: Path, rng: random.Random) -> Order:
 
 
 def _retried(mark: str, ledger: Path, rng: random.Random) -> Order:
-    """Runs out of memory the first time, and is tried again by a job that has the same mark."""
-    says = "CUDA out of memory. Tried to allocate 1.00 GiB"
+    """Fails the first time, and is tried again by a job that has the same mark."""
+    by_size = rng.random() < 0.5
+    says = "CUDA out of memory. Tried to allocate 1.00 GiB" if by_size else "no license is free"
     fails = f'test "$(grep -c start "$0")" -gt 1 || {{ echo "{says}" >&2; exit 1; }}'
     script = f"sleep {rng.uniform(0, 0.5):.3f}; {fails}; {_FINISH} exit 0"
-    return _job(
-        mark, ledger, "retried", script, ("exited", 0), retry_oom=1.5, runs_out=True
-    )  # fmt: skip
+    again = {"retry_oom": 1.5} if by_size else {"retries": 1}
+    return _job(mark, ledger, "retried", script, ("exited", 0), runs_out=True, **again)
 
 
 def _hungry(mark: str, ledger: Path, _: random.Random) -> Order:

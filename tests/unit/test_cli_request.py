@@ -66,6 +66,7 @@ def test_no_wait_is_zero_and_neither_is_for_ever() -> None:
         {"mem": "4X"},
         {"mem": "0"},
         {"retry_oom": "more"},
+        {"retry_on": ["more"]},
         {"time": "soon"},
         {"wait": "0s"},
         {"wait": "1m", "no_wait": True},

@@ -183,8 +183,8 @@ WITHOUT_COUNTERPART = [
     {"gpu": ("1",)}, {"gpu_model": "A100"}, {"min_vram": "40G"}, {"same_model": True},
     {"preemptible": True}, {"priority": "high"}, {"retry_oom": "1.5x"}, {"grace": "5s"},
     {"verbose": True}, {"summary": True}, {"detach_keys": "ctrl-p"}, {"requeue": True},
-    {"array": "0-9"}, {"detach": True, "no_wait": True}, {"detach": True, "wait": "5m"},
-    {"detach": True, "pty": True},
+    {"retries": 2}, {"array": "0-9"}, {"detach": True, "no_wait": True},
+    {"detach": True, "wait": "5m"}, {"detach": True, "pty": True},
 ]  # fmt: skip
 
 

@@ -60,6 +60,7 @@ class Machine(RuleBasedStateMachine):
             QueueOptions,
             priority=st.sampled_from(Priority),
             requeue=st.booleans(),
+            retries=st.integers(0, 2),
             preemptible=st.booleans(),
         ),
     )

@@ -40,6 +40,13 @@ _WITHOUT_COUNTERPART = {
     "--preemptible": ("admins of Slurm decide what is preempted", _TYPED.format("--qos=NAME")),
     "--priority": ("Slurm computes priorities", f"--nice N, or {_TYPED.format('--qos=NAME')}"),
     "--retry-oom": ("Slurm does not change the size of a job", "submit it again with more --mem"),
+    **dict.fromkeys(
+        ("--retries", "--retry-on", "--retry-delay"),
+        (
+            "Slurm does not queue a job again that has failed",
+            "the job can ask for that itself: python train.py || scontrol requeue $SLURM_JOB_ID",
+        ),
+    ),
     "--grace": ("KillWait in slurm.conf sets it for all jobs", "leave out --grace"),
     "--verbose": ("the node names the devices", "gpulease show JOB on the job's node names them"),
     "--summary": ("the node measures the job", "gpulease show JOB on the job's node sums it up"),
