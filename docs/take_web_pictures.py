@@ -122,8 +122,11 @@ def waiting() -> Iterator[jobs.JobView]:
         pick = place % 4
         yield job(
             50 + place, users[pick], f"{names[pick]} s={place}", (20, 24, 6, 32)[pick],
-            position=place + 1, expected_start_at=at(hours=-0.6 - 0.7 * place),
-            reason="no room for 20G before job 41 ends" if place == 0 else "after job 50",
+            position=place + 1, expected_start_at=at(hours=-1.2 - 0.7 * place),
+            expected_start=jobs.ExpectedStartView(
+                at(hours=-0.4 - 0.23 * place), at(hours=-3.6 - 2.1 * place), 41 + place
+            ),
+            reason="needs a gap of 20G, 12G there now" if place == 0 else "after job 50",
         )  # fmt: skip
 
 

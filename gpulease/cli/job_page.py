@@ -32,6 +32,7 @@ from gpulease.drawing.words import (
     label,
     lacks_limit,
     named,
+    probable_start,
     requested,
     sentence,
     sharing,
@@ -116,9 +117,9 @@ def fields(
     begins = None if job.queue is None or job.state != "queued" else job.queue.begin_at
     yield "begins", f"not before {clock(begins, now)}" if begins else None
     yield "after", ", ".join(job.queue.after) if job.queue is not None else None
-    yield "waits for", ", ".join(f"job {each}" for each in in_the_way(job))
+    yield "waits for", in_the_way(job)
     yield "behind", f"the reservation of job {behind_of(job)}" if job.behind else None
-    yield "starts", predicted(job.expected_start_at, now)
+    yield "starts", probable_start(job, now)
     for each in job.suggestions:
         yield "starts now", suggestion_text(each)
     at = job.gives_up_at
@@ -165,11 +166,6 @@ def _frameworks(job: JobView) -> str | None:
     if not lacks_limit(job) and is_simulated(job):
         return "not limited: simulated GPU" + ("s" if len(job.devices) > 1 else "")
     return _FRAMEWORKS.get(job.hook or "")
-
-
-def predicted(at: str | None, now: datetime) -> str | None:
-    """Write a predicted instant."""
-    return f"{clock(at, now)} (a prediction)" if at else None
 
 
 def suggestion_text(suggestion: SuggestionView) -> str:

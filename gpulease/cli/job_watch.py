@@ -31,8 +31,6 @@ _POLL_EVERY = 10.0
 """Seconds between requests for a job that cannot be followed live, as many others are."""
 RECONNECT_EVERY = 2.0
 """Seconds between attempts to reach a daemon that stopped."""
-_NAMED = 2
-"""Jobs in the way that are looked up and named; the others are counted."""
 _HAS_A_WORKER = ("active", "releasing", "ended")
 
 
@@ -67,9 +65,9 @@ def _show_wait(client: LightClient, job: JobView, signals: Signals, stderr: Stde
     if job.state == "queued" or stderr.line.rewrites:
         from gpulease.cli.messages import shorter_waiting_texts, waiting_text
 
-        blockers = signals.interruptible(_blockers, client, job)
+        blocker = signals.interruptible(_blocker, client, job)
         now = stderr.now()
-        stderr.line.show(waiting_text(job, blockers, now), now, *shorter_waiting_texts(job, now))
+        stderr.line.show(waiting_text(job, blocker, now), now, *shorter_waiting_texts(job, now))
     else:
         # It is granted: a delayed line about its place in the queue is out of date.
         stderr.line.clear()
@@ -158,14 +156,15 @@ def _say_lost(job: JobView, stderr: StderrStatus) -> None:
     )
 
 
-def _blockers(client: LightClient, job: JobView) -> list[JobView]:
-    found = []
-    for number in job.waits_for[:_NAMED]:
-        try:
-            found.append(client.job(number))
-        except GpuleaseError:
-            pass  # it has ended, or the daemon is away
-    return found
+def _blocker(client: LightClient, job: JobView) -> JobView | None:
+    """Return the job whose end makes room for another one, if it is known which."""
+    after = None if job.expected_start is None else job.expected_start.after
+    if after is None and len(job.waits_for) == 1:
+        after = job.waits_for[0]
+    try:
+        return None if after is None else client.job(after)
+    except GpuleaseError:
+        return None  # it has ended, or the daemon is away
 
 
 def id_of(job: JobView) -> str:

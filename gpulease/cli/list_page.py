@@ -19,6 +19,7 @@ from gpulease.client.light_client import read
 from gpulease.cluster_choice import acts_on_slurm
 from gpulease.drawing.words import (
     SUSPENDED,
+    UNKNOWN,
     alike,
     amount,
     between,
@@ -31,6 +32,7 @@ from gpulease.drawing.words import (
     percent,
     requested,
     size,
+    starts_in,
 )
 from gpulease.errors import BadUsage, BadValue, NoDaemon
 from gpulease.light_json import encode, indent
@@ -288,7 +290,7 @@ LISTED: Cells = OF_ALL | {
     "STATE": _state,
     "ASKS": lambda job, _: line(requested(job)),
     "STARTS": lambda job, now: line(
-        clock(job.expected_start_at, now) if job.state == "queued" else ""
+        (starts_in(job, now) or UNKNOWN) if job.state == "queued" else ""
     ),
     "RAN": lambda job, now: line(
         between(job.started_at, job.ended_at, now) if job.started_at else ""

@@ -11,11 +11,12 @@ from gpulease.drawing.words import (
     clean,
     clock,
     id_of,
-    in_the_way,
     reason_of,
     sentence,
     shorten,
     size,
+    starts_in,
+    why_and_when,
 )
 from gpulease.errors import TooMany
 from gpulease.units import format_span
@@ -183,20 +184,21 @@ def _signal_name(number: int) -> str:
         return f"signal {number}"
 
 
-def waiting_text(job: JobView, blockers: Sequence[JobView], now: datetime) -> str:
-    """Say where a job is in the queue, why it waits, and for which jobs."""
+def waiting_text(job: JobView, blocker: JobView | None, now: datetime) -> str:
+    """Say where a job is in the queue, why it waits, and after which job."""
     if job.state != "queued":
         return f"gpulease: job {id_of(job)} is starting"
     place = f", {ordinal(job.position)} in line" if job.position else ""
-    return f"gpulease: job {id_of(job)} waits{place}{_why(job, blockers, now)}"
+    owner = "" if blocker is None else _owner(blocker, now)
+    return f"gpulease: job {id_of(job)} waits{place}{why_and_when(job, now, owner)}"
 
 
 def shorter_waiting_texts(job: JobView, now: datetime) -> list[str]:
     """Say with fewer words when a job is expected to start, and why it waits."""
-    at = job.expected_start_at
-    if job.state != "queued" or not at:
+    when = starts_in(job, now)
+    if job.state != "queued" or not when:
         return []  # the full text has at its end what matters least
-    starts = f"starts at about {clock(at, now)}"
+    starts = f"starts probably {when}" if when not in ("soon", "late") else f"starts {when}"
     why = f": {reason}" if (reason := reason_of(job, now)) else ""
     place = f", {ordinal(job.position)} in line" if job.position else ""
     return [
@@ -205,34 +207,6 @@ def shorter_waiting_texts(job: JobView, now: datetime) -> list[str]:
     ]
 
 
-def _why(job: JobView, blockers: Sequence[JobView], now: datetime) -> str:
-    """Give the daemon's reason, with what is known about the jobs in the way."""
-    reason = reason_of(job, now) or ""
-    why = f": {reason}" if reason else ""
-    if _says_all(reason, job, blockers):
-        parts = sorted({clean(blocker.user) for blocker in blockers})
-    else:
-        parts = [_blocker(blocker, now) for blocker in blockers]
-    at = job.expected_start_at
-    expected = [f"expected at {clock(at, now)}, a prediction"] if at else []
-    said = "; ".join([*_for_whom(job, len(blockers), parts), *expected])
-    return f"{why} ({said})" if said else why
-
-
-def _says_all(reason: str, job: JobView, blockers: Sequence[JobView]) -> bool:
-    """Return whether the reason names all jobs in the way, and only their users are to be added."""
-    words = reason.replace(",", "").split()
-    named = all(id_of(blocker) in words for blocker in blockers)
-    timed = any(blocker.expires_at for blocker in blockers)
-    return "ends" in words and named and not timed and len(blockers) == len(job.waits_for)
-
-
-def _for_whom(job: JobView, known: int, parts: list[str]) -> list[str]:
-    if more := len(job.waits_for) - known:
-        parts = [*parts, f"{more} more" if parts else "jobs " + ", ".join(in_the_way(job))]
-    return [f"waits for {' and '.join(parts)}"] if parts else []
-
-
-def _blocker(job: JobView, now: datetime) -> str:
-    ends = f", ends by {clock(job.expires_at, now)}" if job.expires_at else ""
-    return f"job {id_of(job)} of {clean(job.user)}{ends}"
+def _owner(blocker: JobView, now: datetime) -> str:
+    ends = f", which ends by {clock(blocker.expires_at, now)}" if blocker.expires_at else ""
+    return f" of {clean(blocker.user)}{ends}"

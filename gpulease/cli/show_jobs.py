@@ -23,6 +23,7 @@ from gpulease.drawing.words import (
     label,
     labels_of,
     named,
+    probable_start,
     reason_of,
     requested,
     sentence,
@@ -236,9 +237,9 @@ def _summary(view: ExplainView) -> str:
 def _fields_of_dry_run(view: ExplainView, now: datetime) -> Iterator[tuple[str, str | None]]:
     yield "reason", sentence(view.reason) if view.reason else None
     yield "begin", f"not before {clock(view.begin_at, now)}" if view.begin_at else None
-    yield "waits for", ", ".join(f"job {each}" for each in in_the_way(view))
+    yield "waits for", in_the_way(view)
     yield "behind", f"the reservation of job {behind_of(view)}" if view.behind else None
-    yield "starts", job_page.predicted(view.expected_start_at, now)
+    yield "starts", probable_start(view, now)
     for each in view.suggestions:
         yield "starts now", job_page.suggestion_text(each)
     yield "asks", claimed(view.claim)

@@ -26,7 +26,6 @@ from gpulease.drawing.words import (
     clean,
     clock,
     id_of,
-    ids_in_ranges,
     ids_of,
     in_the_way,
     index_of,
@@ -37,6 +36,7 @@ from gpulease.drawing.words import (
     requested,
     shorten,
     size,
+    starts_in,
     until,
 )
 from gpulease.record import record
@@ -289,7 +289,7 @@ def _waiting_row(group: Sequence[JobView], about: _About) -> WaitingRow:
         user=clean(job.user),
         name=named(job),
         asks=requested(job),
-        at="" if job.expected_start_at is None else clock(job.expected_start_at, now),
+        at=starts_in(job, now),
         why="paused" if about.view.paused else why_waiting(job, now),
         jobs=len(group) if stands_for is None else stands_for.jobs,
         number=None if is_element else job.id,
@@ -301,8 +301,11 @@ def why_waiting(job: JobView, now: datetime) -> str:
     blocked = None if job.queue is None else job.queue.blocked_by
     if blocked in (None, "array") and (behind := behind_of(job)) is not None:
         return f"after job {behind}"
-    if blocked is None and (jobs := in_the_way(job)):
-        return f"after {'job ' if len(jobs) == 1 else 'one of '}{ids_in_ranges(jobs)}"
+    start = job.expected_start
+    if blocked is None and start is not None and start.after is not None:
+        return f"after job {clean(start.after_label or str(start.after))}"
+    if blocked is None and job.waits_for:
+        return f"after {in_the_way(job)}"
     if job.queue is not None and blocked in ("held", "array"):
         most = job.queue.array_most
         return "held" if blocked == "held" else f"its array runs {most} at once"

@@ -158,7 +158,7 @@ class WaitingRow:
     name: str
     asks: str
     at: str
-    """The expected start; empty if unknown."""
+    """When it probably starts; empty if unknown."""
     why: str
     jobs: int = 1
     number: int | None = None
@@ -248,7 +248,7 @@ def _likeness(row: WaitingRow) -> tuple[str, ...]:
 def _folded(group: Sequence[WaitingRow]) -> WaitingRow:
     first, last = group[0], group[-1]
     differ = "" if all(row.name == first.name for row in group) else " ..."
-    at = first.at if first.at == last.at else f"{first.at} - {last.at or UNKNOWN}"
+    at = first.at if first.at == last.at else f"{first.at} and later"
     return replace(
         first,
         ids=ranges(sorted(row.number or 0 for row in group)),

@@ -5,18 +5,20 @@ and a suggestion is a claim that it grants.
 """
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
-from datetime import timedelta
+from datetime import datetime, timedelta
+from operator import itemgetter
 from typing import Any
 
-from gpulease.domain.forecast import Start, forecast
+from gpulease.domain.forecast import FAR, Start, forecast
 from gpulease.domain.gpu import JobId
 from gpulease.domain.job import Job
 from gpulease.domain.lease import Claim
 from gpulease.domain.placement import Placement
 from gpulease.domain.plan import Plan, order_after, order_of, plan
 from gpulease.domain.queue import Order, Queue
+from gpulease.domain.queue_options import PolicyName
 from gpulease.domain.snapshot import capacity, ledgers
 from gpulease.units import MIB, format_size, format_span, round_down_size
 
@@ -53,8 +55,46 @@ class Explanations:
         """The place of each job in that order that nothing blocks, 1 for the first."""
         self.starts: Mapping[JobId, Start] = forecast(decided, self.order)
         """The predicted starts of the first jobs in that order."""
+        self.kept_from: Mapping[JobId, datetime] = _kept_from(decided, self.order, self.starts)
+        """From when on memory is kept free for jobs: for those with a reservation from now on."""
+        self.late: Set[JobId] = frozenset(_late(decided))
+        """The jobs that have run longer than predicted."""
         self.newest = max((job.id for job in decided.snapshot.jobs), default=JobId(0))
         """Jobs with higher ids are unknown to the plan."""
+
+
+def _kept_from(
+    decided: Plan, waiting: Sequence[Job], starts: Mapping[JobId, Start]
+) -> dict[JobId, datetime]:
+    snapshot = decided.snapshot
+    found = {each.job: snapshot.at for each in decided.reservations}
+    if snapshot.policy.name is not PolicyName.FAIR:
+        return found
+    queue = Queue(capacity(decided.gpus))
+    ahead: list[tuple[datetime, datetime]] = []
+    """When older jobs are due, and until when they wait."""
+    aging = [
+        (job.queue.aging_since_at, job.id, queue.need_of(job))
+        for job in waiting
+        if job.queue.aging_since_at is not None and not job.queue.preemptible
+    ]
+    for since, job_id, need in sorted(aging, key=itemgetter(0, 1)):
+        due = since + timedelta(seconds=need.due_after_s(snapshot.history, snapshot.policy))
+        # Memory is kept for one job at a time, the oldest, if it still waits.
+        is_oldest = not any(each <= due < until for each, until in ahead)
+        if due > snapshot.at and is_oldest:
+            found.setdefault(job_id, due)
+        ahead.append((due, starts[job_id].latest if job_id in starts else FAR))
+    return found
+
+
+def _late(decided: Plan) -> Iterator[JobId]:
+    snapshot, queue = decided.snapshot, Queue(capacity(decided.gpus))
+    for job in decided.after.jobs:
+        if job.holds_memory and job.started_at is not None:
+            ran_s = (snapshot.at - job.started_at).total_seconds()
+            if ran_s > queue.need_of(job).run_time(snapshot.history, snapshot.policy):
+                yield job.id
 
 
 def run_time_of(decided: Plan, job: Job) -> timedelta:

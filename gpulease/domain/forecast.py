@@ -1,11 +1,14 @@
-"""A forward run of the queue: when waiting jobs start if run times are as predicted.
+"""Forward runs of the queue: when waiting jobs start if run times are as predicted.
 
-The run repeats the daemon's own planning pass at each predicted end of a job. It is a prediction:
-jobs that are submitted later, end earlier or run longer change it.
+A run repeats the daemon's own planning pass at each predicted end of a job. It is a prediction:
+jobs that are submitted later, end earlier or run longer change it. So the answer is a range, about
+the start in a run in which jobs end after the median of their past run times. The means, which the
+order of the queue depends on, are far above the medians, since a few jobs run for days: by them,
+most jobs would start earlier than predicted.
 """
 
 import heapq
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from itertools import islice
@@ -16,6 +19,7 @@ from gpulease.domain.gpu import GpuMemory, GpuUuid, JobId
 from gpulease.domain.job import Job, Outcome, aging, asked_to_end
 from gpulease.domain.lease import State, Trigger
 from gpulease.domain.limits import RecentUse
+from gpulease.domain.past_jobs import RunTimes
 from gpulease.domain.placement import Placement, granted
 from gpulease.domain.plan import Plan, plan, started
 from gpulease.domain.queue import Queue
@@ -27,6 +31,12 @@ MOST_PASSES = 1000
 """A run ends after so many planning passes, which bounds its time."""
 
 
+_FACTOR = 3
+_HOUR = timedelta(hours=1)
+_LONGEST = timedelta(days=365)
+FAR = datetime.max.replace(tzinfo=UTC)
+
+
 @dataclass(frozen=True, slots=True)
 class Start:
     """A predicted start."""
@@ -35,11 +45,29 @@ class Start:
     placement: Placement
     ends_at: datetime
     """Its predicted end."""
+    after: JobId | None
+    """The job whose end makes room for it, the last of them; None if it waits for no end."""
+    earliest: datetime
+    latest: datetime
+    """From and until when it is expected to start."""
 
 
 def forecast(decided: Plan, waiting: Sequence[Job]) -> Mapping[JobId, Start]:
-    """Predict when the first of the jobs that wait after a plan start; they are in its order."""
-    return _ForwardRun(decided, waiting[:MOST_JOBS]).run()
+    """Predict when the first of the jobs that wait after a plan start; they are in its order.
+
+    The range of a start is from a third to three times the predicted time from now. An hour is the
+    least that can be told apart: a job starts within the hour only if it does in a run by means,
+    too, and else within three hours. That run looks an hour ahead, for the sake of these jobs.
+    """
+    waiting, snapshot = waiting[:MOST_JOBS], decided.snapshot
+    starts = _ForwardRun(decided, waiting, snapshot.history.by_medians()).run()
+    now, hour = snapshot.at, snapshot.at + _HOUR
+    soon = {job for job, start in starts.items() if start.after is not None and start.at <= hour}
+    sure = _ForwardRun(decided, waiting, snapshot.history).run(hour, soon).keys() if soon else ()
+    for job in soon:
+        latest = hour if job in sure else now + _FACTOR * _HOUR
+        starts[job] = replace(starts[job], earliest=now, latest=latest)
+    return starts
 
 
 def _may_start_later(decided: Plan) -> dict[JobId, Job]:
@@ -68,20 +96,29 @@ def _wakes(decided: Plan) -> Iterator[float]:
 class _ForwardRun:
     """The state of one forward run."""
 
-    def __init__(self, decided: Plan, waiting: Sequence[Job]) -> None:
+    def __init__(self, decided: Plan, waiting: Sequence[Job], run_times: RunTimes) -> None:
+        """`run_times` predict when jobs end."""
+        self.run_times = run_times
         # The utilization of a GPU is the sum of what its jobs usually cause, from the start on.
         policy = replace(decided.snapshot.policy, settling_time=timedelta(0))
         # It looks ahead: what it adds and forgets is not what counts now.
         self.recent_use = {uid: use.copy() for uid, use in decided.after.recent_use.items()}
         self.base: Snapshot = replace(
-            decided.snapshot, jobs=(), policy=policy, blocked={}, recent_use=self.recent_use
+            decided.snapshot,
+            jobs=(),
+            policy=policy,
+            blocked={},
+            recent_use=self.recent_use,
         )
         self.gpus: dict[GpuUuid, GpuMemory] = {gpu.uuid: gpu for gpu in decided.gpus}
         self.queue = Queue(capacity(decided.gpus))
         self.promised = decided.promised
         self.ends: list[tuple[float, JobId]] = []
         self.starts: dict[JobId, Start] = {}
-        self.now_s = decided.snapshot.at.timestamp()
+        self.freed: dict[GpuUuid, JobId] = {}
+        """The jobs that have ended since the latest pass, by GPU."""
+        self.begun_at = decided.snapshot.at
+        self.now_s = self.begun_at.timestamp()
         for job in decided.after.jobs:
             if job.holds_memory:
                 self._hold(job)
@@ -93,12 +130,16 @@ class _ForwardRun:
             self.queue.add(job)
         self._note_ages(decided, decided.snapshot.at)
 
-    def run(self) -> Mapping[JobId, Start]:
+    def run(self, until: datetime = FAR, wanted: Set[JobId] = frozenset()) -> dict[JobId, Start]:
+        """Return the starts until an instant, or until those of the `wanted` jobs are known."""
         for _ in range(MOST_PASSES):
             moments = [*self.wakes[:1], *(end for end, _ in self.ends[:1])]
             if not moments or not (self.queue.jobs or self.blocked):
                 break
             self.now_s = max(self.now_s, min(moments))
+            if self.now_s > until.timestamp() or (wanted and wanted <= self.starts.keys()):
+                break
+            self.freed.clear()
             while self.ends and self.ends[0][0] <= self.now_s:
                 self._end(heapq.heappop(self.ends)[1])
             while self.wakes and self.wakes[0] <= self.now_s:
@@ -127,7 +168,7 @@ class _ForwardRun:
         for job_id, placement in decided.grants:
             running = started(self.queue.jobs[job_id], placement, at)
             ends_at = datetime.fromtimestamp(self._hold(running), UTC)
-            self.starts[job_id] = Start(at, placement, ends_at)
+            self.starts[job_id] = self._start(at, placement, ends_at)
             for uuid, memory in placement.allocations:
                 ledger = granted(job_id, running.claim, memory, self.gpus[uuid])
                 self.gpus[uuid] = self._with_load(ledger)
@@ -135,6 +176,14 @@ class _ForwardRun:
         for job_id in decided.gives_up:
             self.queue.remove(job_id)
         self._note_ages(decided, at)
+
+    def _start(self, at: datetime, placement: Placement, ends_at: datetime) -> Start:
+        uuids = (*(uuid for uuid, _ in placement.allocations), *self.freed)
+        after = next((self.freed[uuid] for uuid in uuids if uuid in self.freed), None)
+        # The end of a window, and a begin time, are certain.
+        span = timedelta(0) if after is None else at - self.begun_at
+        latest = at + min(span * (_FACTOR - 1), _LONGEST)
+        return Start(at, placement, ends_at, after, at - span * (1 - 1 / _FACTOR), latest)
 
     def _note_ages(self, decided: Plan, at: datetime) -> None:
         for jobs, since in ((decided.aging, at), (decided.stops_aging, None)):
@@ -148,7 +197,7 @@ class _ForwardRun:
         """Add a job that holds memory, and return its predicted end."""
         self.queue.add(job)
         held, base = self.queue.holding[job.id], self.base
-        end = expected_end(held, self.now_s, base.history, base.policy)
+        end = expected_end(held, self.now_s, self.run_times, base.policy)
         if job.outcome is Outcome.PREEMPTED:
             end = self.now_s + grace_to_make_way(job, base.policy)
         elif job.state is State.RELEASING:
@@ -176,6 +225,7 @@ class _ForwardRun:
             for lease in job.leases:
                 use.add(lease.granted_at, now, lease.memory)
         for lease in job.leases:
+            self.freed[lease.gpu] = job_id
             if lease.gpu in self.gpus:
                 ledger = self.gpus[lease.gpu]
                 left = tuple(entry for entry in ledger.entries if entry.job != job_id)

@@ -11,8 +11,10 @@ is forgotten.
 import math
 from collections import deque
 from collections.abc import Mapping
+from copy import copy
 from dataclasses import dataclass
 from datetime import timedelta
+from statistics import median
 
 from gpulease.domain.job import CommandFingerprint
 from gpulease.domain.lease import Claim
@@ -76,6 +78,8 @@ class RunTimes:
         self._series: dict[str, _Series] = {}
         self._seconds: dict[str, float] = {}
         """The mean run time of each series with enough runs."""
+        self._medians: dict[str, float] = {}
+        """The same by the median."""
         self._utilization: dict[str, float] = {}
         self.version = 0
         """Changes whenever a prediction may."""
@@ -91,6 +95,7 @@ class RunTimes:
             series.seconds.append(seconds)
             if len(series.seconds) >= _ENOUGH or key == ALL_JOBS:
                 self._seconds[key] = sum(series.seconds) / len(series.seconds)
+                self._medians[key] = median(series.seconds)
             if utilization is not None:
                 series.utilizations.append(utilization)
                 mean = sum(series.utilizations) / len(series.utilizations)
@@ -104,6 +109,12 @@ class RunTimes:
             if mean is not None:
                 return mean
         return None
+
+    def by_medians(self) -> "RunTimes":
+        """Return the same runs, where a prediction is their median. It must not record any."""
+        view = copy(self)
+        view._seconds = self._medians
+        return view
 
     def utilization(self, keys: Keys) -> float | None:
         """Return the usual utilization of each GPU, 0 to 1; None if it is unknown."""

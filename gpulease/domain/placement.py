@@ -5,7 +5,15 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from gpulease.domain.choice import PlannedGpu, Score, best_fit, choose, fits, suits, why_unsuitable
-from gpulease.domain.gpu import ComputeMode, Fault, GpuMemory, GpuUuid, JobId, LedgerEntry
+from gpulease.domain.gpu import (
+    ComputeMode,
+    Fault,
+    GpuMemory,
+    GpuUuid,
+    JobId,
+    LedgerEntry,
+    job_title,
+)
 from gpulease.domain.lease import Claim
 from gpulease.units import format_size
 
@@ -43,6 +51,8 @@ class Obstacle:
     """The numbers in Slurm of jobs that have one."""
     labels: Mapping[JobId, str] = field(default_factory=dict, compare=False)
     """The ids as people see them of elements of arrays."""
+    gap: int | None = None
+    """The bytes that are free there now, if that is less than the claim needs."""
 
     @property
     def label(self) -> str:
@@ -101,7 +111,11 @@ def find_obstacle(claim: Claim, gpu: GpuMemory) -> Obstacle | None:
     if unsuitable is not None:
         return _obstacle(gpu, ObstacleKind.NOT_ASKED_FOR, unsuitable, ())
     found = _why_out_of_service(gpu) or _why_too_full(claim, gpu)
-    return None if found is None else _obstacle(gpu, *found)
+    if found is None:
+        return None
+    free = gpu.headroom or 0
+    gap = free if free < claim.memory_on(gpu.allocatable or 0) else None
+    return replace(_obstacle(gpu, *found), gap=gap)
 
 
 def _obstacle(
@@ -190,16 +204,10 @@ def _hold(gpu: GpuMemory, jobs: Sequence[JobId]) -> str:
 
 
 def _jobs(gpu: GpuMemory, jobs: Sequence[JobId]) -> str:
-    """Return jobs as people know them, such as "jobs 1, 2 and job 7 of Slurm"."""
-    own = [gpu.labels.get(job, str(job)) for job in jobs if job not in gpu.slurm]
-    theirs = [str(gpu.slurm[job]) for job in jobs if job in gpu.slurm]
-    found = [_named(own, ""), _named(theirs, " of Slurm")]
-    return " and ".join(each for each in found if each)
-
-
-def _named(jobs: Sequence[str], whose: str) -> str:
-    numbers = ", ".join(jobs)
-    return numbers and f"job{'s' if len(jobs) > 1 else ''} {numbers}{whose}"
+    """Return a job as people know it, such as "job 7 of Slurm", or how many there are."""
+    if len(jobs) > 1:
+        return f"{len(jobs)} jobs"
+    return "".join(job_title(gpu.labels.get(job, str(job)), gpu.slurm.get(job)) for job in jobs)
 
 
 def can_be_combined(claim: Claim, gpu: GpuMemory) -> bool:

@@ -172,9 +172,11 @@ def id_of(job: JobView) -> str:
     return clean(job.label) or str(job.id)
 
 
-def in_the_way(job: JobView | ExplainView) -> list[str]:
-    """Return the ids of the jobs that a job waits for, as people see them."""
-    return [clean(each) for each in job.waits_for_labels or map(str, job.waits_for)]
+def in_the_way(job: JobView | ExplainView) -> str:
+    """Write which job has to end for a waiting one, or how many may; empty for none."""
+    if len(job.waits_for) > 1:
+        return f"one of {len(job.waits_for)} jobs"
+    return "".join(f"job {clean(str(each))}" for each in job.waits_for_labels or job.waits_for)
 
 
 def behind_of(job: JobView | ExplainView) -> str | None:
@@ -198,20 +200,79 @@ def sharing(job: JobView, indexes: Mapping[str, str]) -> str | None:
     return f"{', '.join(parts)}; {all_of} may run slower"
 
 
-def ids_in_ranges(ids: Sequence[str]) -> str:
-    """Write ids of jobs in ranges: 1-4,13_[2-3]."""
-    by_array: dict[str, list[int]] = {}
-    for each in ids:
-        array, is_element, index = each.rpartition("_")
-        by_array.setdefault(array if is_element else "", []).append(int(index))
-    return ",".join(
-        f"{array}_[{ranges(sorted(indices))}]"
-        if array and len(indices) > 1
-        else f"{array}_{indices[0]}"
-        if array
-        else ranges(sorted(indices))
-        for array, indices in by_array.items()
-    )
+_HOUR, _DAY = timedelta(hours=1), timedelta(days=1)
+
+
+def starts_in(job: JobView | ExplainView, now: datetime) -> str:
+    """Write when a waiting job probably starts: in 1-9 h, soon; empty if that is unknown."""
+    start, at = job.expected_start, job.expected_start_at
+    if at is None:
+        return ""
+    if start is None or start.from_at is None or start.until_at is None:
+        return f"at {clock(at, now)}"  # an older daemon gives no range
+    if instant(at) - now <= _MINUTE:
+        return "late" if start.is_late else "soon"
+    if start.from_at == start.until_at:
+        return f"at {clock(at, now)}"
+    return _in(instant(start.from_at) - now, instant(start.until_at) - now)
+
+
+def _in(low: timedelta, high: timedelta) -> str:
+    """Write a range of time in the grain that it has, which is an hour at least."""
+    unit, name = (_DAY, "days") if high >= 1.5 * _DAY else (_HOUR, "h")
+    most, least = round(high / unit), round(low / unit)
+    if least >= 1:
+        return f"in {least}-{most} {name}"
+    if most <= 1:
+        return "within the hour"
+    soonest = round(low / _HOUR)
+    return f"in {soonest} h to {most} {name}" if soonest >= 1 else f"within {most} {name}"
+
+
+def probable_start(job: JobView | ExplainView, now: datetime, owner: str = "") -> str | None:
+    """Say when a waiting job probably starts, after which job, and from when memory is kept for it.
+
+    `owner` is what is known about the job that has to end.
+    """
+    start, when = job.expected_start, starts_in(job, now)
+    said = [_start_in_full(job, when, now, owner)] if when else []
+    if start is not None and start.kept_free_from_at is not None:
+        is_now = instant(start.kept_free_from_at) - now <= _MINUTE
+        from_when = "now" if is_now else f"from {clock(start.kept_free_from_at, now)}"
+        said.append(f"memory is kept free for it {from_when}")
+    return "; ".join(said) or None
+
+
+def why_and_when(job: JobView, now: datetime, owner: str = "") -> str:
+    """Say behind a word such as waits why a job does, and when it probably starts."""
+    starts = probable_start(job, now, owner)
+    if starts is None and job.waits_for:
+        starts = f"after {in_the_way(job)}{owner}"
+    parts = (": ", reason_of(job, now)), ("; ", starts)
+    return "".join(f"{mark}{text}" for mark, text in parts if text)
+
+
+def _start_in_full(job: JobView | ExplainView, when: str, now: datetime, owner: str) -> str:
+    start = job.expected_start
+    if start is None or start.after is None or start.from_at is None or start.until_at is None:
+        return f"probably {when}"
+    ends = f"job {clean(start.after_label or str(start.after))}{owner}"
+    late = ", which has run longer than predicted" if start.after_is_late else ""
+    if when in ("soon", "late"):
+        return f"{'later than predicted' if start.is_late else when}: when {ends} ends{late}"
+    low, high = instant(start.from_at) - now, instant(start.until_at) - now
+    times = ""
+    if low > _HOUR / 2:
+        times = f" ({_mark(start.from_at, now, high)}-{_mark(start.until_at, now, high)})"
+    return f"probably {when}{times}, after {ends}{late}"
+
+
+def _mark(written: str, now: datetime, ahead: timedelta) -> str:
+    """Write an end of a range that ends so far ahead: 17:00, without a day that is plain, 3 Mar."""
+    at = clock(written, now)
+    if ahead < _DAY:
+        return at[-len("17:00") :]
+    return f"{instant(written).astimezone(now.tzinfo):%-d %b}" if ahead >= 1.5 * _DAY else at
 
 
 def ids_of(alike: Sequence[JobView]) -> str:

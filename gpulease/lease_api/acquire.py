@@ -7,12 +7,13 @@ import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any, Literal, Self
 
 from gpulease import config, user_daemon
 from gpulease.client import Client, answers, machine_daemon, trusted_users
 from gpulease.cluster_choice import SLURM, cluster
+from gpulease.drawing.words import why_and_when
 from gpulease.errors import BadValue, GpuleaseError, NoDaemon, NoRoomNow, TooMany
 from gpulease.options import OPTIONS, option_of, read_fields
 from gpulease.wire.jobs import EnvironmentView, JobView
@@ -143,7 +144,8 @@ class _WaitLog:
 
     def update(self, job: JobView) -> None:
         place = f", number {job.position} in the queue" if job.position else ""
-        self._text = f"job {job.id} waits{place}" + (f": {job.reason}" if job.reason else "")
+        now = datetime.now().astimezone()
+        self._text = f"job {job.id} waits{place}{why_and_when(job, now)}"
         changed = self._logged is not None and self._text != self._logged
         if job.state == "queued" and changed and time.monotonic() - self._logged_at >= LOG_EVERY:
             self._write()

@@ -26,6 +26,7 @@ from gpulease.server.reasons import (
     WaitReasonCache,
     block_sentence,
     exit_status,
+    expected_start,
     label_of,
     reason,
 )
@@ -40,6 +41,7 @@ from gpulease.wire.jobs import (
     ClaimView,
     DeviceView,
     EventView,
+    ExpectedStartView,
     HookLimitView,
     HookView,
     JobView,
@@ -197,6 +199,7 @@ class WaitState(NamedTuple):
     """What keeps it from starting apart from memory."""
     explanation: WaitExplanation | None = None
     """What it waits for, if nothing blocks it."""
+    expected_start: ExpectedStartView | None = None
 
 
 _NOT_WAITING = WaitState(None, None)
@@ -250,6 +253,7 @@ class JobViews:
             outcome=job.outcome.value if job.outcome else None,
             position=waits.position,
             expected_start_at=instant(waits.start_at),
+            expected_start=waits.expected_start,
             command=job.command,
             claim=self.claim(job.claim),
             leases=self.leases.of(job, self._sources.pools_of(job) if pools is None else pools),
@@ -306,16 +310,21 @@ class JobViews:
             return WaitState(closed, position)
         block = plan.blocked.get(job.id)
         waits = self._wait_reasons.of(job, plan) if block is None else None
-        start = explained.starts.get(job.id) if explained and closed is None else None
         # Of other blocks nobody knows when they end.
         may_start = block is None or block.kind in (BlockKind.BEGIN, BlockKind.ARRAY)
+        start = expected = None
+        if explained and closed is None and may_start:
+            first = self._explainer.first_starts.get(job.id)
+            start = explained.starts.get(job.id)
+            expected = expected_start(job.id, explained, first, self._scheduler.store)
         why = closed or (waits.why if waits else None)
         return WaitState(
             why if block is None else block_sentence(block, self._scheduler.store),
             position,
-            whole_minute(start.at) if start and may_start else None,
+            None if start is None else whole_minute(start.at),
             block,
             waits,
+            expected,
         )
 
     def grace(self, job: Job) -> float | None:

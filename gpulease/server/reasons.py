@@ -5,23 +5,23 @@ In a long queue most jobs wait for the same reason: `WaitReasonCache` draws it o
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 from gpulease.domain.eligibility import Block
 from gpulease.domain.explain import Explanations, run_time_of, suggestions
+from gpulease.domain.forecast import Start
 from gpulease.domain.gpu import JobId, job_title
 from gpulease.domain.job import AT_A_LIMIT, QUEUED_AGAIN, Exit, Job, Outcome
 from gpulease.domain.lease import Claim, State
 from gpulease.domain.placement import Obstacle, ObstacleKind, Placement, Refusal
 from gpulease.domain.plan import Plan, WaitReason, why_waiting
 from gpulease.errors import EXIT_TIME_LIMIT, split_hint
-from gpulease.server.view_sources import claim_view, instant, whole_minute
+from gpulease.server.view_sources import claim_view, instant, rounded_up, whole_minute
 from gpulease.service.ports import Store
 from gpulease.service.scheduler import Rehearsal
-from gpulease.wire.jobs import ExplainView, RefusalView, SuggestionView
+from gpulease.units import format_size
+from gpulease.wire.jobs import ExpectedStartView, ExplainView, RefusalView, SuggestionView
 from gpulease.wire.requests import spoken
-
-_MOST_JOBS_NAMED = 5
 
 
 def reason(job: Job, wait_reason: str | None = None) -> tuple[str | None, str | None]:
@@ -119,6 +119,43 @@ def explanation(claim: Claim, waiting: WaitReason, gpus: int) -> WaitExplanation
     )
 
 
+def expected_start(
+    job: JobId, explained: Explanations, first: Start | None, store: Store
+) -> ExpectedStartView | None:
+    """Return when a job probably starts; `first` is the first prediction for it, if known."""
+    start, kept_from = explained.starts.get(job), explained.kept_from.get(job)
+    if start is None and kept_from is None:
+        return None
+    now, after = explained.plan.snapshot.at, None if start is None else start.after
+    ends = None if after is None else store.live_job(after)
+    from_at, until_at = (None, None) if start is None else _rounded(start, now)
+    return ExpectedStartView(
+        instant(from_at),
+        instant(until_at),
+        after,
+        None if ends is None or ends.label == str(after) else ends.label,
+        after_is_late=after in explained.late,
+        is_late=first is not None and first.latest < now,
+        kept_free_from_at=instant(kept_from and whole_minute(kept_from)),
+    )
+
+
+_GRAINS = tuple(
+    (timedelta(hours=hours), timedelta(minutes=minutes)) for hours, minutes in ((1, 1), (12, 10))
+)
+"""The grain of ranges that end within a span."""
+
+
+def _rounded(start: Start, now: datetime) -> tuple[datetime, datetime]:
+    """Return the range of a start in its grain; a stream of jobs shows each change."""
+    left = start.latest - now
+    grain = next((grain for span, grain in _GRAINS if left <= span), timedelta(hours=1))
+    if start.earliest == start.latest:
+        return (at := whole_minute(start.at)), at
+    earliest = rounded_up(start.earliest, grain)
+    return earliest - grain * (earliest > start.earliest), rounded_up(start.latest, grain)
+
+
 def block_sentence(block: Block, store: Store) -> str:
     """Return what blocks a job as text; it names jobs as people do."""
     return block.sentence({each.job: label_of(store, each.job) for each in block.after})
@@ -153,7 +190,7 @@ def _why_no_gpu(claim: Claim, refusal: Refusal) -> str | None:
         return _by_gpu(stay)
     leased = [each for each in obstacles if each.kind is ObstacleKind.LEASED]
     if leased:
-        return f"no room for {claim} before {_one_of(leased)} ends"
+        return _what_is_missing(claim, leased, len(refusal.fits))
     busy = [each for each in obstacles if each.kind is ObstacleKind.BUSY]
     if busy:
         return f"the GPUs with room for {claim} are busy until {_one_of(busy)} ends"
@@ -163,6 +200,17 @@ def _why_no_gpu(claim: Claim, refusal: Refusal) -> str | None:
     # None just after submission: the next pass is moments away, and most jobs never wait.
     asked_for = [each for each in obstacles if each.kind is not ObstacleKind.NOT_ASKED_FOR]
     return _by_gpu(asked_for or obstacles)
+
+
+def _what_is_missing(claim: Claim, leased: Sequence[Obstacle], fitting: int) -> str | None:
+    if claim.exclusive:
+        return f"needs {'a GPU' if claim.gpus == 1 else f'{claim.gpus} GPUs'} without other jobs"
+    gaps = [each.gap for each in leased if each.gap is not None]
+    if not gaps:
+        return _by_gpu(leased)
+    if claim.gpus > 1:
+        return f"needs a gap of {claim}, there on {fitting or 'none'} now"
+    return f"needs a gap of {claim}, {format_size(max(gaps)) if max(gaps) else 'none'} there now"
 
 
 def _by_gpu(obstacles: Sequence[Obstacle]) -> str | None:
@@ -178,16 +226,10 @@ def _by_gpu(obstacles: Sequence[Obstacle]) -> str | None:
 
 def _one_of(obstacles: Sequence[Obstacle]) -> str:
     slurm = {job: each.slurm.get(job) for each in obstacles for job in each.waits_for}
-    jobs = sorted(slurm)
-    labels = Refusal(tuple(obstacles)).labels_of(jobs)
-    if len(jobs) == 1:
-        return job_title(labels[0], slurm[jobs[0]])
-    named = [
-        label if slurm[job] is None else f"{slurm[job]} of Slurm"
-        for job, label in zip(jobs[:_MOST_JOBS_NAMED], labels, strict=False)
-    ]
-    more = ["..."] if len(jobs) > _MOST_JOBS_NAMED else []
-    return f"one of the jobs {', '.join([*named, *more])}"
+    if len(slurm) > 1:
+        return f"one of {len(slurm)} jobs"
+    ((job, number),) = slurm.items()
+    return job_title(Refusal(tuple(obstacles)).labels_of([job])[0], number)
 
 
 def explain_view(rehearsal: Rehearsal, smallest: int, store: Store) -> ExplainView:
@@ -198,8 +240,10 @@ def explain_view(rehearsal: Rehearsal, smallest: int, store: Store) -> ExplainVi
     if placement is not None:
         return view
     explained = Explanations(plan)
-    start = None if rehearsal.closed else explained.starts.get(job.id)
-    view.expected_start_at = None if start is None else instant(whole_minute(start.at))
+    if not rehearsal.closed:
+        start = explained.starts.get(job.id)
+        view.expected_start_at = None if start is None else instant(whole_minute(start.at))
+        view.expected_start = expected_start(job.id, explained, None, store)
     if (block := plan.blocked.get(job.id)) is not None:
         view.reason = block_sentence(block, store)
         view.begin_at = instant(block.begin_at)

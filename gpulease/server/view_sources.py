@@ -24,6 +24,7 @@ from gpulease.wire.machine import EnforcementLevelView, StatusView
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 
+_MINUTE = timedelta(minutes=1)
 _OLD = timedelta(seconds=2)
 _AGAIN = 8
 """Values from /proc that one answer reads again although they are not old."""
@@ -68,7 +69,12 @@ def instant(at: datetime | None) -> str | None:
 
 def whole_minute(at: datetime) -> datetime:
     """Round up: a prediction is not exact, and a stream of jobs shows each change."""
-    return at + timedelta(seconds=-at.timestamp() % 60)
+    return rounded_up(at, _MINUTE)
+
+
+def rounded_up(at: datetime, grain: timedelta) -> datetime:
+    """Return the next instant that is a multiple of `grain`."""
+    return at + timedelta(seconds=-at.timestamp() % grain.total_seconds())
 
 
 def seconds_of(span: timedelta | None) -> float | None:

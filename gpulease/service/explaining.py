@@ -9,9 +9,10 @@ import contextlib
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from datetime import datetime, timedelta
+from datetime import timedelta
 
 from gpulease.domain.explain import Explanations, Suggestion, suggestions
+from gpulease.domain.forecast import Start
 from gpulease.domain.gpu import JobId
 from gpulease.domain.job import Job
 from gpulease.domain.lease import State
@@ -38,7 +39,7 @@ class Explainer:
     def __init__(self, plan: Callable[[], Plan | None], clock: Clock) -> None:
         """`plan` returns the latest plan."""
         self.latest: Explanations | None = None
-        self.first_starts: Mapping[JobId, datetime] = {}
+        self.first_starts: Mapping[JobId, Start] = {}
         """The first predicted start of each waiting job."""
         self._plan = plan
         self._clock = clock
@@ -80,9 +81,8 @@ class Explainer:
             self._index = Queue(largest)
         self._index.update(job for job in plan.after.jobs if job.id not in plan.blocked)
         latest = Explanations(plan, self._index)
-        starts = {job: start.at for job, start in latest.starts.items()}
         # Replaced, not changed, for readers in other threads.
-        self.first_starts = starts | {
+        self.first_starts = {**latest.starts} | {
             job.id: self.first_starts[job.id] for job in latest.order if job.id in self.first_starts
         }
         self.latest = latest

@@ -15,6 +15,7 @@ from typing import TypeVar
 
 from gpulease.domain.eligibility import BlockKind
 from gpulease.domain.explain import UserStanding, standings
+from gpulease.domain.forecast import Start
 from gpulease.domain.gpu import JobId
 from gpulease.domain.job import Job, Outcome, asked_to_end, grant, one_line, shifted
 from gpulease.domain.lease import IllegalTransition, State, Trigger
@@ -54,7 +55,7 @@ def reconcile(
     *,
     fresh: bool = True,
     state: QueueState | None = None,
-    predicted: Mapping[JobId, datetime] = MappingProxyType({}),
+    predicted: Mapping[JobId, Start] = MappingProxyType({}),
 ) -> Plan:
     """Commit the grants that fit, and return the plan. Workers start after this returns.
 
@@ -80,10 +81,11 @@ def reconcile(
         if decided.grants and not fresh:
             return decided
         for job_id, placement in decided.grants:
+            start = predicted.get(job_id)
             job = replace(
                 live[job_id],
                 predicted_run_for=state.predicted(job_id),
-                predicted_start_at=predicted.get(job_id),
+                predicted_start_at=None if start is None else start.at,
             )
             gpus = ", ".join(uuid for uuid, _ in placement.allocations)
             tx.save(grant(job, placement, at), Event(at, Trigger.GRANT, gpus))

@@ -217,6 +217,27 @@ class QueueView:
 
 
 @dataclass(slots=True)
+class ExpectedStartView:
+    """When a waiting job probably starts. Instants are in a coarser grain the later they are."""
+
+    from_at: str | None
+    until_at: str | None
+    """A third of the predicted time from the prediction on, and three times that; null if nothing
+    is predicted. A range ends within the hour only if the means of run times say so too."""
+    after: int | None
+    """The job whose end probably makes room for it; null if it waits for no end."""
+    after_label: str | None = None
+    """The same as people see it (17_3 for an element of an array), if that differs."""
+    after_is_late: bool = False
+    """That job has run longer than predicted."""
+    is_late: bool = False
+    """The job itself should have started by now, as was first predicted."""
+    kept_free_from_at: str | None = None
+    """From when on memory is kept free for it, if it has not started and no older job is in its
+    place; null if that is unknown."""
+
+
+@dataclass(slots=True)
 class JobView:
     """A job."""
 
@@ -230,8 +251,8 @@ class JobView:
     position: int | None
     """Place in the queue, 1 for the next job; null unless queued."""
     expected_start_at: str | None
-    """A prediction: when it starts if jobs run for as long as similar ones did. Null if it does not
-    wait, or is too far back in a long queue."""
+    """A prediction: when it starts if jobs run for the median of what similar ones did. Null if it
+    does not wait, or is too far back in a long queue. `expected_start` says how sure that is."""
     command: str
     claim: ClaimView
     leases: list[LeaseView]
@@ -318,6 +339,8 @@ class JobView:
     """The events of which its owner is notified, such as fail or time-left=600 (seconds)."""
     events: list[EventView] = field(default_factory=list)
     """The history, oldest first, where one job was asked for; empty in lists of jobs."""
+    expected_start: ExpectedStartView | None = None
+    """Null if it does not wait or nothing is known about its start, and from an older daemon."""
 
 
 @dataclass(slots=True)
@@ -348,6 +371,7 @@ class ExplainView:
     waits_for_labels: list[str] = field(default_factory=list)
     """As in JobView."""
     behind_label: str | None = None
+    expected_start: ExpectedStartView | None = None
 
 
 @dataclass(slots=True)

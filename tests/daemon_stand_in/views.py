@@ -5,7 +5,14 @@ from datetime import UTC, datetime
 from typing import Any
 
 from gpulease.units import GIB, MIB
-from gpulease.wire.jobs import ClaimView, EventView, JobView, LeaseView, RefusalView
+from gpulease.wire.jobs import (
+    ClaimView,
+    EventView,
+    ExpectedStartView,
+    JobView,
+    LeaseView,
+    RefusalView,
+)
 from gpulease.wire.machine import (
     EnforcementLevelView,
     GpuEventView,
@@ -48,6 +55,12 @@ def job(number: int = 17, **changed: Any) -> JobView:
         directory=None,
     )
     return replace(view, **changed)
+
+
+def probably(**changed: Any) -> ExpectedStartView:
+    """Return the range about a start at 17:30."""
+    made = ExpectedStartView("2026-03-02T15:10:00Z", "2026-03-03T00:20:00Z", None)
+    return replace(made, **changed)
 
 
 def running(number: int = 12, gpu: str = FIRST, **changed: Any) -> JobView:
@@ -223,7 +236,8 @@ def waiting() -> JobView:
         claim=claim(20 * GIB, gpus=2),
         reason="no 2 GPUs have 20G free",
         waits_for=[12],
-        expected_start_at="2026-03-02T17:30:01Z",
+        expected_start_at="2026-03-02T17:30:00Z",
+        expected_start=probably(after=12),
         refusals=[
             RefusalView(FIRST, 0, "15.5G free, 20G asked"),
             RefusalView(SECOND, 1, "it is drained"),

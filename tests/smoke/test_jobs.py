@@ -43,7 +43,7 @@ def test_two_run_on_different_gpus_and_the_third_says_for_which_lease_it_waits(
     assert waiting["state"] == "queued"
     assert waiting["position"] == 1
     assert waiting["waits_for"] == [first, second]
-    assert str(first) in waiting["reason"]
+    assert waiting["reason"] == "needs a gap of 6G, 2G there now"
     assert all("2G" in refusal["why"] for refusal in waiting["refusals"])
     assert len(waiting["refusals"]) == 2
     daemon.cancel(second)
@@ -96,6 +96,9 @@ def test_a_dry_run_says_what_would_happen_and_submits_nothing(daemon: Daemon) ->
     assert (said["starts_now"], said["position"], said["waits_for"]) == (False, 1, [first, second])
     assert said["suggestions"] == [{"options": "--mem 2G", "before": None}]
     assert said["expected_start_at"] is not None
+    probably = said["expected_start"]
+    assert probably["from_at"] <= said["expected_start_at"] <= probably["until_at"]
+    assert probably["after"] in (first, second)
     never = daemon.run("run", "--mem", "30G", "--dry-run", "--", "true", check=False)
     assert never.returncode == 125
     assert [job["id"] for job in daemon.status()["jobs"]] == [first, second]
@@ -104,6 +107,8 @@ def test_a_dry_run_says_what_would_happen_and_submits_nothing(daemon: Daemon) ->
     assert shown["id"] == second + 1
     assert shown["suggestions"] == said["suggestions"]
     wait_for("it is planned", lambda: daemon.job(waiting)["expected_start_at"])
+    for verb in (["list"], ["show", str(waiting)], ["status"]):
+        assert mentions(daemon.run(*verb).stdout, "within the hour")
     daemon.cancel(first)
     daemon.wait_until(waiting, "ended")
     report = json.loads(daemon.run("report", "--json").stdout)

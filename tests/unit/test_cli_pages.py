@@ -79,6 +79,7 @@ def dry() -> ExplainView:
         reason=waiting.reason,
         position=2,
         expected_start_at=waiting.expected_start_at,
+        expected_start=waiting.expected_start,
         refusals=waiting.refusals,
         waits_for=waiting.waits_for,
         behind=12,

@@ -133,7 +133,7 @@ def test_a_job_that_waits_for_its_begin_time_says_when_that_is() -> None:
     jobs = [later(0, "2026-07-01T19:14:00Z"), later(1, "2026-07-01T20:00:00Z")]
     assert [reason_of(job, now) for job in jobs] == ["not before 19:14", "not before 20:00"]
     assert len(alike(jobs)) == 2
-    assert "not before 19:14" in waiting_text(jobs[0], [], now)
+    assert "not before 19:14" in waiting_text(jobs[0], None, now)
     assert "not before 20:00" in draw(page(jobs, now), None)
 
 

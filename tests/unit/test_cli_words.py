@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -23,11 +24,19 @@ from gpulease.cli.messages import (
 )
 from gpulease.cli.signals import Signals
 from gpulease.cli.tables import line_breaks
-from gpulease.drawing.words import clean, clock, display_width, shorten
+from gpulease.drawing.words import (
+    clean,
+    clock,
+    display_width,
+    probable_start,
+    shorten,
+    starts_in,
+)
 from gpulease.wire.jobs import JobView
 from gpulease.wire.text import ordinal
 
 NOW = views.NOW
+GAP = "needs a gap of 6G, 2G there now"
 
 
 class Paper:
@@ -51,25 +60,54 @@ def impatient(width: int | None = None) -> tuple[Paper, WaitingLine]:
 
 
 def test_the_line_says_where_why_and_for_whom() -> None:
-    job = views.job(17, position=2, waits_for=[12], reason="no GPU has 6G free")
+    job = views.job(17, position=2, waits_for=[12], reason=GAP)
     blocker = views.running(12, user="alice", expires_at="2026-03-02T14:30:00Z")
-    sentence("waiting", waiting_text(job, [blocker], NOW))
+    sentence("waiting", waiting_text(job, blocker, NOW))
+    job = replace(views.waiting(), reason=GAP)
+    sentence("waiting-predicted", waiting_text(job, blocker, NOW))
 
 
-def test_a_job_that_the_reason_names_is_not_named_twice() -> None:
-    job = views.job(17, position=1, waits_for=[12, 13], reason="no room for 6G before job 12 ends")
-    blocker = views.running(12, user="alice", expires_at=None)
-    sentence("waiting-for-another", waiting_text(job, [blocker], NOW))
-    reason = "no room for 6G before one of the jobs 12, 13 ends"
-    both = [replace(blocker, id=number) for number in (12, 13)]
-    job = replace(job, reason=reason)
-    sentence("waiting-for-named", waiting_text(job, both, NOW))
+def test_jobs_in_the_way_are_counted_and_not_listed() -> None:
+    job = views.job(waits_for=[1, 2, 3], reason=GAP)
+    sentence("waiting-counted", waiting_text(job, None, NOW))
 
 
-def test_jobs_that_are_not_named_are_counted() -> None:
-    job = views.job(waits_for=[1, 2, 3], expected_start_at="2026-03-03T09:00:00Z")
-    sentence("waiting-named", waiting_text(job, [views.running(1, expires_at=None)], NOW))
-    sentence("waiting-counted", waiting_text(job, [], NOW))
+def start(at: str, **probably: Any) -> JobView:
+    job = views.job(expected_start_at=f"2026-03-{at}:00Z")
+    return replace(job, expected_start=views.probably(after=12, **probably))
+
+
+def day(at: str) -> str:
+    return f"2026-03-{at}:00Z"
+
+
+STARTS = {
+    "starts-in-hours": start("02T17:05", from_at=day("02T15:00"), until_at=day("02T23:10")),
+    "starts-in-days": start("04T14:05", from_at=day("03T06:00"), until_at=day("08T15:00")),
+    "starts-from-hours-to-days": start("03T02:05", from_at=day("02T18:00"),
+                                       until_at=day("04T03:00")),
+    "starts-within-the-hour": start("02T14:20", from_at=day("02T14:00"), until_at=day("02T15:10")),
+    "starts-within-hours": start("02T14:20", from_at=day("02T14:00"), until_at=day("02T17:10")),
+    "starts-at-a-known-time": replace(
+        job := start("02T22:00", from_at=day("02T22:00"), until_at=day("02T22:00")),
+        expected_start=replace(job.expected_start, after=None),
+    ),
+    "starts-soon": start("02T14:06"),
+    "starts-overdue": start("02T14:06", after_is_late=True),
+    "starts-later-than-predicted": start("02T14:06", after_is_late=True, is_late=True),
+    "starts-kept-for-it": start("02T17:05", kept_free_from_at=day("02T18:40"), after_label="9_7"),
+    "starts-kept-now": start("02T17:05", kept_free_from_at=day("02T14:05")),
+    "starts-of-an-older-daemon": views.job(expected_start_at=day("03T09:00")),
+    "starts-unknown-but-kept": views.job(expected_start=views.probably(
+        from_at=None, until_at=None, kept_free_from_at=day("03T09:00")
+    )),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", STARTS)
+def test_a_start_is_a_range_in_the_grain_that_it_has(name: str) -> None:
+    job = STARTS[name]
+    sentence(name, f"{starts_in(job, NOW)}\n{probable_start(job, NOW)}")
 
 
 def test_a_terminal_has_its_line_rewritten_and_left_clean() -> None:
@@ -79,20 +117,18 @@ def test_a_terminal_has_its_line_rewritten_and_left_clean() -> None:
     assert paper.text == "\r\x1b[2Kfirst" + "\r\x1b[2Ksecond…" + "\r\x1b[2K"
 
 
-@pytest.mark.parametrize(("width", "place", "why"), [(90, True, True), (64, False, True),
+@pytest.mark.parametrize(("width", "place", "why"), [(90, True, True), (68, False, True),
                                                      (50, False, False)])  # fmt: skip
 def test_a_narrow_terminal_keeps_the_start_and_the_reason(
     width: int, place: bool, why: bool
 ) -> None:
-    reason = "no room for 6G before job 12 ends"
-    job = views.job(17, position=2, waits_for=[12], reason=reason,
-                    expected_start_at="2026-03-02T15:30:00Z")  # fmt: skip
+    job = replace(views.waiting(), position=2, reason=GAP)
     paper, line = impatient(width)
-    line.show(waiting_text(job, [], NOW), NOW, *shorter_waiting_texts(job, NOW))
+    line.show(waiting_text(job, None, NOW), NOW, *shorter_waiting_texts(job, NOW))
     shown = paper.text.rpartition("\x1b[2K")[2]
     assert len(shown) < width
-    assert clock(job.expected_start_at, NOW) in shown
-    assert ("2nd" in shown, reason in shown, "no room" in shown) == (place, why, True)
+    assert starts_in(job, NOW) in shown
+    assert ("2nd" in shown, GAP in shown, "needs" in shown) == (place, why, True)
 
 
 def test_a_log_gets_a_line_for_news_and_at_most_every_thirty_seconds() -> None:

@@ -99,6 +99,53 @@ def test_a_job_that_others_make_way_for_is_expected_after_their_grace_of_at_most
         assert Explanations(decided).starts[JobId(2)].at == NOON + timedelta(minutes=minutes)
 
 
+def known(*hours: float) -> RunTimes:
+    """Return what is known after runs of so many hours."""
+    history = RunTimes()
+    for each in hours:
+        history.record((ALL_JOBS,), each * 3600)
+    return history
+
+
+def test_a_start_is_expected_from_a_third_to_three_times_the_median_from_now() -> None:
+    decided = world([running(1, 8 * G)], [job(2, 8 * G)], gpus(), history=known(4, 4, 4, 40))
+    start = Explanations(decided).starts[JobId(2)]
+    assert (start.at, start.after) == (NOON + 3 * HOUR, 1)
+    assert (start.earliest, start.latest) == (NOON + HOUR, NOON + 9 * HOUR)
+
+
+def test_within_the_hour_is_said_if_the_means_agree() -> None:
+    for hours, most in (((1.5, 1.5, 1.5), 1), ((1.5, 1.5, 30), 3)):
+        decided = world([running(1, 8 * G)], [job(2, 8 * G)], gpus(), history=known(*hours))
+        start = Explanations(decided).starts[JobId(2)]
+        assert start.at == NOON + HOUR  # it has run for an hour
+        assert (start.earliest, start.latest) == (NOON, NOON + most * HOUR)
+
+
+def test_a_begin_time_is_certain() -> None:
+    waiting = job(2, 8 * G)
+    waiting = replace(waiting, queue=replace(waiting.queue, begin_at=NOON + 6 * HOUR))
+    start = Explanations(world([], [waiting], gpus())).starts[JobId(2)]
+    assert (start.after, start.earliest, start.latest) == (None, start.at, start.at)
+
+
+def test_memory_is_kept_for_the_oldest_job_that_is_due_and_may_still_wait() -> None:
+    def kept_from(hours: float, *ages: float) -> object:
+        waiting = [job(2 + place, 8 * G, hours_old=age) for place, age in enumerate(ages)]
+        decided = world([running(1, 8 * G)], waiting, gpus(), history=known(hours, hours))
+        return Explanations(decided).kept_from
+
+    assert kept_from(1, 2, 0) == {2: NOON + 3 * HOUR, 3: NOON + 5 * HOUR}
+    assert kept_from(10, 20, 19) == {2: NOON + 4 * HOUR}
+    assert kept_from(10, 25, 19) == {2: NOON}
+
+
+def test_a_job_past_its_prediction_is_late() -> None:
+    for hours, late in ((0.5, {1}), (2, set())):
+        decided = world([running(1, 8 * G)], [job(2, 8 * G)], gpus(), history=known(hours, hours))
+        assert Explanations(decided).late == late
+
+
 def test_no_start_is_expected_when_the_weekly_limit_will_be_used_up() -> None:
     limits = {ALICE.uid: UserLimits(gib_hours_per_week=16)}
     first = running(1, 8 * G, limit=3 * HOUR)
@@ -275,7 +322,7 @@ def end_of(base: Snapshot, running: Job) -> float:
     queue = Queue.of([running], capacity(ledgers(base)))
     now_s = base.at.timestamp()
     held = queue.holding[running.id]
-    return expected_end(held, now_s, base.history, base.policy)
+    return expected_end(held, now_s, base.history.by_medians(), base.policy)
 
 
 def test_looking_ahead_forgets_no_use_that_counts_now() -> None:

@@ -52,6 +52,15 @@ def test_the_exit_status_is_that_of_a_shell(job: Job, status: int | None) -> Non
     assert exit_status(job) == status
 
 
+def test_a_job_on_several_gpus_is_told_on_how_many_it_fits() -> None:
+    gpus = [reading("GPU-a", 0), reading("GPU-b", 1)]
+    first = order(5 * G).queued(JobId(1), NOON)
+    wide = order(5 * G, gpus=2).queued(JobId(2), NOON)
+    decided = plan(Snapshot([first, wide], gpus, NOON))
+    waiting = explanation(wide.claim, why_waiting(decided, wide), 2)
+    assert waiting.why == "needs a gap of 5G on each of 2 GPUs, there on 1 now"
+
+
 @pytest.mark.parametrize("passes", [1, 2], ids=["as it starts", "while it runs"])
 @pytest.mark.parametrize("exclusive", [False, True])
 def test_reasons_name_elements_of_arrays_as_people_see_them(passes: int, exclusive: bool) -> None:
@@ -69,7 +78,8 @@ def test_reasons_name_elements_of_arrays_as_people_see_them(passes: int, exclusi
     waiting = explanation(jobs[3].claim, why_waiting(decided, jobs[3]), 2)
     assert waiting.waits_for[:2] == [1, 2]
     assert waiting.waits_for_labels[:2] == ["1_0", "1_1"]
-    assert waiting.why is not None and "1_0, 1_1" in waiting.why
+    missing = "needs a GPU without other jobs" if exclusive else "needs a gap of 5G, 3G there now"
+    assert waiting.why == missing
     if exclusive:
         assert [each.why.split()[:2] for each in waiting.refusals] == [
             ["job", "1_0"], ["job", "1_1"]

@@ -49,11 +49,10 @@ def test_notices_name_the_number_and_the_options_of_slurm() -> None:
     ("holders", "slurm", "name"),
     [
         ((3,), {3: 7}, "job 7 of Slurm holds"),
-        ((3, 4), {3: 7, 4: 9}, "jobs 7, 9 of Slurm hold"),
-        ((1, 3), {3: 7}, "job 1 and job 7 of Slurm hold"),
+        ((3, 4), {3: 7, 4: 9}, "2 jobs hold"),
     ],
 )
-def test_obstacles_name_the_numbers_of_slurm(
+def test_obstacles_name_a_job_by_its_number_in_slurm_and_count_several(
     holders: tuple[int, ...], slurm: dict[int, int], name: str
 ) -> None:
     entries = [LedgerEntry(JobId(job), G) for job in holders]

@@ -167,7 +167,7 @@ def test_the_listing_says_what_status_says() -> None:
         "3131 bob notebook.py (in container 3f2a9c51d0e7) 0 2G 1d 2h",
         "WAITING 2",
         "PLACE^ job user name asks starts",
-        "1 17 carol train.py 2 x 20G 17:30, after job 12",
+        "1 17 carol train.py 2 x 20G in 1-10 h, after job 12",
         "2 18 dave train.py 40% exclusive job 17 is first",
     ]
 

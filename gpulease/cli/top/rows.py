@@ -25,7 +25,6 @@ from gpulease.drawing.words import (
     amount,
     between,
     clean,
-    clock,
     display_width,
     id_of,
     ids_of,
@@ -36,6 +35,7 @@ from gpulease.drawing.words import (
     requested,
     rough_span,
     size,
+    starts_in,
     until,
 )
 from gpulease.wire.jobs import JobView
@@ -114,8 +114,7 @@ class Listing:
 
 
 def _starts(job: JobView, now: datetime) -> str:
-    at = clock(job.expected_start_at, now) if job.expected_start_at else ""
-    return ", ".join(filter(None, (at, why_waiting(job, now)))) or UNKNOWN
+    return ", ".join(filter(None, (starts_in(job, now), why_waiting(job, now)))) or UNKNOWN
 
 
 def _state(job: JobView, now: datetime) -> Span:
