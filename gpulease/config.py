@@ -225,7 +225,10 @@ RUN_TABLE = "run"
 """In a user's file: defaults for the options of `gpulease run`, see cli/run_defaults.py."""
 NOTIFY_TABLE = "notify"
 """In a user's file: their receivers of notifications, see notify/settings.py. Not read here."""
-NOTIFY_KEYS: Mapping[str, Callable[[str], Any]] = {"admins": parse_names}
+NOTIFY_KEYS: Mapping[str, Callable[[str], Any]] = {
+    "admins": parse_names,
+    "weekly_report": one_of("none", "mon", "tue", "wed", "thu", "fri", "sat", "sun"),
+}
 """The keys of [notify] in the file of a machine's daemon, and the parsers of their values."""
 _KEYS_OF: Mapping[str, tuple[Mapping[str, Callable[[str], Any]], str]] = {
     "queue": (QUEUE_KEYS, 'policy = "fair"'),

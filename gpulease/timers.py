@@ -115,6 +115,10 @@ class Timers:
         trigger = IntervalTrigger(seconds=span.total_seconds(), start_date=_EPOCH, timezone=UTC)
         self._scheduler.add_job(_with_failures_logged(call), trigger)
 
+    def at(self, cron: str, call: Call) -> None:
+        """Call `call` at recurring times of the machine, five fields of crontab(5)."""
+        self._scheduler.add_job(_with_failures_logged(call), _trigger_of(cron, None))
+
     def start(self) -> None:
         """Start, in the running event loop."""
         self._scheduler.start()

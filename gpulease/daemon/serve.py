@@ -19,11 +19,13 @@ from gpulease.daemon.systemd import Notifier, status_line
 from gpulease.daemon.user_policy import warn_of_unknown_names
 from gpulease.errors import GpuleaseError, RecordUnwritable, StateUnwritable
 from gpulease.host.process_finder import run_of_system
+from gpulease.notifications.messages import WeeklyReports
 from gpulease.server.app import build_api
 from gpulease.server.http_server import HttpServer
 from gpulease.server.listener import SocketGuard
 from gpulease.service.jobs import take_back_grants
 from gpulease.service.log_once import LogOnce
+from gpulease.store.usage import UsageTotals
 from gpulease.timers import Timer, Timers
 
 _log = logging.getLogger(__name__)
@@ -33,6 +35,7 @@ _THIN_SAMPLES_EVERY = timedelta(minutes=5)
 _CHECK_IDLENESS_EVERY = timedelta(seconds=15)
 _TRY_AGAIN_AFTER_S = 1
 _CHECK_BACKUPS_EVERY = timedelta(hours=1)
+_REPORT_AT = "0 8 * * *"
 _REMOVE_OLD_EVERY = timedelta(minutes=10)
 _CHECK_FILES_EVERY = timedelta(seconds=2)
 _LIMIT_OUTPUT_EVERY = timedelta(seconds=30)
@@ -260,6 +263,11 @@ def _timers(
     timers.every(_LIMIT_OUTPUT_EVERY, cleaner.limit_output)
     timers.every(_REMOVE_OLD_EVERY, cleaner.remove_old)
     timers.every(_REMOVE_OLD_EVERY, app.notifications.sending.delete_old)
+    totals = UsageTotals(base.store).totals
+    reports = WeeklyReports(
+        base.store, totals, base.clock, base.writer, lambda: base.settings().notify
+    )
+    timers.at(_REPORT_AT, reports.daily)
     timers.often(_CHECK_FILES_EVERY, FileWatch(base.store, base.state, base.writer).check)
     space = DiskSpace(base.store, base.settings, app.scheduler.notify_owner)
     timers.often(_LIMIT_RUNNING_OUTPUT_EVERY, space.limit_running)

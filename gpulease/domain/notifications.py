@@ -14,10 +14,10 @@ from typing import Final
 from gpulease.domain.eligibility import has_failed, succeeded
 from gpulease.domain.gpu import JobId
 from gpulease.domain.health import GpuAvailability
-from gpulease.domain.job import Job, Outcome, one_line
+from gpulease.domain.job import Job, Outcome, UsageTotal, one_line
 from gpulease.domain.lease import State
 from gpulease.errors import split_hint
-from gpulease.units import format_span
+from gpulease.units import GIB, format_span
 
 
 class NotifyEvent(StrEnum):
@@ -37,6 +37,8 @@ class NotifyEvent(StrEnum):
     GPU_DRAINED = "gpu-drained"
     GPU_RESUMED = "gpu-resumed"
     TROUBLE = "daemon-trouble"
+    WEEK = "week"
+    """The memory that a user leased and did not use in the last 7 days."""
     COLLECTED = "collected"
     """Several notifications in one message."""
     TEST = "test"
@@ -44,6 +46,7 @@ class NotifyEvent(StrEnum):
 
 LONGEST_BODY = 4000
 """Characters of a message."""
+_GIB_HOUR = GIB * 3600
 LISTED = 20
 """Titles in a collected message."""
 
@@ -218,3 +221,17 @@ def about_gpu(
         return Message(uid, NotifyEvent.GPU_RESUMED, f"GPU {label} was resumed", text)
     text = f"{_sentence(after.reason)}\ngpulease doctor shows more."
     return Message(uid, NotifyEvent.GPU_DRAINED, f"GPU {label} was drained", text)
+
+
+def about_week(uid: int, total: UsageTotal) -> Message | None:
+    """Return the message to a user about the last 7 days; None if hardly anything was unused."""
+    leased, unused = (round(each / _GIB_HOUR) for each in (total.measured, total.unused))
+    if unused < 1:
+        return None
+    title = f"your jobs left {unused} of {leased} GiB-hours of GPU memory unused in the last 7 days"
+    failed = f", of which {total.out_of_memory} ran out of memory" if total.out_of_memory else ""
+    body = (
+        f"They were {total.jobs} jobs{failed}. Others could have leased that memory.\n"
+        "gpulease report --since 7d sums it up; gpulease show JOB says what to ask for next time."
+    )
+    return Message(uid, NotifyEvent.WEEK, title, body)

@@ -1,4 +1,4 @@
-"""Messages that no change of a job is: of time limits, and to admins; and what is added to others.
+"""Messages that no change of a job is: of time limits, weeks, to admins; what is added to others.
 
 Admins are notified when a GPU is drained or resumed, when the daemon logs an error or cannot write
 its database, and when it starts after a crash.
@@ -11,14 +11,14 @@ import re
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from datetime import datetime
+from datetime import datetime, timedelta
 from functools import partial
 from typing import Any
 
 from gpulease.domain.eligibility import has_failed
 from gpulease.domain.gpu import GpuReading, GpuUuid, JobId
 from gpulease.domain.health import GpuAvailability
-from gpulease.domain.job import Job, one_line
+from gpulease.domain.job import Job, UsageBy, UsageTotal, one_line
 from gpulease.domain.lease import State
 from gpulease.domain.memory_estimate import size_next_time
 from gpulease.domain.notifications import (
@@ -26,6 +26,7 @@ from gpulease.domain.notifications import (
     Message,
     NotifyEvent,
     about_gpu,
+    about_week,
     message_on_time,
     time_is_short,
     time_is_short_from,
@@ -47,6 +48,7 @@ _OF_THE_DISK = "gpulease.daemon.worker_threads"
 """Logs as warnings that the database cannot be written: that may pass, but no job starts."""
 _MOST_TROUBLES = 20
 _TRY_AGAIN_S = 5.0
+_WEEK = timedelta(days=7)
 
 
 class JobDetails:
@@ -203,6 +205,43 @@ class AdminNotices:
                     self._troubles.popleft()
                 except RecordUnwritable:
                     await asyncio.sleep(_TRY_AGAIN_S)
+
+
+class WeeklyReports:
+    """Stores a message to each user about memory that was leased and not used, once a week."""
+
+    def __init__(
+        self,
+        store: Store,
+        totals: Callable[[UsageBy, None, datetime, datetime], Sequence[UsageTotal]],
+        clock: Clock,
+        in_writer: InThread,
+        settings: Callable[[], Mapping[str, Any]],
+    ) -> None:
+        """`settings` returns [notify] of the daemon."""
+        self._store = store
+        self._totals = totals
+        self._clock = clock
+        self._in_writer = in_writer
+        self._settings = settings
+
+    async def daily(self) -> None:
+        """Store the messages if this is the day of [notify] weekly_report.
+
+        Raises:
+            RecordUnwritable: there are none this week.
+        """
+        now = self._clock.now()
+        if now.astimezone().strftime("%a").lower() == self._settings().get("weekly_report"):
+            await self._in_writer(partial(self._add, now))
+
+    def _add(self, now: datetime) -> None:
+        messages = []
+        for total in self._totals(UsageBy.USER, None, now - _WEEK, now):
+            with suppress(KeyError):  # the account was removed
+                messages.append(about_week(pwd.getpwnam(total.key).pw_uid, total))
+        with self._store.write() as tx:
+            tx.add_messages([(each, now) for each in messages if each is not None])
 
 
 def _uids(names: tuple[str, ...]) -> Iterator[int]:

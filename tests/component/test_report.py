@@ -1,8 +1,10 @@
 """What jobs asked for and used, summed up by user, group, week and month."""
 
+import asyncio
 import csv
 import io
 import os
+import pwd
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -14,6 +16,7 @@ import pytest
 from fakes import (
     ALICE,
     NOON,
+    FakeClock,
     ended_job,
     order,
     reading,
@@ -32,6 +35,8 @@ from gpulease.domain.job import (
 )
 from gpulease.domain.lease import Claim
 from gpulease.domain.plan import plan
+from gpulease.notifications.messages import WeeklyReports
+from gpulease.notifications.outbox import Outbox
 from gpulease.server.usage import report_view
 from gpulease.service.observation import Observation
 from gpulease.service.ports import Event, Policy
@@ -242,3 +247,22 @@ def test_the_csv_of_a_report_has_gib_hours_and_seconds(store: SqlStore) -> None:
     assert (row["user"], row["jobs"], row["gpu_hours"]) == (ALICE.user, "1", "1.0")
     assert (row["leased_gib_hours"], row["unused_gib_hours"]) == ("4.0", "3.0")
     assert row["longest_wait_s"] == "3600.0"
+
+
+def test_each_user_gets_a_message_about_the_week_on_the_day_for_it(store: SqlStore) -> None:
+    uid = os.geteuid()
+    me = replace(ALICE, uid=uid, user=pwd.getpwuid(uid).pw_name)
+    ran(store, me, used=GIB)
+    ran(store, me, used=GIB, ended=NOON - timedelta(days=8))
+    ran(store, replace(ALICE, user="removed"))
+    settings = {"weekly_report": "none"}
+    clock = FakeClock()
+    reports = WeeklyReports(
+        store, UsageTotals(store).totals, clock, asyncio.to_thread, lambda: settings
+    )
+    asyncio.run(reports.daily())
+    assert Outbox(store).new_of(uid, 9)[0] == []
+    settings["weekly_report"] = NOON.astimezone().strftime("%a").lower()
+    asyncio.run(reports.daily())
+    (title,) = Outbox(store).new_of(uid, 9)[0]
+    assert title.startswith("your jobs left 3 of 4 GiB-hours")

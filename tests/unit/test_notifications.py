@@ -17,10 +17,16 @@ from fakes import (
 from gpulease.cli.resolved_options import checked_settings
 from gpulease.domain.gpu import JobId
 from gpulease.domain.health import Drain, GpuAvailability
-from gpulease.domain.job import Exit, Job, Outcome, worker_started
+from gpulease.domain.job import Exit, Job, Outcome, UsageTotal, worker_started
 from gpulease.domain.lease import LONGEST_TIME
 from gpulease.domain.memory_estimate import size_next_time
-from gpulease.domain.notifications import NotifyEvent, about_gpu, message_on, time_is_short
+from gpulease.domain.notifications import (
+    NotifyEvent,
+    about_gpu,
+    about_week,
+    message_on,
+    time_is_short,
+)
 from gpulease.errors import BadConfiguration, BadValue, with_hint
 from gpulease.notifications.messages import last_lines, memory_use
 from gpulease.notifications.sender import (
@@ -137,6 +143,17 @@ def test_the_time_is_short_from_the_span_on_unless_the_whole_limit_is() -> None:
     assert not time_is_short(running("time-left=3600", time_limit=limit), NOON)
     assert not time_is_short(running("end", time_limit=limit), LATER)
     assert not time_is_short(running("time-left=600"), LATER)
+
+
+def test_the_message_of_a_week_has_what_was_leased_and_not_used() -> None:
+    hour = 3600 * G
+    total = UsageTotal("alice", 3, 1, 0.0, 400 * hour, 80 * hour, 20.4 * hour, 0, 0, 100 * hour, 0)
+    message = about_week(7, total)
+    assert message is not None
+    assert (message.uid, message.event) == (7, "week")
+    assert "left 20 of 100 GiB-hours" in message.title
+    assert "3 jobs" in message.body and "of which 1 ran out of memory" in message.body
+    assert about_week(7, replace(total, unused=0.4 * hour)) is None
 
 
 def test_an_admin_hears_of_a_gpu_when_it_begins_or_ceases_to_be_drained() -> None:
