@@ -183,10 +183,11 @@ def _user_rows(results: "list[Result]") -> tuple[tuple[Line, ...], ...]:
 
 def _predictions(errors: "StartErrors") -> str:
     error, wait = timedelta(seconds=errors.median_error_s), timedelta(seconds=errors.median_wait_s)
+    share = round(100 * errors.in_range / errors.jobs)
     jobs = "1 waiting job" if errors.jobs == 1 else f"{errors.jobs} waiting jobs"
     return (
         f"expected starts of {jobs}: the median error is {format_span(error)}, "
-        f"where {format_span(wait)} were left to wait"
+        f"where {format_span(wait)} were left to wait; {share}% started in the range that is shown"
     )
 
 

@@ -62,8 +62,8 @@ def report(
     Jobs that hold memory count up to now. Sizes are means over the time for which memory was
     leased; the use of a job is its peak. UNUSED GIB-HOURS is memory that was leased and never
     needed. Leases with unknown use count as leased only. Waits are those of jobs that got memory
-    within --since. Below: how good the expected starts of waiting jobs and the predicted run times
-    were.
+    within --since. Below: how many starts of waiting jobs fell in the range that was shown first,
+    and how far off expected starts and predicted run times were.
 
     --by group sums up by the group under which jobs were submitted: the primary group of their
     user, unless newgrp changed it. It includes all users without --user. --by week and --by month
@@ -231,6 +231,10 @@ def _predictions(errors: PredictionsView | None) -> Iterator[str]:
     """Say how good predictions were, where there were any."""
     if errors is None:
         return
+    if errors.ranges:
+        share = round(100 * errors.in_range / errors.ranges)
+        of_all = f"{errors.in_range} of {_jobs(errors.ranges)}"
+        yield f"{share}% of the starts were in the range that was shown first ({of_all})"
     if errors.start_error is not None:
         yield f"expected starts were off by {_median(errors.start_error, errors.starts)}"
     if errors.run_error is not None:
@@ -238,8 +242,11 @@ def _predictions(errors: PredictionsView | None) -> Iterator[str]:
 
 
 def _median(error: float, jobs: int) -> str:
-    count = "1 job" if jobs == 1 else f"{jobs} jobs"
-    return f"{format_span(timedelta(seconds=error))} (median of {count})"
+    return f"{format_span(timedelta(seconds=error))} (median of {_jobs(jobs)})"
+
+
+def _jobs(count: int) -> str:
+    return "1 job" if count == 1 else f"{count} jobs"
 
 
 def _row(name: str, use: UseView | UsePartView) -> tuple[Line, ...]:

@@ -60,14 +60,28 @@ def forecast(decided: Plan, waiting: Sequence[Job]) -> Mapping[JobId, Start]:
     too, and else within three hours. That run looks an hour ahead, for the sake of these jobs.
     """
     waiting, snapshot = waiting[:MOST_JOBS], decided.snapshot
-    starts = _ForwardRun(decided, waiting, snapshot.history.by_medians()).run()
+    starts = run_ahead(decided, waiting, snapshot.history.by_medians())
     now, hour = snapshot.at, snapshot.at + _HOUR
     soon = {job for job, start in starts.items() if start.after is not None and start.at <= hour}
-    sure = _ForwardRun(decided, waiting, snapshot.history).run(hour, soon).keys() if soon else ()
+    sure = run_ahead(decided, waiting, snapshot.history, hour, soon).keys() if soon else ()
     for job in soon:
         latest = hour if job in sure else now + _FACTOR * _HOUR
         starts[job] = replace(starts[job], earliest=now, latest=latest)
     return starts
+
+
+def run_ahead(
+    decided: Plan,
+    waiting: Sequence[Job],
+    run_times: RunTimes,
+    until: datetime = FAR,
+    wanted: Set[JobId] = frozenset(),
+) -> dict[JobId, Start]:
+    """Return when jobs that wait after a plan start, if jobs end as `run_times` predict.
+
+    It ends at an instant, or when the starts of the `wanted` jobs are known.
+    """
+    return _ForwardRun(decided, waiting, run_times).run(until, wanted)
 
 
 def _may_start_later(decided: Plan) -> dict[JobId, Job]:
@@ -130,8 +144,7 @@ class _ForwardRun:
             self.queue.add(job)
         self._note_ages(decided, decided.snapshot.at)
 
-    def run(self, until: datetime = FAR, wanted: Set[JobId] = frozenset()) -> dict[JobId, Start]:
-        """Return the starts until an instant, or until those of the `wanted` jobs are known."""
+    def run(self, until: datetime, wanted: Set[JobId]) -> dict[JobId, Start]:
         for _ in range(MOST_PASSES):
             moments = [*self.wakes[:1], *(end for end, _ in self.ends[:1])]
             if not moments or not (self.queue.jobs or self.blocked):

@@ -51,6 +51,10 @@ class PredictionErrors:
     runs: int
     """The jobs with a predicted run time."""
     run_error: float | None
+    ranges: int = 0
+    """The jobs that waited with a range for their start."""
+    in_range: int = 0
+    """Those that started in it."""
 
 
 class UsageBy(StrEnum):
@@ -310,6 +314,9 @@ class Job:
     """The run time that was expected when it was granted."""
     predicted_start_at: datetime | None = None
     """The start that was expected first."""
+    predicted_from_at: datetime | None = None
+    predicted_until_at: datetime | None = None
+    """The range that was said then."""
     utilization: int | None = None
     """Percent, the mean over its run and its GPUs; known after its end."""
     activity: JobActivity = NO_ACTIVITY
@@ -428,6 +435,8 @@ def shifted(job: Job, by: timedelta) -> Job:
             aging_since_at=at(job.queue.aging_since_at),
         ),
         predicted_start_at=at(job.predicted_start_at),
+        predicted_from_at=at(job.predicted_from_at),
+        predicted_until_at=at(job.predicted_until_at),
     )
 
 

@@ -9,6 +9,7 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
+from datetime import timedelta
 from functools import partial
 from itertools import pairwise
 from multiprocessing import get_context
@@ -16,6 +17,7 @@ from signal import SIG_DFL, SIGINT, signal
 from statistics import median
 
 from gpulease.domain.explain import Explanations
+from gpulease.domain.forecast import Start
 from gpulease.domain.gpu import JobId
 from gpulease.domain.queue_options import PolicyName, QueuePolicy
 from gpulease.replay.engine import Contention, Moment, placement_named, replay
@@ -158,6 +160,8 @@ class StartErrors:
     """Of the absolute differences between predicted and actual start."""
     median_wait_s: float
     """Of what they still waited when the prediction was made, to compare with."""
+    in_range: int
+    """The jobs that started in the range of their prediction."""
 
 
 class StartPredictions:
@@ -166,8 +170,8 @@ class StartPredictions:
     def __init__(self, every: int = EVERY) -> None:
         self._every = every
         self._seen = 0
-        self._first: dict[JobId, tuple[float, float]] = {}
-        """When each job was predicted first, and the start; seconds of the trace."""
+        self._first: dict[JobId, tuple[Moment, Start]] = {}
+        """When each job was predicted first, and the start."""
 
     def __call__(self, moment: Moment) -> None:
         """Predict starts, if it is time for that."""
@@ -177,22 +181,23 @@ class StartPredictions:
         snapshot = moment.snapshot
         decided = replace(moment.plan, snapshot=replace(snapshot, queue=None))
         for job, start in Explanations(decided).starts.items():
-            start_s = moment.at_s + (start.at - snapshot.at).total_seconds()
-            self._first.setdefault(job, (moment.at_s, start_s))
+            self._first.setdefault(job, (moment, start))
 
     def errors(self, runs: Sequence[Run]) -> StartErrors | None:
         """Compare the predictions with what happened; None if no job waited."""
-        pairs = [
-            (run.start_s, *self._first[JobId(run.job.id)])
-            for run in runs
-            if run.job.id in self._first
-        ]
-        if not pairs:
+        found = []
+        for run in runs:
+            if run.job.id in self._first:
+                moment, start = self._first[JobId(run.job.id)]
+                left = timedelta(seconds=run.start_s - moment.at_s)
+                found.append((left, moment.snapshot.at + left, start))
+        if not found:
             return None
         return StartErrors(
-            len(pairs),
-            median(abs(actual - predicted) for actual, _, predicted in pairs),
-            median(actual - at for actual, at, _ in pairs),
+            len(found),
+            median(abs(actual - start.at).total_seconds() for _, actual, start in found),
+            median(left.total_seconds() for left, _, _ in found),
+            sum(start.earliest <= actual <= start.latest for _, actual, start in found),
         )
 
 

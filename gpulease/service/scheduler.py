@@ -81,12 +81,17 @@ def reconcile(
         if decided.grants and not fresh:
             return decided
         for job_id, placement in decided.grants:
-            start = predicted.get(job_id)
             job = replace(
                 live[job_id],
                 predicted_run_for=state.predicted(job_id),
-                predicted_start_at=None if start is None else start.at,
             )
+            if (start := predicted.get(job_id)) is not None:
+                job = replace(
+                    job,
+                    predicted_start_at=start.at,
+                    predicted_from_at=start.earliest,
+                    predicted_until_at=start.latest,
+                )
             gpus = ", ".join(uuid for uuid, _ in placement.allocations)
             tx.save(grant(job, placement, at), Event(at, Trigger.GRANT, gpus))
         tx.note_aging(decided.aging, at)

@@ -83,6 +83,8 @@ def job_values(job: Job) -> dict[str, object]:
         **_queue_values(job.queue),
         "predicted_run_us": _microseconds(job.predicted_run_for),
         "predicted_start_at": instant(job.predicted_start_at),
+        "predicted_from_at": instant(job.predicted_from_at),
+        "predicted_until_at": instant(job.predicted_until_at),
         "utilization": job.utilization,
         "first_use_at": instant(job.activity.first_use_at),
         "steps": job.activity.steps,
@@ -249,6 +251,8 @@ def job_of(row: JobRow, leases: Iterable[LeaseRow], holder: HolderRow | None) ->
             None if row.predicted_run_us is None else row.predicted_run_us * _MICROSECOND
         ),
         predicted_start_at=row.predicted_start_at,
+        predicted_from_at=row.predicted_from_at,
+        predicted_until_at=row.predicted_until_at,
         utilization=row.utilization,
         activity=JobActivity(row.first_use_at, row.steps, row.steps_per_second),
         slurm=None

@@ -259,6 +259,8 @@ class JobRow(Row):
     retried: Mapped[int] = mapped_column(server_default=text("0"))
     predicted_run_us: Mapped[int | None]
     predicted_start_at: Mapped[datetime | None]
+    predicted_from_at: Mapped[datetime | None]
+    predicted_until_at: Mapped[datetime | None]
     utilization: Mapped[int | None]
     """Percent, the mean over its run and its GPUs."""
     gpu_uuids: Mapped[str | None]

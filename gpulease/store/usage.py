@@ -208,6 +208,7 @@ class UsageTotals:
             select(
                 func.abs(cast(JobRow.granted_at - JobRow.predicted_start_at, Integer)),
                 func.abs(ran_us - JobRow.predicted_run_us),
+                JobRow.granted_at.between(JobRow.predicted_from_at, JobRow.predicted_until_at),
             )
             .where(JobRow.ended_at.is_not(None), JobRow.started_at.is_not(None))
             .order_by(JobRow.ended_at.desc())
@@ -219,13 +220,16 @@ class UsageTotals:
             wanted = wanted.where(JobRow.ended_at >= since)
         with self._store.reading() as connection:
             rows = connection.execute(wanted).all()
-        starts = [start / _MICROSECONDS for start, _ in rows if start is not None]
-        runs = [run / _MICROSECONDS for _, run in rows if run is not None]
+        starts = [start / _MICROSECONDS for start, _, _ in rows if start is not None]
+        runs = [run / _MICROSECONDS for _, run, _ in rows if run is not None]
+        hits = [is_in_range for _, _, is_in_range in rows if is_in_range is not None]
         return PredictionErrors(
             len(starts),
             median(starts) if starts else None,
             len(runs),
             median(runs) if runs else None,
+            len(hits),
+            sum(hits),
         )
 
     def waits(self, since: datetime) -> Mapping[str, UserWaits]:

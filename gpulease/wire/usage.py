@@ -105,6 +105,10 @@ class PredictionsView:
     runs: int
     """The jobs with a predicted run time."""
     run_error: float | None
+    ranges: int = 0
+    """The jobs that waited with a range for their start; the first one counts."""
+    in_range: int = 0
+    """Those that started in it."""
 
 
 @dataclass(slots=True)

@@ -66,12 +66,16 @@ def ran(
     waited: timedelta = timedelta(0),
     ended: datetime = NOON,
     gpus: int = 1,
+    expected: tuple[timedelta, timedelta] | None = None,
 ) -> Job:
     """Return a job that held 4G of each of its GPUs for an hour."""
     granted = ended - HOUR
     uuids = (reading().uuid, GpuUuid("GPU-2"))[:gpus]
     with store.write() as tx:
         job = tx.add(replace(order(), owner=owner), granted - waited)
+        if expected is not None:
+            first, last = (job.submitted_at + each for each in expected)
+            job = replace(job, predicted_from_at=first, predicted_until_at=last)
         started = running_job(job, *uuids, memory=4 * GIB, at=granted)
         tx.save(started, EVENT)
         measured = tuple(replace(each, used=used) for each in started.leases)
@@ -79,6 +83,14 @@ def ran(
         done = ended_job(with_use, at=ended)
         tx.save(done, EVENT)
     return done
+
+
+def test_starts_in_their_first_range_are_counted(store: SqlStore) -> None:
+    for waited in (1, 9, 10):
+        ran(store, waited=waited * HOUR, expected=(HOUR, 9 * HOUR))
+    ran(store)
+    errors = UsageTotals(store).predictions(None, None)
+    assert (errors.ranges, errors.in_range) == (3, 2)
 
 
 def totals(store: SqlStore, by: UsageBy, user: str | None = None) -> dict[str, UsageTotal]:

@@ -290,7 +290,7 @@ def test_a_file_of_every_released_schema_is_migrated_after_a_copy(
 
 
 def test_what_earlier_releases_stored_is_read_back(tmp_path: Path) -> None:
-    for schema in ("0005", "0006", "0007", "0010"):
+    for schema in ("0005", "0006", "0007", "0010", "0011"):
         (tmp_path / schema).mkdir()
     with closing(released(tmp_path / "0005", "0005")) as store:
         [job] = [job for job in store.live() if job.queue.held]
@@ -311,6 +311,9 @@ def test_what_earlier_releases_stored_is_read_back(tmp_path: Path) -> None:
         [options] = [job.queue for job in store.live() if job.queue.retries]
         assert (options.retry_on, options.retry_delay) == ((75, 137), timedelta(seconds=30))
         assert (options.retries, options.retried) == (3, 1)
+    with closing(released(tmp_path / "0011", "0011")) as store:
+        [job] = [job for job in store.live() if job.predicted_until_at]
+        assert job.predicted_from_at == job.granted_at
 
 
 def test_a_migration_forgets_neither_how_far_ids_have_come_nor_what_a_job_is(

@@ -114,6 +114,7 @@ def test_a_dry_run_says_what_would_happen_and_submits_nothing(daemon: Daemon) ->
     report = json.loads(daemon.run("report", "--json").stdout)
     assert report["predictions"]["starts"] > 0
     assert report["predictions"]["start_error"] > 0
+    assert report["predictions"]["ranges"] == report["predictions"]["in_range"] > 0
 
 
 def test_a_dry_run_says_what_blocks_a_job_other_than_memory(daemon: Daemon) -> None:

@@ -263,7 +263,7 @@ def used() -> ReportView:
             ),
             UseView("bob", 1, 0, 0.0, 0.0, 0.0),
         ],
-        PredictionsView(9, 780.0, 13, 1260.0),
+        PredictionsView(9, 780.0, 13, 1260.0, 8, 6),
     )
 
 

@@ -192,7 +192,7 @@ def test_the_first_prediction_for_a_job_is_compared_with_its_start() -> None:
 
     runs = replay(jobs, [Server(1, 8 * G)], QueuePolicy(), observe=predictions)
 
-    assert predictions.errors(runs) == StartErrors(1, 1 * HOUR, 3 * HOUR)
+    assert predictions.errors(runs) == StartErrors(1, 1 * HOUR, 3 * HOUR, in_range=1)
 
 
 TWO_GPUS = [Server(2, 4 * G)]
