@@ -406,6 +406,10 @@ class RunOptions:
         "--no-defaults", panel="Options", default=False,
         help="Ignore [run] in your configuration and GPULEASE_RUN_OPTIONS.",
     )  # fmt: skip
+    no_script_options: bool = _option(
+        "--no-script-options", panel="Options", default=False,
+        help="Ignore options in the script: lines such as # gpulease: --mem 4G.",
+    )  # fmt: skip
 
 
 def _taken_out() -> Iterator[tuple[str, Option]]:

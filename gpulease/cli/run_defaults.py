@@ -1,11 +1,12 @@
-"""The user's defaults for options of `gpulease run`: from a file, and from a variable for scripts.
+"""Options of `gpulease run` that are not typed: in the user's file, in the script, in a variable.
 
 The table [run] of the user's file has the long names of options as keys; the events of [notify] are
-a default for --notify. GPULEASE_RUN_OPTIONS has options as they are typed. The command line takes
-precedence over the variable, and the variable over the file.
+a default for --notify. GPULEASE_RUN_OPTIONS has options as they are typed, and so have comments of
+the script. The command line takes precedence over the variable, the variable over the script, and
+the script over the file, as Slurm has it for variables and #SBATCH.
 
-Inside a job neither applies, except with --new-lease: a command there uses the lease of the job,
-and the user's usual size or time limit would only be refused.
+Inside a job none of them applies, except with --new-lease: a command there uses the lease of the
+job, and the usual size or time limit would only be refused.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import os
 
 from gpulease.cli.quick_parser import NotUnderstood, read, read_value
+from gpulease.cli.script import options_in_script
 from gpulease.errors import BadConfiguration, BadUsage, CommandNotExecutable, CommandNotFound
 from gpulease.locations import personal_config
 from gpulease.options import OPTIONS
@@ -20,7 +22,7 @@ from gpulease.record import record
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterator, Mapping, Sequence
     from typing import Any
 
     from gpulease.errors import GpuleaseError
@@ -34,8 +36,11 @@ _TYPED_ONLY = {"no_defaults", "socket"} | {
     name for name, each in OPTIONS.items() if each.is_typed_only
 }
 """Parameters without a default. A socket is trusted, so only the command line may name it."""
+_NOT_IN_A_SCRIPT = _TYPED_ONLY - {"array"} | {"no_script_options"}
+"""Parameters that a script cannot set. An array belongs to its script, which reads the index."""
 _QUOTES = frozenset("'\"\\")
 _WITHOUT = "gpulease run --no-defaults ignores it"
+_WITHOUT_SCRIPT = "gpulease run --no-script-options ignores options in scripts"
 
 
 @record(frozen=True)
@@ -47,6 +52,7 @@ class Default:
     option: str
     """Such as "--mem"."""
     source: str
+    is_of_script: bool = False
 
     def __str__(self) -> str:
         """Return the option as it is typed."""
@@ -62,13 +68,26 @@ def users_defaults(typed: Mapping[str, Any], environment: Mapping[str, str]) -> 
     """Return the defaults that apply to a line with the `typed` values, by parameter.
 
     Raises:
-        BadUsage: the file or the variable has a mistake.
+        BadUsage: the file, the script or the variable has a mistake.
     """
-    within = environment.get(_LEASED) and not typed.get("new_lease")
-    if typed.get("no_defaults") or within:
+    if environment.get(_LEASED) and not typed.get("new_lease"):
         return {}
-    found = dict(_from_file(environment)) | dict(_from_variable(environment))
-    replaced = {_EXCLUSIVE[name] for name in typed if name in _EXCLUSIVE}
+    file: Mapping[str, Default] = {}
+    variable: Mapping[str, Default] = {}
+    if not typed.get("no_defaults"):
+        file, variable = dict(_from_file(environment)), dict(_from_variable(environment))
+    switch = variable.get("no_script_options") or file.get("no_script_options")
+    ignores_script = typed.get("no_script_options", switch is not None and switch.value)
+    script = {} if ignores_script else _from_script(typed.get("command") or ())
+    found: dict[str, Default] = {}
+    for layer in (file, script, variable):
+        found = _without_replaced(found, layer) | dict(layer)
+    return _without_replaced(found, typed)
+
+
+def _without_replaced(found: Mapping[str, Default], by: Mapping[str, Any]) -> dict[str, Default]:
+    """Return defaults without those that options of a higher rank exclude."""
+    replaced = {_EXCLUSIVE[name] for name in by if name in _EXCLUSIVE}
     return {name: each for name, each in found.items() if name not in replaced}
 
 
@@ -83,7 +102,12 @@ def name_sources(error: GpuleaseError, found: Sequence[Default]) -> None:
         listed = ", ".join(f"{each} ({each.source})" for each in others)
         sources = [f"defaults in effect: {listed}"]
     if sources:
-        parts = [error.hint, *sources, "gpulease run --no-defaults ignores defaults"]
+        kinds = dict.fromkeys(each.is_of_script for each in culprits or others)
+        switches = (
+            _WITHOUT_SCRIPT if is_of_script else "gpulease run --no-defaults ignores defaults"
+            for is_of_script in kinds
+        )
+        parts = [error.hint, *sources, *switches]
         error.hint = "; ".join(part for part in parts if part)
 
 
@@ -96,17 +120,17 @@ def _is_named(default: Default, error: GpuleaseError) -> bool:
     return any(re.search(rf"(?<!\w){re.escape(word)}(?!\w)", error.message) for word in words)
 
 
-def read_options(words: Sequence[str]) -> dict[str, Any]:
+def read_options(words: Sequence[str], refused: Collection[str] = _TYPED_ONLY) -> dict[str, Any]:
     """Return the values of words that are options of `run` only.
 
     Raises:
-        NotUnderstood: they are not, or one has to be typed.
+        NotUnderstood: they are not, or one is `refused`: it has to be typed.
     """
     values = read("run", words)
     if rest := values.get("command"):
         raise NotUnderstood(f"{rest[0]!r} is no option")
     for name in values:
-        if name in _TYPED_ONLY:
+        if name in refused:
             long = OPTIONS[name].long if name in OPTIONS else f"--{name}"
             raise NotUnderstood(f"{long} has to be typed")
     return values
@@ -115,7 +139,7 @@ def read_options(words: Sequence[str]) -> dict[str, Any]:
 def _from_variable(environment: Mapping[str, str]) -> Iterator[tuple[str, Default]]:
     text = environment.get(VARIABLE, "")
     try:
-        values = read_options(text.split() if _QUOTES.isdisjoint(text) else _split(text))
+        values = read_options(_split(text))
     except (NotUnderstood, ValueError) as error:
         from gpulease.drawing.words import clean
 
@@ -128,7 +152,29 @@ def _from_variable(environment: Mapping[str, str]) -> Iterator[tuple[str, Defaul
         yield name, Default(value, OPTIONS[name].long, VARIABLE)
 
 
+def _from_script(command: Sequence[str]) -> dict[str, Default]:
+    found: dict[str, Default] = {}
+    for text, where in options_in_script(command):
+        try:
+            values = read_options(_split(text), _NOT_IN_A_SCRIPT)
+        except (NotUnderstood, ValueError) as error:
+            from gpulease.drawing.words import clean
+
+            why = str(error)
+            raise BadUsage(
+                f"cannot use the options in {clean(where)}: {why[:1].lower()}{why[1:]}",
+                f"write options as for gpulease run: # gpulease: --mem 4G; {_WITHOUT_SCRIPT}",
+            ) from None
+        for name, value in values.items():
+            before = found[name].value if name in found and OPTIONS[name].is_list else []
+            whole = [*before, *value] if before else value
+            found[name] = Default(whole, OPTIONS[name].long, where, is_of_script=True)
+    return found
+
+
 def _split(text: str) -> list[str]:
+    if _QUOTES.isdisjoint(text):
+        return text.split()
     from shlex import split  # which imports re
 
     return split(text)

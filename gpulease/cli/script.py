@@ -1,39 +1,82 @@
-"""The script that a command runs: which word it is, and whether it changed since the submission."""
+"""The script that a command runs: which word it is, its options of `run`, and whether it changed.
+
+`gpulease run` imports this at every start.
+"""
 
 from __future__ import annotations
 
 import os
-from datetime import UTC, datetime, timedelta
+from stat import S_ISREG
 
-from gpulease.drawing.words import clean, instant
 from gpulease.wire.text import from_wire
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
+    from datetime import datetime
 
     from gpulease.wire.jobs import JobView
 
 _SUFFIXES = (".py", ".sh", ".bash", ".R", ".r", ".jl", ".pl", ".rb", ".lua")
 _NO_FILE = frozenset({"-c", "-m", "-e"})
 """Options of interpreters after which the program is no file."""
-_CLOCKS_DIFFER = timedelta(seconds=0.1)
+_CLOCKS_DIFFER_S = 0.1
 """A file on another machine has its time from there."""
+_MOST_WORDS = 32
+"""Of a command, among which a script with options is looked for: a command may name many files."""
+_READ = 64 << 10
+"""Bytes at the beginning of a script in which options may stand."""
+_MARK = b"gpulease:"
 _QUOTES = frozenset("'\"\\#")
 
 
 def script_place(argv: Sequence[str], cwd: str) -> int | None:
     """Return which word of a command is the script that it runs; None if none is."""
-    if argv and "/" in argv[0] and _begins_as_script(os.path.join(cwd, argv[0])):
-        return 0
-    for place, word in enumerate(argv[1:], 1):
+    for place, word in enumerate(argv):
         if word in _NO_FILE:
             return None
         path = os.path.join(cwd, word)
         is_named_so = word.endswith(_SUFFIXES) and os.path.isfile(path)
-        if not word.startswith("-") and (is_named_so or _begins_as_script(path)):
+        is_searched = place == 0 and "/" not in word  # on the PATH, and not in this directory
+        if not word.startswith("-") and (
+            is_named_so or (not is_searched and _begins_as_script(path))
+        ):
             return place
     return None
+
+
+def options_in_script(command: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Yield the options of `run` in the script of a command as text, and where each text stands.
+
+    They are in its first comments, in lines such as `# gpulease: --mem 4G`. What is no regular
+    file, or cannot be read, has none.
+    """
+    place = script_place(command[:_MOST_WORDS], "")
+    if place is None:
+        return
+    for number, line in enumerate(_beginning(command[place]).split(b"\n"), 1):
+        text = line.strip()
+        if text and not text.startswith(b"#"):
+            return
+        comment = text[1:].lstrip()
+        if comment.startswith(_MARK):
+            yield os.fsdecode(comment[len(_MARK) :]), f"{command[place]}, line {number}"
+
+
+def _beginning(path: str) -> bytes:
+    """Return the first lines of a script; none if it has no options there."""
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+        try:
+            is_file = S_ISREG(os.fstat(handle).st_mode)
+            content = os.read(handle, _READ) if is_file else b""
+        finally:
+            os.close(handle)
+    except OSError:
+        return b""
+    if len(content) == _READ:
+        content = content[: content.rfind(b"\n") + 1]  # the last line may be cut
+    return content.removeprefix(b"\xef\xbb\xbf") if _MARK in content else b""
 
 
 def script_change(job: JobView) -> str | None:
@@ -44,7 +87,9 @@ def script_change(job: JobView) -> str | None:
         name, changed_at = _script_of(job, from_wire(job.cwd))
     except (OSError, ValueError):
         return None
-    if changed_at <= instant(job.submitted_at) + _CLOCKS_DIFFER:
+    from gpulease.drawing.words import instant
+
+    if (changed_at - instant(job.submitted_at)).total_seconds() <= _CLOCKS_DIFFER_S:
         return None
     if job.started_at is None:
         return f"{name} changed since submission; the job will run the new version"
@@ -69,6 +114,10 @@ def _script_of(job: JobView, cwd: str) -> tuple[str, datetime]:
     place = script_place(argv, cwd)
     if place is None:
         raise ValueError("no script")
+    from datetime import UTC, datetime
+
+    from gpulease.drawing.words import clean
+
     changed = os.stat(os.path.join(cwd, argv[place])).st_mtime
     return clean(argv[place]), datetime.fromtimestamp(changed, UTC)
 

@@ -57,6 +57,19 @@ def test_parts_of_a_nested_lease_are_those_of_the_job_or_its_own(daemon: Daemon)
     assert mentions("\n".join(refused), "2G,1G", "3G")
 
 
+@pytest.mark.parametrize("way", ["on", "off"])
+def test_a_script_has_options_of_its_own(daemon: Daemon, tmp_path: Path, way: str) -> None:
+    script = tmp_path / "train.sh"
+    script.write_text("#!/bin/sh\n# gpulease: --mem 2G --time 1h\n\necho $GPULEASE_MEMORY\n")
+    script.chmod(0o755)
+    variables = os.environ | {"GPULEASE_QUICK_PARSER": way}
+    for line, memory in (((), 2 * G), (("--mem", "1G"), G)):
+        done = daemon.run("run", *line, str(script), env=variables)
+        assert done.stdout == f"{memory}\n"
+    limits = [job["claim"]["time_limit"] for job in daemon.jobs()]
+    assert limits[-2:] == [3600, 3600]
+
+
 def test_defaults_are_for_jobs_and_not_for_commands_within_one(
     daemon: Daemon, tmp_path: Path
 ) -> None:

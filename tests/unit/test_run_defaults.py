@@ -1,4 +1,4 @@
-"""Defaults for options of `run`: the user's file, the variable, and what wins."""
+"""Options of `run` that are not typed: in the user's file, the script, the variable; what wins."""
 
 import os
 from pathlib import Path
@@ -261,3 +261,113 @@ def test_a_mistake_in_the_events_names_their_table(user: User) -> None:
     user.writes("[notify]\nevents = true\n")
     with pytest.raises(BadUsage, match=r"\[notify\] in "):
         user.types("x")
+
+
+# Options in the script.
+
+
+@pytest.fixture
+def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return where the script of a command is; the commands run in its folder."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path / "train.py"
+
+
+def test_the_comments_at_the_top_of_a_script_have_options(user: User, script: Path) -> None:
+    script.write_bytes(
+        b"\xef\xbb\xbf#!/usr/bin/env python3\r\n# -*- coding: utf-8 -*-\r\n"
+        b"# gpulease: --mem 4G --name 'my sweep' --notify end\r\n\r\n"
+        b"#gpulease: --notify oom --array 0-3\r\n"
+        b"## gpulease: --gpus 8\r\n# see gpulease: --gpus 9\r\n"
+        b"import os  # gpulease: --gpus 7\r\n# gpulease: --growth\r\n"
+    )
+    found = user.types("train.py", "--epochs", "3")
+    named = ("mem", "name", "notify", "array", "gpus", "growth", "command")
+    assert [found[name] for name in named] == [
+        "4G", "my sweep", ["end", "oom"], "0-3", None, False, ["train.py", "--epochs", "3"],
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("command", "has_options"),
+    [
+        ("./train.py", True),
+        ("python -u train.py", True),
+        ("torchrun --nproc-per-node 2 train.py", True),
+        ("python -c train.py", False),
+        ("python -m train", False),
+        ("no-such.py", False),
+        (" ".join(["true", *["x"] * 40, "train.py"]), False),
+    ],
+)
+def test_the_script_is_found_as_for_a_snapshot(
+    user: User, script: Path, command: str, has_options: bool
+) -> None:
+    script.write_text("# gpulease: --mem 4G\n")
+    assert (user.types(*command.split())["mem"] == "4G") is has_options
+
+
+def test_the_line_and_the_variable_win_over_the_script_and_that_over_the_file(
+    user: User, script: Path
+) -> None:
+    script.write_text("# gpulease: --mem 1G --gpus 1 --time 1h --growth --wait 5m\n")
+    user.writes('[run]\nmem = "2G"\ntime = "2h"\nno-wait = true\nname = "file"')
+    user.exports("--gpus 3")
+    found = user.types("--mem", "4G", "--no-growth", "train.py")
+    named = ("mem", "gpus", "time", "growth", "wait", "no_wait", "name")
+    assert [found[name] for name in named] == ["4G", 3, "1h", False, "5m", False, "file"]
+    assert user.types("--no-wait", "train.py")["wait"] is None
+
+
+def test_options_of_a_script_can_be_ignored_and_do_not_apply_inside_a_job(
+    user: User, script: Path
+) -> None:
+    script.write_text("# gpulease: --mem 4G --nonsense\n")
+    assert user.types("--no-script-options", "train.py")["mem"] is None
+    user.writes("[run]\nno-script-options = true")
+    assert user.types("train.py")["mem"] is None
+    user.exports("--no-no-script-options")
+    with pytest.raises(BadUsage):
+        user.types("train.py")
+    user.exports("17", "GPULEASE_JOB")
+    assert user.types("train.py")["mem"] is None
+
+
+@pytest.mark.parametrize(
+    ("label", "text"),
+    [
+        ("unknown", "--growht"),
+        ("command", "--growth train.py"),
+        ("quote", "--name 'x"),
+        ("detach", "-d"),
+        ("no-defaults", "--no-defaults"),
+    ],
+)
+def test_a_mistake_in_a_script_is_named_with_file_and_line(
+    user: User, script: Path, label: str, text: str
+) -> None:
+    script.write_text(f"#!/bin/sh\n# gpulease: {text}\n")
+    with pytest.raises(BadUsage) as refused:
+        user.types("train.py")
+    sentence(f"run-script-{label}", refused.value.text())
+
+
+def test_an_error_about_an_option_of_a_script_names_its_line(
+    script: Path, user: User, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script.write_text("# gpulease: --mem 4X\n")
+    assert call(["--socket", "/nowhere", "run", "train.py"]) == 2
+    sentence("run-script-error", capsys.readouterr().err.removesuffix("\n"))
+
+
+def test_only_the_beginning_of_a_regular_file_is_read(user: User, script: Path) -> None:
+    filler = "# " + "x" * 61 + "\n"
+    script.write_text(
+        filler * 1023 + "# gpulease: --mem 4G" + filler * 9 + "# gpulease: --growth\n"
+    )
+    assert user.types("train.py")["mem"] is None, "the line is cut"
+    script.write_text(filler * 1022 + "# gpulease: --mem 4G\n" + filler * 9 + "# gpulease: -d\n")
+    assert user.types("train.py")["mem"] == "4G"
+    script.unlink()
+    os.mkfifo(script)
+    assert user.types("train.py")["mem"] is None
