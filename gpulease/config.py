@@ -195,12 +195,8 @@ _TOGETHER_KEYS = ("most_gpus", "most_memory", "gib_hours_per_week")
 QUEUE_KEYS: Mapping[str, Callable[[str], Any]] = {
     "policy": one_of("fair", "easy", "fifo"),
     "aging_jobs": parse_count,
-    "age_offset": parse_setting_span,
     "run_time_samples": parse_count,
     "default_run_time": parse_setting_span,
-    "shortest_run_time": parse_setting_span,
-    "use_half_life": parse_setting_span,
-    "smallest_share": parse_factor,
     "reservation_slowdown": parse_factor,
     "soft_reservation_after": parse_setting_span,
     "backfill_factor": parse_factor,
@@ -208,12 +204,16 @@ QUEUE_KEYS: Mapping[str, Callable[[str], Any]] = {
     "hard_reservation_waits": parse_factor,
     "unlimited_run_time": parse_setting_span,
     "most_utilization": parse_factor,
-    "assumed_utilization": parse_factor,
     "settling_time": parse_setting_span,
     "most_sharing": parse_count,
     "preemption_grace": parse_grace,
 }
-"""The keys of [queue], which `domain.queue_policy` explains, and the parsers of their values."""
+"""The keys of [queue], which `domain.queue_options` explains, and the parsers of their values."""
+FORMER_QUEUE_KEYS = frozenset(
+    {"age_offset", "assumed_utilization", "shortest_run_time", "smallest_share", "use_half_life"}
+)
+"""Keys of [queue] in development versions, for numbers that are constants now. They are accepted,
+with a warning, so that a daemon starts after an upgrade."""
 SLURM_KEYS: Mapping[str, Callable[[str], Any]] = {
     "shard": parse_size,
     "node": str,
@@ -282,7 +282,8 @@ def read_settings(
         if key in _KEYS_OF:
             keys, example = _KEYS_OF[key]
             if isinstance(value, dict):
-                given[key] = _table(mistakes, key, value, keys)
+                former = FORMER_QUEUE_KEYS if key == "queue" else frozenset()
+                given[key] = _table(mistakes, key, value, keys, former)
             else:
                 mistakes.not_a_table(key, f"[{key}], and below it {example}")
         elif key in _TABLES:
@@ -342,14 +343,16 @@ def _table(
     name: str,
     given: Mapping[str, object],
     parsers: Mapping[str, Callable[[str], Any]],
+    former: Collection[str] = (),
 ) -> Mapping[str, Any]:
-    """Parse a table of settings, such as [queue]."""
+    """Parse a table of settings, such as [queue]; the values of `former` keys do not matter."""
     for key in given.keys() - parsers.keys():
-        mistakes.unknown(f"[{name}] has", key, list(parsers))
+        if key not in former:
+            mistakes.unknown(f"[{name}] has", key, list(parsers))
     return {
-        key: mistakes.parse(f"[{name}] {key}", each, parsers[key])
+        key: mistakes.parse(f"[{name}] {key}", each, parsers[key]) if key in parsers else None
         for key, each in given.items()
-        if key in parsers
+        if key in parsers or key in former
     }
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 
-from gpulease.config import Settings
+from gpulease.config import FORMER_QUEUE_KEYS, Settings
 from gpulease.daemon.clock import SystemClock
 from gpulease.daemon.doctor import Doctor, health_checks
 from gpulease.daemon.enforcement_setup import EnforcementSetup, build_enforcement
@@ -475,7 +475,8 @@ def queue_policy(settings: Settings) -> QueuePolicy:
     """Return the order of the queue, the reservation and the sharing of GPUs."""
     # Simulated GPUs compute nothing, so jobs do not slow each other down on them.
     unguarded = {"most_sharing": sys.maxsize, "most_utilization": float(sys.maxsize)}
-    given = {**(unguarded if settings.simulate is not None else {}), **settings.queue}
+    asked = {key: each for key, each in settings.queue.items() if key not in FORMER_QUEUE_KEYS}
+    given = {**(unguarded if settings.simulate is not None else {}), **asked}
     name = PolicyName(given.pop("policy", PolicyName.FAIR))
     return QueuePolicy(name, **given)
 

@@ -26,7 +26,7 @@ from gpulease.config import (
 from gpulease.daemon.app import checked
 from gpulease.daemon.serve import serve
 from gpulease.daemon.systemd import Notifier
-from gpulease.daemon.user_policy import unknown_names
+from gpulease.daemon.user_policy import without_effect
 from gpulease.errors import BadConfiguration, GpuleaseError, StateUnwritable
 from gpulease.path_ownership import refuse_if_changeable
 from gpulease.server.http_server import HttpProtocol
@@ -117,7 +117,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         settings = settings_of(given)
         if given.check:
             checked(settings)
-            warnings = [f"warning: {each}" for each in unknown_names(settings)]
+            warnings = [f"warning: {each}" for each in without_effect(settings)]
             sys.stdout.write("\n".join((*warnings, "the settings are valid", "")))
         elif given.command == "recover":
             from gpulease.daemon.recover import recover  # which a daemon that runs does not need

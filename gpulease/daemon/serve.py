@@ -16,7 +16,7 @@ from gpulease.daemon.app import DaemonApp, build
 from gpulease.daemon.housekeeping import Backups, FileWatch
 from gpulease.daemon.job_output import DiskSpace, StateCleaner
 from gpulease.daemon.systemd import Notifier, status_line
-from gpulease.daemon.user_policy import warn_of_unknown_names
+from gpulease.daemon.user_policy import warn_of_what_has_no_effect
 from gpulease.errors import GpuleaseError, RecordUnwritable, StateUnwritable
 from gpulease.host.process_finder import run_of_system
 from gpulease.notifications.messages import WeeklyReports
@@ -77,7 +77,7 @@ class Reload:
         # Jobs that did not fit may fit now.
         self._app.scheduler.wake()
         _log.info("read the settings again; changed: %s", ", ".join(changed) or "nothing")
-        warn_of_unknown_names(settings)
+        warn_of_what_has_no_effect(settings)
         if needs_restart:
             _log.warning("a change of these needs a restart: %s", ", ".join(needs_restart))
 
@@ -123,7 +123,7 @@ async def _run(
 ) -> None:
     settings = app.base.settings()
     _log.info("gpuleased %s", described())
-    warn_of_unknown_names(settings)
+    warn_of_what_has_no_effect(settings)
     recovered = await _recover(app)
     server = HttpServer(build_api(app.api), leave)
     guard = SocketGuard(

@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any
 
 from gpulease.call_thread import CallThread
-from gpulease.config import PER_USER, TOGETHER, Settings
+from gpulease.config import FORMER_QUEUE_KEYS, PER_USER, TOGETHER, Settings
 from gpulease.domain.idle import IdlePolicy, Release
 from gpulease.domain.job import Owner, UsageBy, UsageTotal
 from gpulease.domain.limits import Beyond, GroupLimits, UserLimits
@@ -137,13 +137,18 @@ def _name_of_group(gid: str) -> str:
 _log = logging.getLogger(__name__)
 
 
-def unknown_names(settings: Settings) -> list[str]:
-    """Return a warning for each table of a user or group that does not exist now."""
+def without_effect(settings: Settings) -> list[str]:
+    """Return a warning for each former key, and for each user or group that does not exist now."""
     tables = (
         ("users", "user", settings.users, pwd.getpwnam),
         ("groups", "group", settings.groups, grp.getgrnam),
     )
-    return [
+    former = [
+        f"[queue] {key} has no effect any more: remove it"
+        for key in settings.queue
+        if key in FORMER_QUEUE_KEYS
+    ]
+    return former + [
         f"[{table}.{name}] has no effect: no such {what}"
         for table, what, names, find in tables
         for name in names
@@ -159,14 +164,14 @@ def _is_known(name: str, find: Callable[[str], object]) -> bool:
     return True
 
 
-def warn_of_unknown_names(settings: Settings) -> None:
-    """Log the unknown names; in a thread, since a directory may answer slowly."""
-    if settings.users or settings.groups:
+def warn_of_what_has_no_effect(settings: Settings) -> None:
+    """Log settings without effect; in a thread, since a directory may answer slowly."""
+    if settings.users or settings.groups or FORMER_QUEUE_KEYS & settings.queue.keys():
         thread: CallThread[None] = CallThread("names")
         thread.enqueue(partial(_warn, settings))
         thread.close()
 
 
 def _warn(settings: Settings) -> None:
-    for each in unknown_names(settings):
+    for each in without_effect(settings):
         _log.warning("the settings: %s", each)

@@ -52,7 +52,7 @@ class Reservation:
         later = self.gpus.get(gpu)
         if later is None:
             return True
-        return fits(claim, later) and (self.hard or later.shares(utilization, policy))
+        return fits(claim, later) and later.shares(utilization, policy)
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +133,7 @@ def reserve(
                 for gpu in servers[server]
                 if end.at_s <= latest_starts.get(gpu.uuid, math.inf)
                 and fits(claim, gpu)
-                and (hard or gpu.shares(utilization, policy))
+                and gpu.shares(utilization, policy)
             ]
             chosen = choose(claim, able, score)
             if chosen is not None:

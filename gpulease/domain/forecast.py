@@ -250,6 +250,6 @@ class _ForwardRun:
             return ledger
         holding, base = self.queue.holding, self.base
         held = [holding[entry.job] for entry in ledger.entries if entry.job in holding]
-        load = sum(each.need.utilization(base.history, base.policy) for each in held)
+        load = sum(each.need.utilization(base.history) for each in held)
         busy = min(100, round(100 * load))
         return replace(ledger, reading=replace(ledger.reading, utilization=busy))

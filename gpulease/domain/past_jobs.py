@@ -123,6 +123,8 @@ class RunTimes:
         return next((self._utilization[key] for key in keys if key in self._utilization), None)
 
 
+HALF_LIFE = timedelta(hours=24)
+"""The past use of a user counts half after this time."""
 _REBASE_AFTER = 32.0
 """Half-lives after which the stored values are scaled down, far from the limits of a float."""
 

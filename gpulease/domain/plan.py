@@ -264,7 +264,7 @@ def _why_kept(plan_: Plan, need: Need, job: JobId, gpu: GpuMemory) -> Obstacle |
     """Return why a GPU with enough free memory is kept from a job."""
     snapshot = plan_.snapshot
     history, policy = snapshot.history, snapshot.policy
-    utilization = need.utilization(history, policy)
+    utilization = need.utilization(history)
     if not plan_.planned_gpus[gpu.uuid].shares(utilization, policy):
         return shared_by_too_many(gpu)
     if plan_.closed not in (None, job):

@@ -92,7 +92,7 @@ class PlanningPass:
         usual = dict.fromkeys(gpus, 0.0)
         settled = self.now_s - self.policy.settling_time.total_seconds()
         for held in self.queue.holding.values():
-            load = held.need.utilization(self.history, self.policy)
+            load = held.need.utilization(self.history)
             for lease in held.job.leases:
                 if lease.gpu in gpus:
                     usual[lease.gpu] += load
@@ -146,8 +146,7 @@ class PlanningPass:
         """Start the oldest jobs of a class, and reserve GPUs for the first that does not fit.
 
         If that job asks for particular GPUs, the next one gets a reservation on the others. A job
-        that the end of no job helps gets none: it waits for something else. A hard reservation is
-        for memory alone: how busy a GPU will be at that time cannot be promised.
+        that the end of no job helps gets none: it waits for something else.
         """
         tried: set[Claim] = set()
         for job in self._oldest(rank):
@@ -155,8 +154,6 @@ class PlanningPass:
             passed = job.id in self.making_way.promised or job.claim in tried
             left = () if passed else self._left_for(job.claim)
             if not left or self.limits.exceeded_by(job) or self._start(job, need):
-                continue
-            if self._is_hard(job) and self._start(job, need, on_busy=True):
                 continue
             tried.add(job.claim)
             if wait_has_expired(job, self.at) or self._make_way_for(job, need):
@@ -199,7 +196,7 @@ class PlanningPass:
         return reserve(
             job.id,
             job.claim,
-            need.utilization(self.history, self.policy),
+            need.utilization(self.history),
             gpus,
             self._ends(hard=hard),
             self.policy,
@@ -240,7 +237,7 @@ class PlanningPass:
             latest,
             memory,
             held.job.claim,
-            held.need.utilization(self.history, self.policy),
+            held.need.utilization(self.history),
         )
 
     def _is_hard(self, job: Job) -> bool:
@@ -305,24 +302,22 @@ class PlanningPass:
         if choose(refused.claim, fitting, best_fit) is None:
             return lambda _: True
         run_time = refused.run_time(self.history, self.policy)
-        utilization = refused.utilization(self.history, self.policy)
+        utilization = refused.utilization(self.history)
         user = refused.user if self._latest_starts(refused) else None
         return lambda need: (
             (user is None or need.user == user)
             and need.run_time(self.history, self.policy) >= run_time
-            and need.utilization(self.history, self.policy) >= utilization
+            and need.utilization(self.history) >= utilization
         )
 
-    def _start(self, job: Job, need: Need, *, on_busy: bool = False) -> bool:
-        """Grant `job` its claim if it fits and delays nobody; `on_busy`: on busy GPUs, too."""
-        utilization = need.utilization(self.history, self.policy)
+    def _start(self, job: Job, need: Need) -> bool:
+        """Grant `job` its claim if it fits and delays nobody."""
+        utilization = need.utilization(self.history)
         least = job.claim.memory if isinstance(job.claim.memory, int) else 1
         able = [
             gpu
             for gpu in self._open_to(need, self.planned_gpus)
-            if gpu.free >= least
-            and fits(job.claim, gpu)
-            and (on_busy or gpu.shares(utilization, self.policy))
+            if gpu.free >= least and fits(job.claim, gpu) and gpu.shares(utilization, self.policy)
         ]
         ahead = self._ahead_of(need)
         if ahead:
@@ -433,7 +428,7 @@ class PlanningPass:
         self._count(job, sum(job.claim.memory_on(size) for size in sizes))
 
     def _wanted(self, need: Need) -> Wanted:
-        utilization = need.utilization(self.history, self.policy)
+        utilization = need.utilization(self.history)
         return Wanted(need.claim, utilization, self.policy, self.score)
 
     # What else the plan says.

@@ -209,5 +209,5 @@ def _preemptible(
         max(0.0, now_s - held.start_s),
         {lease.gpu: lease.memory for lease in held.job.leases},
         held.job.claim,
-        held.need.utilization(history, policy),
+        held.need.utilization(history),
     )

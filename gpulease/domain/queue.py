@@ -15,7 +15,7 @@ from typing import TypeVar
 from gpulease.domain.gpu import JobId
 from gpulease.domain.job import Job
 from gpulease.domain.lease import Claim
-from gpulease.domain.past_jobs import Keys, RunTimes, Shares, decayed, keys_of
+from gpulease.domain.past_jobs import HALF_LIFE, Keys, RunTimes, Shares, decayed, keys_of
 from gpulease.domain.queue_options import PolicyName, Priority, QueuePolicy
 
 FIRST = JobId(0)
@@ -117,6 +117,17 @@ RANKS = {Priority.HIGH: 0, Priority.NORMAL: 1, Priority.LOW: 2}
 PREEMPTIBLE_RANKS = range(len(RANKS), 2 * len(RANKS))
 """Preemptible jobs come after all others, in the order of their classes."""
 _AFTER_ALL = 1 << 62
+# By ablation, other values of these four change no goal of `make bench-scheduling`.
+AGE_OFFSET_S = 4 * 3600.0
+"""Added to the age of a job in its score. A job without age has a score too, so that short jobs
+precede long ones at once."""
+SMALLEST_SHARE = 0.05
+"""A share of use below this counts as this, relative to an equal share. It bounds how far a rare
+user precedes others."""
+ASSUMED_UTILIZATION = 0.3
+"""The utilization of a job while no run at all is known."""
+_SHORTEST_S = 1.0
+"""No prediction is shorter: a score divides by it."""
 _NICE_HALVES = 10.0
 """The score halves with so many steps of nice."""
 
@@ -155,8 +166,11 @@ class Need:
 
     def run_time(self, history: RunTimes, policy: QueuePolicy) -> float:
         """Return the predicted run time in seconds, never above the time limit."""
-        least = max(self._predicted_s(history, policy), policy.shortest_run_time.total_seconds())
-        return least if self.limit_s is None else min(least, self.limit_s)
+        known = history.seconds(self.keys)
+        if known is None:
+            known = policy.default_run_time.total_seconds()
+        known = max(known, _SHORTEST_S)
+        return known if self.limit_s is None else min(known, self.limit_s)
 
     def due_after_s(self, history: RunTimes, policy: QueuePolicy) -> float:
         """Return the age in seconds from which memory is reserved for the job.
@@ -164,14 +178,8 @@ class Need:
         It is a multiple of the job's own length, so that a short job on all GPUs does not wait for
         a day behind an endless stream of others.
         """
-        predicted = self._predicted_s(history, policy)
-        own = predicted if self.limit_s is None else min(predicted, self.limit_s)
         most = policy.soft_reservation_after.total_seconds()
-        return min(policy.reservation_slowdown * own, most)
-
-    def _predicted_s(self, history: RunTimes, policy: QueuePolicy) -> float:
-        known = history.seconds(self.keys)
-        return policy.default_run_time.total_seconds() if known is None else known
+        return min(policy.reservation_slowdown * self.run_time(history, policy), most)
 
     def longest_s(self, history: RunTimes, policy: QueuePolicy) -> float:
         """Return the time limit, or the longest run time to expect without one, in seconds."""
@@ -179,10 +187,10 @@ class Need:
             return self.limit_s
         return policy.backfill_factor * self.run_time(history, policy)
 
-    def utilization(self, history: RunTimes, policy: QueuePolicy) -> float:
+    def utilization(self, history: RunTimes) -> float:
         """Return the usual utilization of each GPU, 0 to 1, or the assumed one."""
         known = history.utilization(self.keys)
-        return policy.assumed_utilization if known is None else known
+        return ASSUMED_UTILIZATION if known is None else known
 
 
 @dataclass(slots=True, eq=False)
@@ -372,10 +380,7 @@ class Order:
         self._policy = policy
         self._history = history
         self._is_fair = policy.name is PolicyName.FAIR
-        self._default_s = policy.default_run_time.total_seconds()
-        self._least_s = policy.shortest_run_time.total_seconds()
-        self._offset_s = policy.age_offset.total_seconds()
-        self._horizon_s = policy.use_half_life.total_seconds()
+        self._horizon_s = HALF_LIFE.total_seconds()
         self.used: dict[str, float] = {}
         """The decayed use of each user until now, in GPU-seconds."""
         self.shares = self._shares_of(queue, use)
@@ -402,7 +407,7 @@ class Order:
             self.used[user] = self.used.get(user, 0.0) + ran
             use[user] = use.get(user, 0.0) + ran + rate * self._horizon_s
         active = queue.turns.keys() | {held.need.user for held in queue.holding.values()}
-        return Shares(use, len(active), self._horizon_s, self._policy.smallest_share)
+        return Shares(use, len(active), self._horizon_s, SMALLEST_SHARE)
 
     def started(self, user: str, memory: int) -> None:
         """Count a job that starts now with so many bytes against the share of its user."""
@@ -436,13 +441,6 @@ class Order:
     def _own_merit(self, need: Need, job: Job) -> float:
         if not self._is_fair:
             return -float(job.id)
-        run_time = self._history.seconds(need.keys)
-        if run_time is None:
-            run_time = self._default_s
-        run_time = max(run_time, self._least_s)
-        if need.limit_s is not None and run_time > need.limit_s:
-            run_time = need.limit_s
-        aged = self._offset_s
-        if job.queue.aging_since_at is not None:
-            aged += self.age_s(job)
+        run_time = need.run_time(self._history, self._policy)
+        aged = AGE_OFFSET_S + self.age_s(job)
         return aged * need.patience / (run_time * need.weight)

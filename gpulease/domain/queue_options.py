@@ -152,20 +152,10 @@ class QueuePolicy:
     aging_jobs: int = 10
     """So many jobs of a user gain age at a time, the first submitted. A mass submission therefore
     gains no more by waiting than ten jobs do."""
-    age_offset: timedelta = timedelta(hours=4)
-    """Added to the age of a job in its score. A job without age has a score too, so that short
-    jobs precede long ones at once; a larger value makes age count less."""
     run_time_samples: int = 10
     """The prediction is the mean run time of so many of the last similar jobs."""
     default_run_time: timedelta = timedelta(hours=4)
     """The predicted run time while nothing is known."""
-    shortest_run_time: timedelta = timedelta(seconds=60)
-    """No prediction is shorter. Otherwise jobs that fail at once would precede everything."""
-    use_half_life: timedelta = timedelta(hours=24)
-    """The past use of a user counts half after this time."""
-    smallest_share: float = 0.05
-    """A share of use below this counts as this, relative to an equal share. It bounds how far a
-    rare user precedes others."""
     reservation_slowdown: float = 5.0
     """Memory is reserved for a job once it has waited so many times as long as it will probably
     run. Between 5 and 15 hardly anything changes; less than 4 makes all jobs wait longer."""
@@ -185,9 +175,6 @@ class QueuePolicy:
     most_utilization: float = 2.0
     """A GPU with a job takes another one only if the sum of their utilizations is at most this.
     Two busy jobs together do at least as much as one after the other; three often do less."""
-    assumed_utilization: float = 0.3
-    """The utilization, 0 to 1, of a job while no run at all is known, so that four of them share
-    a GPU at first."""
     settling_time: timedelta = timedelta(minutes=2)
     """A job that holds a GPU for less counts with its usual utilization on top of the measured
     one: it is loading, and does not compute yet."""

@@ -15,7 +15,7 @@ from gpulease.domain.choice import PlannedGpu, Score, best_fit
 from gpulease.domain.gpu import GpuMemory, GpuReading, GpuUuid, JobId, LedgerEntry
 from gpulease.domain.job import Job, JobUsage, Owner, grant, worker_started
 from gpulease.domain.lease import Claim
-from gpulease.domain.past_jobs import Keys, PastUse, RunTimes
+from gpulease.domain.past_jobs import HALF_LIFE, Keys, PastUse, RunTimes
 from gpulease.domain.placement import Placement
 from gpulease.domain.plan import Plan, plan
 from gpulease.domain.queue import Queue, gpus_leased
@@ -190,7 +190,7 @@ class _Replay:
         self.size = max((server.memory for server in servers), default=0)
         self.queue = Queue(self.size)
         self.history = RunTimes(policy.run_time_samples)
-        self.use = PastUse(policy.use_half_life.total_seconds())
+        self.use = PastUse(HALF_LIFE.total_seconds())
         self.waits: deque[float] = deque(maxlen=_WAITS)
         self.sources = {job.id: job for job in trace}
         self.active: dict[JobId, _Active] = {}

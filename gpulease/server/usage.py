@@ -19,6 +19,7 @@ from gpulease.domain.gpu import GpuReading, GpuUuid
 from gpulease.domain.job import Job, PredictionErrors, UsageBy, UsageTotal, UserWaits
 from gpulease.domain.lease import LONGEST_TIME
 from gpulease.domain.memory_series import JOB_SPAN_S, GpuSeries, Grid, JobSeries, Mean, grid_over
+from gpulease.domain.past_jobs import HALF_LIFE
 from gpulease.errors import BadValue, NotAllowed
 from gpulease.server.context import Request, RequestContext
 from gpulease.server.messages import Response, json_response
@@ -145,7 +146,7 @@ class UsageHandlers:
         return json_response(
             SharesView(
                 policy=policy.name.value,
-                half_life=policy.use_half_life.total_seconds(),
+                half_life=HALF_LIFE.total_seconds(),
                 since=instant(begin) or "",
                 users=[_share_view(each, waits.get(each.user)) for each in users],
             )

@@ -15,7 +15,7 @@ from gpulease.domain.eligibility import blocks
 from gpulease.domain.gpu import GpuMemory, GpuUuid, JobId
 from gpulease.domain.job import Job, Outcome, Owner
 from gpulease.domain.limits import RecentUse
-from gpulease.domain.past_jobs import PastUse, RunTimes, keys_of
+from gpulease.domain.past_jobs import HALF_LIFE, PastUse, RunTimes, keys_of
 from gpulease.domain.queue import Queue, share_of
 from gpulease.domain.queue_options import QueuePolicy
 from gpulease.domain.snapshot import Snapshot, capacity, ledgers
@@ -68,7 +68,7 @@ class QueueState:
     def _forget(self) -> None:
         policy = self._policy or QueuePolicy()
         self._run_times = RunTimes(policy.run_time_samples)
-        self._use = PastUse(policy.use_half_life.total_seconds())
+        self._use = PastUse(HALF_LIFE.total_seconds())
         self._waits: deque[float] = deque(maxlen=_WAITS)
         self.recent_use: dict[int, RecentUse] = {}
         """By uid: the GiB-hours of leases that have ended."""

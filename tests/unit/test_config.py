@@ -9,6 +9,7 @@ import pytest
 from goldens import mentions
 from gpulease.config import QUEUE_KEYS, Settings, read_settings, renew
 from gpulease.daemon.app import checked, queue_policy
+from gpulease.daemon.user_policy import without_effect
 from gpulease.domain.queue_options import PolicyName, QueuePolicy
 from gpulease.errors import BadConfiguration
 from gpulease.units import GIB
@@ -145,3 +146,12 @@ def test_the_table_of_the_queue_has_a_key_for_each_number_of_the_policy(tmp_path
     policy = queue_policy(settings)
     assert (policy.name, policy.aging_jobs, policy.most_utilization) == (PolicyName.EASY, 3, 1.5)
     assert queue_policy(Settings()) == QueuePolicy()
+
+
+def test_a_former_key_of_the_queue_is_warned_of_and_changes_nothing(tmp_path: Path) -> None:
+    settings = read(tmp_path, "[queue]\nage_offset = 4\naging_jobs = 3")
+
+    assert queue_policy(settings) == QueuePolicy(aging_jobs=3)
+    assert without_effect(settings) == ["[queue] age_offset has no effect any more: remove it"]
+    with pytest.raises(BadConfiguration, match="unknown key 'age_ofset'"):
+        read(tmp_path, "[queue]\nage_ofset = 4")

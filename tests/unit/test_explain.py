@@ -303,7 +303,7 @@ def as_measured(base: Snapshot, live: Iterable[Job]) -> Snapshot:
     held = list(Queue.of(live := list(live), capacity(ledgers(base))).holding.values())
     loads = {
         gpu.uuid: sum(
-            each.need.utilization(base.history, base.policy)
+            each.need.utilization(base.history)
             for each in held
             if gpu.uuid in {lease.gpu for lease in each.job.leases}
         )
