@@ -3,8 +3,8 @@
 G1 repeats the inflation experiment of Weng et al. (USENIX ATC 2023) on their trace: the pods
 arrive in random order, with random pods appended, and none ends. The figure is the part of all GPU
 memory that is leased when as much as the cluster has was asked for. G2 fills one server of 8 GPUs
-with the same pods. Both use the placement policies of the product. GPULEASE_TRACES names the
-directory with the traces `openb_*.csv.gz` and the published figures
+with the same pods; there, best fit, which the product uses, equals fragmentation gradient descent.
+GPULEASE_TRACES names the directory with the traces `openb_*.csv.gz` and the published figures
 `fgd_published_openb_default.csv`.
 """
 
@@ -16,19 +16,20 @@ import os
 import random
 import statistics
 import sys
+from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import partial
+from itertools import accumulate
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Self, TypeVar
 
-from gpulease.domain.choice import Score, best_fit
+from gpulease.domain.choice import PlannedGpu, Score, best_fit
 from gpulease.domain.gpu import GpuMemory, GpuReading, GpuUuid, JobId, build_ledger
 from gpulease.domain.lease import Claim
 from gpulease.domain.placement import Placement, granted, place
-from gpulease.replay.engine import Workload, fragmentation_gradient, points, typical
 
 WHOLE = 1000
 """The memory of one GPU, in the unit of the trace."""
@@ -39,6 +40,70 @@ GOALS = {("G1", "fgd"): 95.0, ("G2", "best fit"): 88.5}
 POLICIES = {"fgd": "06-FGD", "best fit": "05-BestFit", "random": "01-Random"}
 """And what the published figures call them."""
 SERVER_POLICIES = ("fgd", "best fit", "random", "spread")
+
+
+Shape = TypeVar("Shape", bound=Hashable)
+
+TYPICAL_PART = 0.95
+"""The most frequent shapes that make up this part of the jobs are the typical ones."""
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """The memory that typical jobs ask for on each GPU, and how many of them ask for it."""
+
+    sizes: tuple[int, ...]
+    """In ascending order."""
+    parts_above: tuple[float, ...]
+    """Element n: the part of the jobs that ask for more than the first n sizes."""
+
+    @classmethod
+    def of(cls, parts: Iterable[tuple[int, float]]) -> Self:
+        """Build a workload from pairs of a size and the part of the jobs that ask for it."""
+        ordered = sorted(parts)
+        above = [*accumulate((part for _, part in reversed(ordered)), initial=0.0)]
+        return cls(tuple(size for size, _ in ordered), tuple(reversed(above)))
+
+    def fragments(self, free: int) -> float:
+        """Return how many of the `free` bytes of a GPU the average job cannot use."""
+        return free * self.parts_above[bisect_right(self.sizes, free)]
+
+
+def typical(counts: Mapping[Shape, int]) -> dict[Shape, float]:
+    """Return the typical shapes of jobs, and the part of all typical jobs that has each."""
+    enough, seen = TYPICAL_PART * sum(counts.values()), 0
+    chosen: dict[Shape, int] = {}
+    for shape, count in sorted(counts.items(), key=lambda pair: -pair[1]):
+        if seen >= enough:
+            break
+        chosen[shape] = count
+        seen += count
+    return {shape: count / seen for shape, count in chosen.items()}
+
+
+def points(fewer: float) -> int:
+    """Return the score, 0 to 100, of a placement that leaves `fewer` GPUs of fragments.
+
+    Whole points: differences that do not matter are ties, and another rule decides these.
+    """
+    return int(100 / (1 + math.exp(-fewer)))
+
+
+def fragmentation_gradient(workload: Workload) -> Score:
+    """Return the placement policy for `workload`; equal scores go to the best fit.
+
+    A fragment is free memory of a GPU that a typical job cannot use, because it asks for more. The
+    policy prefers the GPU where a placement adds the least expected fragments. Source: Weng et al.,
+    "Beware of Fragmentation: Scheduling GPU-Sharing Workloads with Fragmentation Gradient Descent",
+    USENIX ATC 2023.
+    """
+
+    def score(claim: Claim, gpu: PlannedGpu) -> float:
+        after = 0 if claim.exclusive else gpu.free - claim.memory_on(gpu.allocatable)
+        fewer = workload.fragments(gpu.free) - workload.fragments(after)
+        return points(fewer / gpu.allocatable) - after / (gpu.allocatable + 1)
+
+    return score
 
 
 class Pod(NamedTuple):

@@ -55,19 +55,18 @@ def replay(
         bool, typer.Option("--whole-gpus", help="Give each job whole GPUs, whatever it asks for.")
     ] = False,
     contention: Annotated[
-        Literal["none", "pairs", "slices"],
+        Literal["none", "pairs", "curve", "slices"],
         typer.Option(
             "--contention",
             help="How much jobs on a GPU slow each other down: not; by 7% for each other job, as "
-            "measured; or n jobs to 1/n each, the worst case.",
+            "measured; by the sum of their utilizations, as a curve through measured pairs; or n "
+            "jobs to 1/n each, the worst case.",
         ),
     ] = "none",
     placement: Annotated[
-        Literal["best", "spread", "fgd"],
+        Literal["best", "spread"],
         typer.Option(
-            "--placement",
-            help="Which GPU a job gets: the fullest that fits, the emptiest, or by the "
-            "fragmentation gradient.",
+            "--placement", help="Which GPU a job gets: the fullest that fits, or the emptiest."
         ),
     ] = "best",
     out: Annotated[

@@ -20,7 +20,7 @@ from gpulease.domain.explain import Explanations
 from gpulease.domain.forecast import Start
 from gpulease.domain.gpu import JobId
 from gpulease.domain.queue_options import PolicyName, QueuePolicy
-from gpulease.replay.engine import Contention, Moment, placement_named, replay
+from gpulease.replay.engine import PLACEMENTS, Contention, Moment, replay
 from gpulease.replay.trace import Run, Server, TraceJob
 
 
@@ -267,7 +267,7 @@ def _result(
         QueuePolicy(PolicyName(settings.policy)),
         whole_gpus=settings.whole_gpus,
         contention=Contention(settings.contention),
-        placement=placement_named(settings.placement, jobs),
+        placement=PLACEMENTS[settings.placement],
         observe=predictions,
     )
     starts = predictions.errors(runs) if predictions else None

@@ -92,7 +92,8 @@ def test_what_is_asked_for_is_compared_with_whole_gpus() -> None:
 
 
 @pytest.mark.parametrize(
-    ("placement", "contention"), [("best", "none"), ("spread", "pairs"), ("fgd", "slices")]
+    ("placement", "contention"),
+    [("best", "none"), ("spread", "pairs"), ("best", "curve"), ("best", "slices")],
 )
 def test_every_job_runs_after_its_submission(
     trace: Path, tmp_path: Path, placement: str, contention: str
