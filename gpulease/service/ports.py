@@ -117,10 +117,13 @@ class Submission:
 class PastJob:
     """A job that has let go of its memory: what the queue learns from it."""
 
+    job: JobId
     owner: Owner
     claim: Claim
     fingerprint: CommandFingerprint | None
-    submitted_at: datetime
+    eligible_at: datetime
+    """When it could start at the earliest: its submission, its begin, or when the last of its
+    dependencies was met or it was held no longer, as far as that is stored."""
     granted_at: datetime
     started_at: datetime | None
     released_at: datetime
@@ -136,10 +139,11 @@ class PastJob:
         if job.granted_at is None or not job.leases:
             return None
         return cls(
+            job=job.id,
             owner=job.owner,
             claim=job.claim,
             fingerprint=job.usage.fingerprint,
-            submitted_at=job.submitted_at,
+            eligible_at=max(job.submitted_at, job.queue.begin_at or job.submitted_at),
             granted_at=job.granted_at,
             started_at=job.started_at,
             released_at=max(at, job.granted_at),

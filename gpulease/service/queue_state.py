@@ -61,6 +61,10 @@ class QueueState:
         self.window_gpus: Mapping[WindowId, tuple[GpuUuid, ...]] = {}
         """The GPUs that the latest plan chose for windows."""
         self._empty: tuple[Observation | None, object, tuple[GpuMemory, ...]] = (None, None, ())
+        self._blocked: frozenset[JobId] = frozenset()
+        """The jobs that could not start at the latest look, whatever memory was free."""
+        self._unblocked_at: dict[JobId, datetime] = {}
+        """Since when others could."""
         self._queue: Queue | None = None
         self._policy: QueuePolicy | None = None
         self._forget()
@@ -89,6 +93,13 @@ class QueueState:
         blocked = blocks(jobs, at)
         eligible = (job for job in jobs if job.id not in blocked)
         queue = self._indexed(eligible, capacity(gpus), policy.queue, at)
+        if self._blocked:
+            self._unblocked_at |= dict.fromkeys(self._blocked - blocked.keys(), at)
+        if self._unblocked_at:
+            self._unblocked_at = {
+                job.id: self._unblocked_at[job.id] for job in jobs if job.id in self._unblocked_at
+            }
+        self._blocked = frozenset(blocked)
         owners = {job.owner.uid: job.owner for job in jobs}
         windows = tuple(
             replace(each, gpus_before=self.window_gpus.get(each.window.id, ()))
@@ -157,7 +168,9 @@ class QueueState:
         self.recent_use.setdefault(owner.uid, RecentUse()).add(
             past.granted_at, past.released_at, past.memory
         )
-        self._waits.append((past.granted_at - past.submitted_at).total_seconds())
+        # While it was held, or waited for a time or another job, it did not wait for memory.
+        since = max(past.eligible_at, self._unblocked_at.get(past.job, past.eligible_at))
+        self._waits.append(max(0.0, (past.granted_at - since).total_seconds()))
         if past.started_at is not None and past.outcome not in _TEACHES_NOTHING:
             keys = keys_of(owner.user, claim, share_of(claim, largest), past.fingerprint)
             ran = (past.released_at - past.started_at).total_seconds()

@@ -38,6 +38,7 @@ from gpulease.service.metrics import MOST_EARLIER_USERS
 from gpulease.service.ports import PastJob
 from gpulease.store.rows import job_of
 from gpulease.store.tables import (
+    EventRow,
     HookRow,
     Instant,
     InvocationRow,
@@ -239,12 +240,18 @@ _MOST_PAST_JOBS = 50_000
 def jobs_ended_since(connection: Connection, since: datetime) -> Sequence[PastJob]:
     """Return the latest jobs that ended since then after they held memory, the earliest first."""
     leased = select(func.sum(LeaseRow.memory)).where(LeaseRow.job == JobRow.id).scalar_subquery()
+    unblocked = (
+        select(func.max(EventRow.at))
+        .where(EventRow.job == JobRow.id, EventRow.kind.in_(("dependency_met", "edit")))
+        .scalar_subquery()
+    )
     wanted = (
         select(
-            JobRow.uid, JobRow.gid, JobRow.user, JobRow.memory, JobRow.share, JobRow.gpus,
-            JobRow.exclusive, JobRow.time_limit_us, JobRow.alike, JobRow.same,
-            JobRow.submitted_at, JobRow.granted_at, JobRow.started_at, JobRow.ended_at,
-            JobRow.outcome, JobRow.utilization, leased.label("leased"),
+            JobRow.id, JobRow.uid, JobRow.gid, JobRow.user, JobRow.memory, JobRow.share,
+            JobRow.gpus, JobRow.exclusive, JobRow.time_limit_us, JobRow.alike, JobRow.same,
+            JobRow.submitted_at, JobRow.begin_at, JobRow.granted_at, JobRow.started_at,
+            JobRow.ended_at, JobRow.outcome, JobRow.utilization, leased.label("leased"),
+            unblocked.label("unblocked_at"),
         )
         .where(JobRow.ended_at >= since, JobRow.granted_at.is_not(None), leased.is_not(None))
         .order_by(JobRow.ended_at.desc())
@@ -261,11 +268,13 @@ def _past(row: Any) -> PastJob:
         row.exclusive,
         None if limit is None else timedelta(microseconds=limit),
     )
+    eligible = (row.submitted_at, row.begin_at, row.unblocked_at)
     return PastJob(
+        job=JobId(row.id),
         owner=Owner(row.uid, row.gid, row.user),
         claim=claim,
         fingerprint=None if row.alike is None else CommandFingerprint(row.alike, row.same),
-        submitted_at=row.submitted_at,
+        eligible_at=max(each for each in eligible if each is not None),
         granted_at=row.granted_at,
         started_at=row.started_at,
         released_at=max(row.ended_at, row.granted_at),

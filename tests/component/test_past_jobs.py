@@ -48,6 +48,17 @@ def test_a_restart_learns_what_the_daemon_had_learnt(store: SqlStore) -> None:
     assert learnt[0].memory == 2 * G
 
 
+def test_a_restart_knows_when_the_last_dependency_of_a_job_was_met(store: SqlStore) -> None:
+    with store.write() as tx:
+        job = tx.add(order(), NOON)
+        tx.save(job, Event(NOON + 2 * HOUR, "dependency_met"))
+        started = running_job(job, at=NOON + 3 * HOUR)
+        tx.save(started, Event(NOON, Trigger.GRANT))
+        tx.save(ended_job(started, at=NOON + 4 * HOUR), Event(NOON, Trigger.WORKER_EXITED))
+
+    assert [past.eligible_at for past in store.past_jobs(NOON)] == [NOON + 2 * HOUR]
+
+
 def test_jobs_that_never_held_memory_teach_nothing(store: SqlStore) -> None:
     with store.write() as tx:
         job = tx.add(order(), NOON)

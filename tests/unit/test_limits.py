@@ -32,7 +32,7 @@ from gpulease.domain.limits import (
     UserLimits,
 )
 from gpulease.domain.plan import Plan, why_waiting
-from gpulease.domain.queue_options import Indices, QueuePolicy
+from gpulease.domain.queue_options import Indices, QueueOptions, QueuePolicy, WantedDependency
 from gpulease.errors import BadValue, CannotLease, NoRoomNow, TooMany
 from gpulease.service.jobs import extend
 from gpulease.service.observation import Observation
@@ -140,6 +140,35 @@ def test_a_job_over_a_limit_has_no_age() -> None:
     world.limits = UserLimits(most_gpus=1)
     world.run()
     assert aging(world, waits) is None
+
+
+@pytest.mark.parametrize(
+    "blocked",
+    [QueueOptions(begin_at=NOON + 9 * HOUR), QueueOptions(held=True), "after"],
+)
+def test_time_in_which_a_job_might_not_start_is_not_learnt_as_a_wait(
+    blocked: QueueOptions | str,
+) -> None:
+    world = World()
+    first = world.submit(order(owner=BOB))
+    options = blocked if isinstance(blocked, QueueOptions) else QueueOptions()
+    after = (WantedDependency(first.id),) if blocked == "after" else ()
+    late = world.submit(replace(order(16 * G, gpus=2), queue=options, after=after))
+    world.run()
+
+    world.clock.at += 9 * HOUR
+    job = world.store.job(late.id)
+    assert job is not None
+    assert not job.holds_memory
+    world.store._jobs[late.id] = replace(job, queue=replace(job.queue, held=False, after=()))
+    world.run()
+    world.clock.at += HOUR
+    world.end(first.id)
+    world.run()
+    assert late.id in world.started(), "it has waited for memory for an hour"
+    world.end(late.id)
+
+    assert world.run().snapshot.usual_wait_s == 3600.0
 
 
 def aging(world: World, job: Job) -> datetime | None:
