@@ -1,5 +1,7 @@
 """How long jobs wait under the queue's policy: `python -m benchmarks.scheduling [--quick]`.
 
+`--ablate` prints what the goals' figures are worth to each number of the policy instead.
+
 Goals G3 to G10. Most are replays of a month of the Philly trace, with the memory of its one-GPU
 jobs drawn from the openb trace. `6x8` is that month on six servers of 8 GPUs, `1x8` a sixth of its
 jobs on one server. Small changes of a trace move a mean by a tenth, so each figure is over several
@@ -15,9 +17,10 @@ import itertools
 import os
 import statistics
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
+from datetime import timedelta
 from functools import cache
 from pathlib import Path
 
@@ -322,6 +325,57 @@ def shared(results: Results, samples: Iterator[Sample]) -> Iterator[str]:
         yield f"{sample.name:15}" + "  ".join(f"{cell:18}" for cell in cells)
 
 
+ABLATIONS: Mapping[str, QueuePolicy] = {
+    "aging_jobs: all": QueuePolicy(aging_jobs=1_000_000),
+    "run_time_samples: 1": QueuePolicy(run_time_samples=1),
+    "default_run_time: 1 min": QueuePolicy(default_run_time=timedelta(minutes=1)),
+    "reservation_slowdown: none": QueuePolicy(reservation_slowdown=1e9),
+    "soft_reservation_after: none": QueuePolicy(soft_reservation_after=timedelta(days=999)),
+    "no soft reservation": QueuePolicy(
+        reservation_slowdown=1e9, soft_reservation_after=timedelta(hours=36)
+    ),
+    "backfill_factor: 1": QueuePolicy(backfill_factor=1.0),
+    "hard_reservation_after: none": QueuePolicy(hard_reservation_after=timedelta(days=999)),
+    "hard_reservation_waits: 0": QueuePolicy(hard_reservation_waits=0.0),
+    "unlimited_run_time: 1 day": QueuePolicy(unlimited_run_time=timedelta(days=1)),
+    "most_sharing: all": QueuePolicy(most_sharing=1_000_000),
+}
+"""The policy without each of its rules, or with another number.
+
+Not here: `most_utilization`, which has a table of its own; `settling_time`, since a reading in a
+replay is never late; and `preemption_grace`, since traces have no preemptible jobs.
+"""
+
+
+def ablation(six: Sample, one: Sample, policy: QueuePolicy) -> dict[str, tuple[list[Replay], Pick]]:
+    """Return the replays for each figure of a policy, and how to get it."""
+    overloaded = replace(one, files=one.files[:6])
+    plain, small = six.replays(policy=policy), one.replays(policy=policy)
+    return {
+        "6x8 wait": (plain, wait),
+        "classes": (six.replays(policy=policy, limits="classes"), wait),
+        "1x8 wait": (small, wait),
+        "classes ": (one.replays(policy=policy, limits="classes"), wait),
+        "6x8 max": (plain, longest),
+        "1x8 max": (small, longest),
+        "Jain": (plain, fairness),
+        "1/n": (six.replays(policy=policy, contention=Contention.SLICES), completion),
+        "burst": (overloaded.replays(policy=policy, users=True, burst=True), _after_burst),
+    }
+
+
+def ablated(results: Results, six: Sample, one: Sample) -> Iterator[str]:
+    """Yield a row for each ablation: the change of each figure in percent."""
+    base = ablation(six, one, FAIR)
+    yield f"{'change in %':32}" + "".join(f"{figure:>10}" for figure in base)
+    for name, policy in ABLATIONS.items():
+        row = f"{name:32}"
+        for figure, (replays, pick) in ablation(six, one, policy).items():
+            change = mean(results, replays, pick) / mean(results, base[figure][0], pick) - 1
+            row += f"{100 * change:>+10.1f}"
+        yield row
+
+
 def lines(results: Results, six: Sample, one: Sample) -> Iterator[Line]:
     """Yield every goal with its figures."""
     yield from _waits(results, six, one)
@@ -406,14 +460,24 @@ def main(arguments: Sequence[str]) -> int:
     """Print each goal, and return 1 if one is missed."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="a quarter of the files")
+    parser.add_argument("--ablate", action="store_true", help="each number of the policy, changed")
     parser.add_argument("--processes", type=int, default=2)
     options = parser.parse_args(arguments)
     if "GPULEASE_TRACES" not in os.environ:
         sys.exit("GPULEASE_TRACES names no directory with the traces")
     six, one = samples(options.quick)
-    todo = list(dict.fromkeys(needed(six, one)))
+    if options.ablate:
+        policies = (FAIR, *ABLATIONS.values())
+        rows_of = (ablation(six, one, policy).values() for policy in policies)
+        todo = [each for row in rows_of for replays, _ in row for each in replays]
+    else:
+        todo = list(needed(six, one))
+    todo = list(dict.fromkeys(todo))
     with ProcessPoolExecutor(options.processes) as executor:
         results = dict(zip(todo, executor.map(run, todo, chunksize=2), strict=True))
+        if options.ablate:
+            print("\n".join(ablated(results, six, one)))
+            return 0
         streams = [*small_servers.streams()]
         worst = [*executor.map(small_servers.worst_wait_s, streams)]
     print(f"{'':42}{'fair':>7}    {'EASY':>7}{'ratio':>8}    goal")
