@@ -79,7 +79,7 @@ def _of_python(words: Sequence[str], cwd: str) -> tuple[str, Sequence[str]] | No
     while place < len(words) and words[place].startswith("-") and words[place] != "-":
         if words[place] == "-m" and place + 1 < len(words):
             # In another directory, the same name is another module.
-            return f"-m {words[place + 1]} in {cwd}", words[place + 2 :]
+            return f"-m {words[place + 1]} in {_SNAPSHOT.sub('', cwd)}", words[place + 2 :]
         if words[place].startswith("-c"):
             return None
         place += 2 if words[place] in _TAKES_A_VALUE else 1
@@ -89,7 +89,7 @@ def _of_python(words: Sequence[str], cwd: str) -> tuple[str, Sequence[str]] | No
 
 
 def _path(word: str, cwd: str) -> str:
-    # The copy of a script that `run --snapshot` makes counts as the script.
+    # A copy that `run --snapshot` or `--snapshot-dir` makes counts as the original.
     return _SNAPSHOT.sub("", normpath(join(cwd, word)))
 
 

@@ -314,6 +314,10 @@ class RunOptions:
         "--snapshot", help="Run the script as it is now, even if it is edited meanwhile.",
         default=False, is_of_new_jobs=True,
     )  # fmt: skip
+    snapshot_dir: str | None = _waiting(
+        "--snapshot-dir", metavar="DIR", is_of_new_jobs=True,
+        help="Run in a copy of DIR as it is now; what git ignores is linked.",
+    )  # fmt: skip
     dry: bool = _waiting(
         "--dry-run", help="Say when it would start, and submit nothing; exit 75: not now.",
         default=False, is_typed_only=True,

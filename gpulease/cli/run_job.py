@@ -93,7 +93,12 @@ def _asks_first(options: RunOptions) -> bool:
     variables = environment()
     is_preset = bool(variables.get("CUDA_VISIBLE_DEVICES")) and not options.gpu
     is_within = "GPULEASE_JOB" in variables
-    return is_within or is_preset or options.dry or options.snapshot or bool(options.after)
+    return (
+        is_within
+        or is_preset
+        or options.dry
+        or bool(options.snapshot or options.snapshot_dir or options.after)
+    )
 
 
 def _run_on_slurm(
@@ -106,8 +111,8 @@ def _run_on_slurm(
         )
     from gpulease.slurm.command.run import run_on_cluster
 
-    if options.snapshot and not options.dry:
-        _run_a_copy(request, must=must_copy)
+    if not options.dry:
+        _run_a_copy(request, options, must=must_copy)
     return run_on_cluster(request, options)
 
 
@@ -126,8 +131,7 @@ def _run_as_job(
         from gpulease.client import checked
 
         return dry_run(checked(daemon), request, outer, json=options.json)
-    if options.snapshot:
-        _run_a_copy(request, must=must_copy)
+    _run_a_copy(request, options, must=must_copy)
     return _submit(daemon, request, options)
 
 
@@ -210,14 +214,22 @@ def _refuse(options: RunOptions, command: Sequence[str]) -> None:
         )
 
 
-def _run_a_copy(request: SubmitRequest, *, must: bool) -> None:
+def _run_a_copy(request: SubmitRequest, options: RunOptions, *, must: bool) -> None:
+    """Run the copy of the script or of the directory, if that was asked for."""
+    if not options.snapshot and options.snapshot_dir is None:
+        return
     from pathlib import Path
 
-    from gpulease.cli.snapshot import take_snapshot
+    from gpulease.cli.snapshot import take_directory, take_snapshot
 
     variables = {from_wire(key): from_wire(value) for key, value in request.environment.items()}
     argv = [from_wire(word) for word in request.argv]
-    argv, variables = take_snapshot(argv, Path(from_wire(request.cwd)), variables, must=must)
+    cwd = Path(from_wire(request.cwd))
+    if options.snapshot_dir is not None:
+        argv, cwd, variables = take_directory(options.snapshot_dir, argv, cwd, variables)
+        request.cwd = to_wire(str(cwd))
+    else:
+        argv, variables = take_snapshot(argv, cwd, variables, must=must)
     request.argv = [to_wire(word) for word in argv]
     request.environment = {to_wire(key): to_wire(value) for key, value in variables.items()}
 

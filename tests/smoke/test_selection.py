@@ -74,16 +74,18 @@ def test_a_snapshot_runs_as_it_was_submitted_and_an_edit_is_shown(
         line = ("run", "-d", "--mem", "1G", *options, "train.py")
         return int(daemon.run(*line, cwd=tmp_path, env=variables).stdout)
 
-    plain, snapshot = submit(), submit("--snapshot")
+    plain, snapshot, copied = submit(), submit("--snapshot"), submit("--snapshot-dir", ".")
     # Files have the time of a clock that is a little behind.
     script.write_text("print('second')")
+    (tmp_path / "neighbour.py").write_text("WORD = 'good bye'")
     later = script.stat().st_mtime + 60
     os.utime(script, (later, later))
     assert "changed since submission" in daemon.run("show", str(plain)).stdout
     assert "changed since submission" not in daemon.run("show", str(snapshot)).stdout
 
     daemon.run("cancel", "--name", "sleep")
-    for job in (plain, snapshot):
+    for job in (plain, snapshot, copied):
         daemon.wait_until(job, "ended")
     assert daemon.run("logs", str(plain)).stdout == "second\n"
-    assert daemon.run("logs", str(snapshot)).stdout == "hello first\n"
+    assert daemon.run("logs", str(snapshot)).stdout == "good bye first\n", "only the script"
+    assert daemon.run("logs", str(copied)).stdout == "hello first\n"

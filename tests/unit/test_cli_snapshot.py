@@ -1,6 +1,8 @@
 """Scripts that are edited while their job waits."""
 
 import os
+import shutil
+import subprocess
 from datetime import datetime, timedelta
 from pathlib import Path
 
@@ -9,7 +11,7 @@ import pytest
 from daemon_stand_in import views
 from gpulease.cli import snapshot
 from gpulease.cli.script import script_change, script_place
-from gpulease.cli.snapshot import take_snapshot
+from gpulease.cli.snapshot import take_directory, take_snapshot
 from gpulease.errors import BadUsage, TooLarge
 from gpulease.fingerprint import fingerprint_of
 from gpulease.wire.jobs import JobView
@@ -104,3 +106,66 @@ def test_of_a_script_that_cannot_be_seen_nothing_is_said(home: Path) -> None:
 def test_a_default_leaves_commands_without_a_script_unchanged(home: Path) -> None:
     unchanged = take_snapshot(["sleep", "0"], home, {"A": "b"}, must=False)
     assert unchanged == (["sleep", "0"], {"A": "b"})
+
+
+@pytest.fixture
+def project(home: Path) -> Path:
+    root = home / "project"
+    (root / "pkg").mkdir(parents=True)
+    (root / "data").mkdir()
+    for name in ("train.py", "pkg/model.py", "new.py"):
+        (root / name).write_text(f"first {name}")
+    (root / "data" / "set").write_text("large")
+    (root / ".gitignore").write_text("data/\n__pycache__/\n")
+    (root / "pkg" / "__pycache__").mkdir()
+    (root / "pkg" / "__pycache__" / "model.pyc").write_text("old")
+    for words in (("init", "-q"), ("add", "train.py", "pkg", ".gitignore")):
+        subprocess.run(["git", "-C", str(root), *words], check=True)
+    return root
+
+
+def test_a_job_runs_in_the_copy_of_its_directory_and_finds_what_git_ignores(project: Path) -> None:
+    script = str(project / "train.py")
+    variables = {"PYTHONPATH": f"{project}/pkg:/lib"}
+    argv, cwd, changed = take_directory("..", ["python", script], project / "pkg", variables)
+    copy = cwd.parent
+    for name in ("train.py", "pkg/model.py", "new.py"):
+        (project / name).write_text("second")
+        assert (copy / name).read_text() == f"first {name}"
+    assert (argv, cwd.name) == (["python", str(copy / "train.py")], "pkg")
+    assert changed["PYTHONPATH"] == f"{copy}/pkg:/lib"
+    assert changed["GPULEASE_SUBMIT_DIR"] == str(project / "pkg")
+    assert (copy / "data").readlink() == project / "data"
+    assert not (copy / ".git").exists() and not (copy / "pkg" / "__pycache__").exists()
+    assert take_directory(".", ["true"], project, {})[1] != copy
+
+
+def test_the_same_directory_has_one_copy_that_counts_as_the_original(project: Path) -> None:
+    argv, cwd, _ = take_directory(".", ["python", "-m", "train"], project, {})
+    assert take_directory(".", argv, project, {})[1] == cwd
+    assert fingerprint_of(argv, str(cwd)) == fingerprint_of(argv, str(project))
+
+
+def test_a_submodule_is_copied_and_a_directory_without_git_as_a_whole(project: Path) -> None:
+    inner = project / "inner"
+    inner.mkdir()
+    subprocess.run(["git", "-C", str(inner), "init", "-q"], check=True)
+    (inner / "part.py").write_text("part")
+    _, cwd, _ = take_directory(".", ["true"], project, {})
+    assert (cwd / "inner" / "part.py").read_text() == "part"
+    shutil.rmtree(project / ".git")
+    shutil.rmtree(inner / ".git")
+    _, cwd, _ = take_directory(".", ["true"], project, {})
+    assert (cwd / "data" / "set").read_text() == "large" and not (cwd / "data").is_symlink()
+
+
+def test_what_cannot_be_copied_is_refused(project: Path) -> None:
+    for directory in ("missing", "data"):
+        with pytest.raises(BadUsage):
+            take_directory(directory, ["true"], project, {})
+    with (project / "new.py").open("wb") as file:
+        file.truncate(snapshot.LARGEST_DIRECTORY + 1)
+    with pytest.raises(TooLarge):
+        take_directory(".", ["true"], project, {})
+    (copies,) = project.parent.glob("state/gpulease/*/snapshots")
+    assert list(copies.iterdir()) == []
