@@ -354,7 +354,8 @@ def worker_exited(event: shim_control.Exited) -> WorkerExited:
         event.ended_at,
         detail,
         by_shutdown=event.terminated and rebooted,
-        interrupted=event.interrupted,
+        # A SIGTERM to all processes, such as that of a shutdown, is no failure of the job.
+        interrupted=event.interrupted or event.terminated,
     )
 
 

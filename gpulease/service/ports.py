@@ -481,7 +481,7 @@ class WorkerExited:
     started: WorkerStarted | None = None
     """Its start, if that is news too."""
     interrupted: bool = False
-    """A command that was attached to it sent it a signal that ends programs."""
+    """Somebody sent it a signal that ends programs: a command attached to it, or a shutdown."""
 
 
 WorkerNews = WorkerStarted | WorkerExpired | MainExited | WorkerExited

@@ -271,6 +271,7 @@ def test_an_end_by_sigterm_before_this_boot_is_one_by_a_shutdown() -> None:
     for before, by_shutdown in ((1, True), (-1, False)):
         ended = Exited("signaled", None, 15, booted_at - before * MINUTE, terminated=True)
         assert worker_exited(ended).by_shutdown is by_shutdown
+        assert worker_exited(ended).interrupted
 
 
 def test_the_kernels_kills_are_counted_in_the_scope_of_a_job_alone(tmp_path: Path) -> None:

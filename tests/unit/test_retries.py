@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from datetime import timedelta
+from fractions import Fraction
 
 import pytest
 
@@ -12,11 +13,11 @@ from gpulease.domain.gpu import JobId
 from gpulease.domain.job import Exit, Job, Outcome
 from gpulease.domain.lease import State
 from gpulease.domain.queue_options import LONGEST_RETRY_DELAY, ArrayElement, QueueOptions
-from gpulease.errors import BadValue
+from gpulease.errors import BadValue, with_hint
 from gpulease.options import exit_codes
 from gpulease.server.validation import queue_options_of
 from gpulease.service import jobs
-from gpulease.service.ports import Event, WorkerExited
+from gpulease.service.ports import Event, Transaction, WorkerExited
 from gpulease.wire.requests import QueueRequest
 
 THREE = QueueOptions(retries=3)
@@ -132,6 +133,21 @@ def test_failures_of_the_machine_and_of_the_job_are_counted_apart() -> None:
     assert (job.queue.retried, job.queue.requeued) == (2, 3)
     # Three failures of the machine in a row, whatever the job itself did between them.
     assert jobs.note_exited(store, job.id, lost).usage.retried_as is None
+
+
+@pytest.mark.parametrize(("factor", "again"), [(None, True), (Fraction(2), False)])
+def test_an_end_for_lack_of_gpu_memory_is_left_to_its_own_option(
+    factor: Fraction | None, again: bool
+) -> None:
+    def out_of_memory(tx: Transaction, before: Job, ended: Job) -> Job:
+        usage = replace(ended.usage, out_of_memory=True, retry_factor=factor)
+        return replace(ended, usage=usage, detail=with_hint("it ran out", "use --mem 4G"))
+
+    store = MemoryStore()
+    ended = jobs.note_exited(store, running(store).id, failed(), out_of_memory)
+    assert (ended.usage.retried_as is not None) == again
+    said = "it ran out; job 2 is try 2 of 4 in 10s" if again else "it ran out"
+    assert ended.detail == with_hint(said, "use --mem 4G")
 
 
 def test_exit_codes_are_read_and_checked() -> None:
