@@ -328,7 +328,6 @@ def shared(results: Results, samples: Iterator[Sample]) -> Iterator[str]:
 ABLATIONS: Mapping[str, QueuePolicy] = {
     "aging_jobs: all": QueuePolicy(aging_jobs=1_000_000),
     "run_time_samples: 1": QueuePolicy(run_time_samples=1),
-    "default_run_time: 1 min": QueuePolicy(default_run_time=timedelta(minutes=1)),
     "reservation_slowdown: none": QueuePolicy(reservation_slowdown=1e9),
     "soft_reservation_after: none": QueuePolicy(soft_reservation_after=timedelta(days=999)),
     "no soft reservation": QueuePolicy(

@@ -196,7 +196,6 @@ QUEUE_KEYS: Mapping[str, Callable[[str], Any]] = {
     "policy": one_of("fair", "easy", "fifo"),
     "aging_jobs": parse_count,
     "run_time_samples": parse_count,
-    "default_run_time": parse_setting_span,
     "reservation_slowdown": parse_factor,
     "soft_reservation_after": parse_setting_span,
     "backfill_factor": parse_factor,
@@ -210,7 +209,14 @@ QUEUE_KEYS: Mapping[str, Callable[[str], Any]] = {
 }
 """The keys of [queue], which `domain.queue_options` explains, and the parsers of their values."""
 FORMER_QUEUE_KEYS = frozenset(
-    {"age_offset", "assumed_utilization", "shortest_run_time", "smallest_share", "use_half_life"}
+    {
+        "age_offset",
+        "assumed_utilization",
+        "default_run_time",
+        "shortest_run_time",
+        "smallest_share",
+        "use_half_life",
+    }
 )
 """Keys of [queue] in development versions, for numbers that are constants now. They are accepted,
 with a warning, so that a daemon starts after an upgrade."""

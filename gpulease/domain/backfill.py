@@ -43,7 +43,7 @@ class Reservation:
             unlimited = policy.unlimited_run_time.total_seconds()
             span = unlimited if need.limit_s is None else need.limit_s
         else:
-            span = policy.backfill_factor * need.run_time(history, policy)
+            span = policy.backfill_factor * need.run_time(history)
             span = span if need.limit_s is None else min(span, need.limit_s)
         return now_s + span > self.at_s
 
@@ -67,14 +67,14 @@ class End:
     utilization: float
 
 
-def expected_end(held: Holding, now_s: float, history: RunTimes, policy: QueuePolicy) -> float:
+def expected_end(held: Holding, now_s: float, history: RunTimes) -> float:
     """Return when a job is expected to end, in seconds.
 
     A job that has run for half of its predicted time or longer is expected to run as long again:
     the longer a job has run, the longer it will.
     """
     elapsed = max(0.0, now_s - held.start_s)
-    left = max(held.need.run_time(history, policy) - elapsed, elapsed)
+    left = max(held.need.run_time(history) - elapsed, elapsed)
     limit = held.need.limit_s
     return now_s + left if limit is None else min(now_s + left, max(held.start_s + limit, now_s))
 

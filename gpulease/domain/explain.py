@@ -93,7 +93,7 @@ def _late(decided: Plan) -> Iterator[JobId]:
     for job in decided.after.jobs:
         if job.holds_memory and job.started_at is not None:
             ran_s = (snapshot.at - job.started_at).total_seconds()
-            if ran_s > queue.need_of(job).run_time(snapshot.history, snapshot.policy):
+            if ran_s > queue.need_of(job).run_time(snapshot.history):
                 yield job.id
 
 
@@ -101,7 +101,7 @@ def run_time_of(decided: Plan, job: Job) -> timedelta:
     """Return the predicted run time of a job, at most its time limit."""
     need = Queue(capacity(decided.gpus)).need_of(job)
     snapshot = decided.snapshot
-    return timedelta(seconds=need.run_time(snapshot.history, snapshot.policy))
+    return timedelta(seconds=need.run_time(snapshot.history))
 
 
 def with_job(decided: Plan, job: Job) -> Plan:

@@ -210,7 +210,7 @@ class _ForwardRun:
         """Add a job that holds memory, and return its predicted end."""
         self.queue.add(job)
         held, base = self.queue.holding[job.id], self.base
-        end = expected_end(held, self.now_s, self.run_times, base.policy)
+        end = expected_end(held, self.now_s, self.run_times)
         if job.outcome is Outcome.PREEMPTED:
             end = self.now_s + grace_to_make_way(job, base.policy)
         elif job.state is State.RELEASING:

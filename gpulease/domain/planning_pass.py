@@ -109,7 +109,7 @@ class PlanningPass:
             if held.need.limit_s is not None:
                 end = latest_end(held, self.now_s, self.policy)
             else:
-                end = expected_end(held, self.now_s, self.history, self.policy)
+                end = expected_end(held, self.now_s, self.history)
             ends_at = self.at + timedelta(seconds=end - self.now_s)
             for lease in held.job.leases:
                 yield Stay(lease.gpu, held.need.user, ends_at)
@@ -231,7 +231,7 @@ class PlanningPass:
         latest = latest_end(held, self.now_s, self.policy)
         if held.need.preemptible:
             latest = min(latest, self.now_s + grace_to_make_way(held.job, self.policy))
-        expected = min(latest, expected_end(held, self.now_s, self.history, self.policy))
+        expected = min(latest, expected_end(held, self.now_s, self.history))
         return End(
             latest if hard else expected,
             latest,
@@ -301,12 +301,12 @@ class PlanningPass:
         fitting = [gpu for gpu in able if fits(refused.claim, gpu)]
         if choose(refused.claim, fitting, best_fit) is None:
             return lambda _: True
-        run_time = refused.run_time(self.history, self.policy)
+        run_time = refused.run_time(self.history)
         utilization = refused.utilization(self.history)
         user = refused.user if self._latest_starts(refused) else None
         return lambda need: (
             (user is None or need.user == user)
-            and need.run_time(self.history, self.policy) >= run_time
+            and need.run_time(self.history) >= run_time
             and need.utilization(self.history) >= utilization
         )
 

@@ -117,7 +117,7 @@ RANKS = {Priority.HIGH: 0, Priority.NORMAL: 1, Priority.LOW: 2}
 PREEMPTIBLE_RANKS = range(len(RANKS), 2 * len(RANKS))
 """Preemptible jobs come after all others, in the order of their classes."""
 _AFTER_ALL = 1 << 62
-# By ablation, other values of these four change no goal of `make bench-scheduling`.
+# By ablation, other values of these change no goal of `make bench-scheduling`.
 AGE_OFFSET_S = 4 * 3600.0
 """Added to the age of a job in its score. A job without age has a score too, so that short jobs
 precede long ones at once."""
@@ -126,6 +126,8 @@ SMALLEST_SHARE = 0.05
 user precedes others."""
 ASSUMED_UTILIZATION = 0.3
 """The utilization of a job while no run at all is known."""
+_UNKNOWN_S = 4 * 3600.0
+"""The prediction until the first job of the machine has ended."""
 _SHORTEST_S = 1.0
 """No prediction is shorter: a score divides by it."""
 _NICE_HALVES = 10.0
@@ -164,11 +166,11 @@ class Need:
     def preemptible(self) -> bool:
         return self.rank in PREEMPTIBLE_RANKS
 
-    def run_time(self, history: RunTimes, policy: QueuePolicy) -> float:
+    def run_time(self, history: RunTimes) -> float:
         """Return the predicted run time in seconds, never above the time limit."""
         known = history.seconds(self.keys)
         if known is None:
-            known = policy.default_run_time.total_seconds()
+            known = _UNKNOWN_S
         known = max(known, _SHORTEST_S)
         return known if self.limit_s is None else min(known, self.limit_s)
 
@@ -179,13 +181,13 @@ class Need:
         a day behind an endless stream of others.
         """
         most = policy.soft_reservation_after.total_seconds()
-        return min(policy.reservation_slowdown * self.run_time(history, policy), most)
+        return min(policy.reservation_slowdown * self.run_time(history), most)
 
     def longest_s(self, history: RunTimes, policy: QueuePolicy) -> float:
         """Return the time limit, or the longest run time to expect without one, in seconds."""
         if self.limit_s is not None:
             return self.limit_s
-        return policy.backfill_factor * self.run_time(history, policy)
+        return policy.backfill_factor * self.run_time(history)
 
     def utilization(self, history: RunTimes) -> float:
         """Return the usual utilization of each GPU, 0 to 1, or the assumed one."""
@@ -377,7 +379,6 @@ class Order:
         """Take the decayed use of each user by jobs that have ended."""
         self._queue = queue
         self._now_s = now_s
-        self._policy = policy
         self._history = history
         self._is_fair = policy.name is PolicyName.FAIR
         self._horizon_s = HALF_LIFE.total_seconds()
@@ -441,6 +442,6 @@ class Order:
     def _own_merit(self, need: Need, job: Job) -> float:
         if not self._is_fair:
             return -float(job.id)
-        run_time = need.run_time(self._history, self._policy)
+        run_time = need.run_time(self._history)
         aged = AGE_OFFSET_S + self.age_s(job)
         return aged * need.patience / (run_time * need.weight)

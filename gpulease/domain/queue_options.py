@@ -154,8 +154,6 @@ class QueuePolicy:
     gains no more by waiting than ten jobs do."""
     run_time_samples: int = 10
     """The prediction is the mean run time of so many of the last similar jobs."""
-    default_run_time: timedelta = timedelta(hours=4)
-    """The predicted run time while nothing is known."""
     reservation_slowdown: float = 5.0
     """Memory is reserved for a job once it has waited so many times as long as it will probably
     run. Between 5 and 15 hardly anything changes; less than 4 makes all jobs wait longer."""

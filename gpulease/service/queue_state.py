@@ -143,7 +143,7 @@ class QueueState:
         if self._queue is None or self._policy is None:
             return None
         need = self._queue.need(self._queue.jobs[job])
-        return timedelta(seconds=need.run_time(self._run_times, self._policy))
+        return timedelta(seconds=need.run_time(self._run_times))
 
     def _indexed(
         self, jobs: Iterable[Job], largest: int, policy: QueuePolicy, at: datetime

@@ -322,7 +322,7 @@ def end_of(base: Snapshot, running: Job) -> float:
     queue = Queue.of([running], capacity(ledgers(base)))
     now_s = base.at.timestamp()
     held = queue.holding[running.id]
-    return expected_end(held, now_s, base.history.by_medians(), base.policy)
+    return expected_end(held, now_s, base.history.by_medians())
 
 
 def test_looking_ahead_forgets_no_use_that_counts_now() -> None:
