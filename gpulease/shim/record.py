@@ -84,7 +84,7 @@ class Exited:
     oom_kills: int = 0
     """Processes of the job that the kernel killed for lack of RAM, if it was not successful."""
     interrupted: bool = False
-    """A client has sent it a signal that ends programs, as Ctrl-C does."""
+    """A client has sent it a signal that ends programs, or typed Ctrl-C on its terminal."""
 
 
 @record(frozen=True)
@@ -315,7 +315,7 @@ class JobEvents:
         self.terminated = False
         """This shim got SIGTERM, which it ignores."""
         self.interrupted = False
-        """A client has sent the worker a signal that ends programs."""
+        """A client has sent the worker a signal that ends programs, or typed its key."""
         self._record = record
         self._unwritten: list[Mapping[str, Any]] = []
 

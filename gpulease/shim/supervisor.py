@@ -358,19 +358,26 @@ class Supervisor:
             return
         match kind:
             case FrameKind.STDIN if client is self._clients.attached:
-                self._input.feed(payload)
+                self._type(payload)
             case FrameKind.STDIN_END if client is self._clients.attached:
                 self._input.end()
             case FrameKind.WINDOW if client is self._clients.attached:
                 self._resize(Payload(payload))
             case FrameKind.SIGNAL:
-                number = Payload(payload).integer("signal")
-                self._main.send(number)
-                self._events.interrupted |= number in _ENDING
+                self._send_signal(Payload(payload).integer("signal"))
             case FrameKind.STOP | FrameKind.TIME_LIMIT | FrameKind.NOTICE:
                 self._control(client, kind, Payload(payload))
             case _:
                 pass  # input from a client that does not write, or no longer does
+
+    def _type(self, typed: bytes) -> None:
+        if self._terminal is not None and self._terminal.interrupts(typed):
+            self._events.interrupted = True
+        self._input.feed(typed)
+
+    def _send_signal(self, number: int) -> None:
+        self._main.send(number)
+        self._events.interrupted |= number in _ENDING
 
     def log_bug(self, error: Exception) -> None:
         """Write an error of this shim to the job's log, its only output."""

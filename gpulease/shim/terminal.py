@@ -60,6 +60,14 @@ class PseudoTerminal:
         except OSError:
             pass  # no program is in the foreground
 
+    def interrupts(self, typed: bytes) -> bool:
+        """Return whether a typed key sends SIGINT or SIGQUIT, as Ctrl-C does."""
+        attributes = termios.tcgetattr(self.master)
+        if not attributes[_LFLAG] & termios.ISIG:
+            return False  # the program reads keys itself
+        keys = (bytes(attributes[_CONTROLS][key]) for key in (termios.VINTR, termios.VQUIT))
+        return any(key != b"\0" and key in typed for key in keys)
+
     def end_of_input(self, in_a_line: bool) -> bytes:
         """Return what to type so that a reader sees the end of its input.
 

@@ -214,6 +214,22 @@ except KeyboardInterrupt:
         assert b"background" not in shown
 
 
+@pytest.mark.parametrize(
+    ("prepare", "typed", "is_interrupted"),
+    [("", CTRL_C, True), ("", b"x\n", False), (RAW, CTRL_C, False)],
+)
+def test_the_record_says_that_ctrl_c_was_typed(
+    directory: Path, prepare: str, typed: bytes, is_interrupted: bool
+) -> None:
+    script = f"{prepare}trap 'exit 3' INT; echo up; head -c 1 >/dev/null; exit 3"
+    start(on_terminal(shell(directory, script)))
+    with Client(directory, "attach") as client:
+        client.read_until(b"up")
+        client.send(FrameKind.STDIN, typed)
+        ended = json.loads(client.until(FrameKind.EXITED))
+    assert (ended["exit_code"], ended.get("interrupted", False)) == (3, is_interrupted)
+
+
 def test_the_shim_outlives_every_key(directory: Path) -> None:
     script = "trap '' INT QUIT TSTP; echo up; read line; echo got $line"
     start(on_terminal(shell(directory, script)))
