@@ -34,7 +34,9 @@ def after_end(tx: Transaction, before: Job, ended: Job, news: WorkerExited | Non
     if ended.outcome is Outcome.LOST or by_shutdown:
         why = "the machine was shut down" if by_shutdown else str(ended.detail)
         return after_failure(tx, ended, why) if ended.queue.requeue else ended
-    if before.outcome is not None or news.interrupted:
+    # One that was to be queued again may fail by itself just before it is stopped.
+    was_ended = before.outcome is not None and before.outcome not in QUEUED_AGAIN
+    if was_ended or news.interrupted:
         return ended
     return _after_own_failure(tx, ended)
 

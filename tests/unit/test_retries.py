@@ -135,6 +135,14 @@ def test_failures_of_the_machine_and_of_the_job_are_counted_apart() -> None:
     assert jobs.note_exited(store, job.id, lost).usage.retried_as is None
 
 
+def test_a_job_that_failed_just_before_it_made_way_is_tried_again() -> None:
+    store = MemoryStore()
+    job = running(store)
+    jobs.revoke(store, job.id, Outcome.PREEMPTED, "it made way for job 9", FakeClock())
+    new = next_try(store, jobs.note_exited(store, job.id, failed()))
+    assert (new.queue.retried, new.queue.requeued) == (1, 0)
+
+
 @pytest.mark.parametrize(("factor", "again"), [(None, True), (Fraction(2), False)])
 def test_an_end_for_lack_of_gpu_memory_is_left_to_its_own_option(
     factor: Fraction | None, again: bool
