@@ -96,6 +96,7 @@ defects: $(VENV)/.dev  ## make 30 defects in copies of the code, and see which t
 bench-scheduling: $(VENV)/.dev  ## compare the queue with its goals (GPULEASE_TRACES=DIRECTORY)
 	$(BIN)/python -m benchmarks.inflation
 	$(BIN)/python -m benchmarks.scheduling
+	$(BIN)/python -m benchmarks.forecasts
 
 # The system tests boot a systemd, which takes root; they wait for most of their time.
 check: lint types contracts docs-check test  ## all that continuous integration runs

@@ -9,7 +9,7 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 from functools import partial
 from itertools import pairwise
 from multiprocessing import get_context
@@ -170,8 +170,9 @@ class StartPredictions:
     def __init__(self, every: int = EVERY) -> None:
         self._every = every
         self._seen = 0
-        self._first: dict[JobId, tuple[Moment, Start]] = {}
-        """When each job was predicted first, and the start."""
+        self._first: dict[JobId, tuple[float, datetime, Start]] = {}
+        """When each job was predicted first, on the clock of the trace and as an instant, and the
+        start."""
 
     def __call__(self, moment: Moment) -> None:
         """Predict starts, if it is time for that."""
@@ -181,16 +182,16 @@ class StartPredictions:
         snapshot = moment.snapshot
         decided = replace(moment.plan, snapshot=replace(snapshot, queue=None))
         for job, start in Explanations(decided).starts.items():
-            self._first.setdefault(job, (moment, start))
+            self._first.setdefault(job, (moment.at_s, snapshot.at, start))
 
     def errors(self, runs: Sequence[Run]) -> StartErrors | None:
         """Compare the predictions with what happened; None if no job waited."""
         found = []
         for run in runs:
             if run.job.id in self._first:
-                moment, start = self._first[JobId(run.job.id)]
-                left = timedelta(seconds=run.start_s - moment.at_s)
-                found.append((left, moment.snapshot.at + left, start))
+                at_s, at, start = self._first[JobId(run.job.id)]
+                left = timedelta(seconds=run.start_s - at_s)
+                found.append((left, at + left, start))
         if not found:
             return None
         return StartErrors(
