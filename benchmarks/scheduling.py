@@ -295,13 +295,13 @@ def needed(six: Sample, one: Sample) -> Iterator[Replay]:
 def shares(six: Sample, one: Sample) -> Iterator[Sample]:
     """Yield the servers for which it is shown what sharing busy GPUs is worth.
 
-    The small ones have the weeks of a lab: part of the month, with ten users in each tenant.
+    Small ones have their part of the month, with ten users in each tenant.
     """
     yield replace(six, files=six.files[:4])
     yield replace(one, files=one.files[:6])
     for gpus in (2, 4, 8):
         parts = tuple(File(0, part, gpus, users=True) for part in range(48 // gpus))
-        yield Sample(f"lab, {gpus} GPUs", parts)
+        yield Sample(f"1x{gpus}, 40 users", parts)
 
 
 def sharing(sample: Sample) -> dict[tuple[Contention, float], list[Replay]]:
