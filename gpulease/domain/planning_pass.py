@@ -151,7 +151,8 @@ class PlanningPass:
         tried: set[Claim] = set()
         for job in self._oldest(rank):
             need = self.queue.need(job)
-            passed = job.id in self.making_way.promised or job.claim in tried
+            is_placed = job.id in self.grants or job.id in self.making_way.promised
+            passed = is_placed or job.claim in tried
             left = () if passed else self._left_for(job.claim)
             if not left or self.limits.exceeded_by(job) or self._start(job, need):
                 continue

@@ -77,6 +77,15 @@ def granted(plan_: Plan) -> set[int]:
     return {job for job, _ in plan_.grants}
 
 
+def test_a_job_that_others_have_made_way_for_starts_once_although_it_is_old() -> None:
+    old = replace(NO_OPTIONS, aging_since_at=NOON - timedelta(days=2))
+    decided = planned(waiting(3, 8, old), promised=THIRD, gpus=2)
+    ((_, placement),) = decided.grants
+    assert placement.allocations == ((A, 8 * G),)
+    assert (decided.planned_gpus[B].jobs, decided.reservations) == (0, ())
+    assert planned(waiting(3, 8, old), promised=THIRD).reservations == ()
+
+
 def test_others_start_before_it_whatever_its_class_and_age() -> None:
     old = replace(SPARE, aging_since_at=NOON - timedelta(days=30))
     low = QueueOptions(priority=Priority.LOW)
