@@ -82,7 +82,13 @@ def users_defaults(typed: Mapping[str, Any], environment: Mapping[str, str]) -> 
     found: dict[str, Default] = {}
     for layer in (file, script, variable):
         found = _without_replaced(found, layer) | dict(layer)
+    if str(typed.get("retries")) == "0":  # typer has read no values yet
+        found = {name: each for name, each in found.items() if name not in _OF_RETRIES}
     return _without_replaced(found, typed)
+
+
+_OF_RETRIES = frozenset({"retry_on", "retry_delay"})
+"""Options that are refused without retries, which --retries 0 switches off."""
 
 
 def _without_replaced(found: Mapping[str, Default], by: Mapping[str, Any]) -> dict[str, Default]:

@@ -21,7 +21,7 @@ from gpulease.errors import BadUsage, BadValue, WithinLease
 from gpulease.locations import environment
 from gpulease.options import RunOptions
 from gpulease.record import replace
-from gpulease.wire.text import from_wire, to_wire
+from gpulease.wire.text import clean, from_wire, to_wire
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -228,6 +228,7 @@ def _run_a_copy(request: SubmitRequest, options: RunOptions, *, must: bool) -> N
     if options.snapshot_dir is not None:
         argv, cwd, variables = take_directory(options.snapshot_dir, argv, cwd, variables)
         request.cwd = to_wire(str(cwd))
+        print_stderr(f"gpulease: the job runs in a copy, {clean(str(cwd))}")
     else:
         argv, variables = take_snapshot(argv, cwd, variables, must=must)
     request.argv = [to_wire(word) for word in argv]
@@ -295,7 +296,7 @@ def _keys(options: RunOptions) -> bytes:
 def _say_default(job: JobView, options: RunOptions, command: Sequence[str]) -> None:
     if options.mem is not None:
         return
-    from gpulease.drawing.words import clean, id_of, requested
+    from gpulease.drawing.words import id_of, requested
 
     if job.sized:
         print_stderr(f"gpulease: {clean(job.sized)}; to ask for another size, use --mem")

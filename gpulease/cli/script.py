@@ -27,6 +27,11 @@ _MOST_WORDS = 32
 _READ = 64 << 10
 """Bytes at the beginning of a script in which options may stand."""
 _MARK = b"gpulease:"
+_INTERPRETERS = ("python", "pypy", "ipython", "Rscript", "julia", "perl", "ruby", "lua")
+_STARTERS = (
+    "sh", "bash", "dash", "zsh", "ksh", "fish", "torchrun", "accelerate", "deepspeed", "horovodrun",
+    "mpirun", "mpiexec", "env", "nice", "nohup", "stdbuf", "time", "timeout", "uv", "conda",
+)  # fmt: skip
 _QUOTES = frozenset("'\"\\#")
 
 
@@ -45,6 +50,12 @@ def script_place(argv: Sequence[str], cwd: str) -> int | None:
     return None
 
 
+def _runs_scripts(program: str) -> bool:
+    """Return whether a program runs the script among its arguments: cat and diff do not."""
+    name = os.path.basename(program)
+    return name.startswith(_INTERPRETERS) or name in _STARTERS
+
+
 def options_in_script(command: Sequence[str]) -> Iterator[tuple[str, str]]:
     """Yield the options of `run` in the script of a command as text, and where each text stands.
 
@@ -52,7 +63,7 @@ def options_in_script(command: Sequence[str]) -> Iterator[tuple[str, str]]:
     file, or cannot be read, has none.
     """
     place = script_place(command[:_MOST_WORDS], "")
-    if place is None:
+    if place is None or (place > 0 and not _runs_scripts(command[0])):
         return
     for number, line in enumerate(_beginning(command[place]).split(b"\n"), 1):
         text = line.strip()

@@ -9,10 +9,12 @@ import os
 import shutil
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from datetime import timedelta
 from hashlib import sha256
 from pathlib import Path
-from tempfile import mkdtemp, mkstemp
+from secrets import token_hex
+from tempfile import mkstemp
 from time import time
 
 from gpulease import config
@@ -25,6 +27,8 @@ LARGEST = 16 * MIB
 """Bytes of a script."""
 LARGEST_DIRECTORY = 256 * MIB
 MOST_FILES = 20_000
+_NO_CODE = frozenset({".git", "__pycache__"})
+"""Neither copied nor linked: a cache of Python names the files that it is of."""
 _FOLDER = "snapshots"
 """Domain code that compares commands knows this name, and what follows it."""
 _KEPT = timedelta(days=90)
@@ -93,18 +97,22 @@ def take_directory(
     What git ignores there is linked and not copied: data, outputs, environments.
 
     Raises:
-        BadUsage: it is no directory, or `cwd` is not in it.
+        BadUsage: it is no directory, or the working directory or the script is not in it.
         TooLarge: there is more than LARGEST_DIRECTORY, or more than MOST_FILES.
         GpuleaseError: it cannot be copied.
     """
     root, here = Path(os.path.realpath(cwd / directory)), Path(os.path.realpath(cwd))
-    if not root.is_dir():
-        raise BadUsage(f"cannot take a snapshot of {directory}: no such directory")
-    if not here.is_relative_to(root):
-        raise BadUsage(
-            f"cannot take a snapshot of {directory}: the working directory is not in it",
-            "name the working directory, or one above it: --snapshot-dir .",
-        )
+    refused = f"cannot take a snapshot of {directory}"
+    if not directory or not root.is_dir():
+        raise BadUsage(f"{refused}: it is not a directory", "--snapshot-dir . train.py")
+    place = script_place(argv, str(cwd))
+    script = here if place is None else Path(os.path.realpath(cwd / argv[place]))
+    for what, path in (("the working directory", here), ("the script", script)):
+        if not path.is_relative_to(root):
+            raise BadUsage(
+                f"{refused}: {what} is not in it",
+                "name a directory above both: --snapshot-dir .",
+            )
     try:
         copy = _copied_directory(root)
     except OSError as error:
@@ -117,52 +125,68 @@ def take_directory(
         return str(copy / real.relative_to(root)) if is_within else path
 
     command = list(argv)
-    if (place := script_place(argv, str(cwd))) is not None:
+    if place is not None:
         command[place] = moved(command[place])
     changed = {**environment, "GPULEASE_SUBMIT_DIR": str(cwd)}
-    if path := changed.get("PYTHONPATH"):
-        changed["PYTHONPATH"] = os.pathsep.join(map(moved, path.split(os.pathsep)))
+    if entries := changed.get("PYTHONPATH"):
+        changed["PYTHONPATH"] = os.pathsep.join(map(moved, entries.split(os.pathsep)))
     return command, copy / here.relative_to(root), changed
 
 
 def _copied_directory(root: Path) -> Path:
-    """Return the copy of a directory; the same content has one copy."""
-    folder, below = _folder(), root.relative_to("/")
-    fresh = Path(mkdtemp(dir=folder))
+    """Return a new copy of a directory: a job may change files in it, so no two share one."""
+    folder = _folder()
+    made = folder / token_hex(8)
+    copy = made / root.relative_to("/")
     try:
-        digest, size, count = sha256(), 0, 0
-        for source, is_ignored in _content(root):
-            if source.is_relative_to(folder):
-                continue  # a home is copied without its copies
-            name = source.relative_to(root)
-            target, found = fresh / below / name, source.lstat()
-            link = source if is_ignored else source.readlink() if source.is_symlink() else None
-            size, count = size + (found.st_size if link is None else 0), count + 1
-            if size > LARGEST_DIRECTORY or count > MOST_FILES:
-                raise TooLarge(
-                    f"cannot take a snapshot of {root}: it has more than {MOST_FILES} files, or "
-                    f"more than {format_size(LARGEST_DIRECTORY)}",
-                    "list data and outputs in its .gitignore: what git ignores is linked, and not "
-                    "copied",
-                )
-            target.parent.mkdir(parents=True, exist_ok=True)
-            digest.update(os.fsencode(f"{name}\0{found.st_mode}\0{link or ''}\0"))
-            if link is not None:
-                target.symlink_to(link)
-                continue
-            content = source.read_bytes()
-            digest.update(sha256(content).digest())
-            target.write_bytes(content)
-            target.chmod(found.st_mode & 0o700)
-            os.utime(target, ns=(found.st_atime_ns, found.st_mtime_ns))
-        (fresh / below).mkdir(parents=True, exist_ok=True)
-        final = folder / digest.hexdigest()[:16]
-        if not final.exists():
-            fresh.rename(final)
-    finally:
-        shutil.rmtree(fresh, ignore_errors=True)
-    _keep(folder, final.name)
-    return final / below
+        _copy(root, copy, folder)
+    except BaseException:
+        shutil.rmtree(made, ignore_errors=True)
+        raise
+    _keep(folder, made.name)
+    return copy
+
+
+def _copy(root: Path, copy: Path, folder: Path) -> None:
+    """Copy a directory, but for `folder`, which has the copies; a home may contain it."""
+    size, count, apart = 0, 0, {folder}
+    for source, is_ignored in _content(root):
+        if source.is_relative_to(folder):
+            continue
+        target, found = copy / source.relative_to(root), source.lstat()
+        link = source if is_ignored else _link(source, root)
+        size, count = size + (found.st_size if link is None else 0), count + 1
+        if size > LARGEST_DIRECTORY or count > MOST_FILES:
+            is_large = size > LARGEST_DIRECTORY
+            most = format_size(LARGEST_DIRECTORY) if is_large else f"{MOST_FILES} files"
+            raise TooLarge(
+                f"cannot take a snapshot of {root}: it has more than {most}",
+                "in a checkout of git, what .gitignore lists (data, outputs) is linked, and not "
+                "copied; elsewhere, name a smaller directory",
+            )
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if link is not None:
+            target.symlink_to(link)
+            apart.add(source)
+            continue
+        target.write_bytes(source.read_bytes())
+        target.chmod(found.st_mode & 0o700)
+        os.utime(target, ns=(found.st_atime_ns, found.st_mtime_ns))
+    for where, folders, _ in os.walk(root):
+        parent = Path(where)
+        # A job may write into a directory that is empty now.
+        (copy / parent.relative_to(root)).mkdir(parents=True, exist_ok=True)
+        at = [parent / name for name in folders]
+        folders[:] = [each.name for each in at if each.name not in _NO_CODE and each not in apart]
+
+
+def _link(source: Path, root: Path) -> Path | None:
+    """Return where a link leads, seen from the copy; None: it is a file."""
+    if not source.is_symlink():
+        return None
+    to = source.readlink()
+    target = Path(os.path.normpath(source.parent / to))
+    return to if target.is_relative_to(root) else target
 
 
 def _content(root: Path) -> Iterator[tuple[Path, bool]]:
@@ -180,8 +204,7 @@ def _content(root: Path) -> Iterator[tuple[Path, bool]]:
         elif path.is_dir():
             yield from _content(path)
     for path in _git_files(root, "--others", "--ignored", "--directory") or ():
-        # A cache of Python names the files that it is of.
-        if path.name != "__pycache__" and path.suffix != ".pyc":
+        if path.name not in _NO_CODE and path.suffix != ".pyc":
             yield path, True
 
 
@@ -189,19 +212,27 @@ def _all_files(directory: Path) -> Iterator[Path]:
     for path in sorted(directory.iterdir()):
         if path.is_symlink() or path.is_file():
             yield path
-        elif path.is_dir() and path.name != ".git":
+        elif path.is_dir() and path.name not in _NO_CODE:
             yield from _all_files(path)
 
 
 def _git_files(directory: Path, *which: str) -> list[Path] | None:
     """Return files of a directory as git has them; None without git or outside of a checkout."""
-    command = ["git", "-C", str(directory), "ls-files", "-z", "--exclude-standard", *which]
+    # Nothing that the checkout configures is run: it may be somebody else's.
+    options = ("-c", "safe.bareRepository=explicit", "-c", "core.fsmonitor=false")
+    command = ["git", *options, "ls-files", "-z", "--exclude-standard", *which]
     try:
-        done = subprocess.run(command, capture_output=True, check=False)
+        done = subprocess.run(
+            command, cwd=directory, capture_output=True, check=False,
+            env={**os.environ, "LC_ALL": "C"},
+        )  # fmt: skip
     except FileNotFoundError:
         return None
-    if done.returncode != 0:
+    if b"not a git repository" in done.stderr or b"cannot use bare repository" in done.stderr:
         return None
+    if done.returncode != 0:
+        why = os.fsdecode(done.stderr).partition("\n")[0]
+        raise GpuleaseError(f"cannot take a snapshot of {directory}: git says: {why}")
     return [directory / name for name in sorted(set(os.fsdecode(done.stdout).split("\0")) - {""})]
 
 
@@ -209,8 +240,9 @@ def _keep(folder: Path, name: str) -> None:
     """Note that a copy is used now, and remove those that have not been used for long."""
     os.utime(folder / name)
     for old in folder.iterdir():
-        if time() - old.stat().st_mtime > _KEPT.total_seconds():
-            shutil.rmtree(old, ignore_errors=True)
+        with suppress(FileNotFoundError):  # another submission has removed it
+            if time() - old.stat().st_mtime > _KEPT.total_seconds():
+                shutil.rmtree(old, ignore_errors=True)
 
 
 def _not_copied(what: Path, error: OSError) -> GpuleaseError:

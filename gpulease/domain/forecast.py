@@ -51,6 +51,11 @@ class Start:
     latest: datetime
     """From and until when it is expected to start."""
 
+    @property
+    def is_certain(self) -> bool:
+        """Whether it is an instant that was given, such as a begin time, and not a prediction."""
+        return self.earliest == self.latest
+
 
 def forecast(decided: Plan, waiting: Sequence[Job]) -> Mapping[JobId, Start]:
     """Predict when the first of the jobs that wait after a plan start; they are in its order.
@@ -67,6 +72,13 @@ def forecast(decided: Plan, waiting: Sequence[Job]) -> Mapping[JobId, Start]:
     for job in soon:
         latest = hour if job in sure else now + _FACTOR * _HOUR
         starts[job] = replace(starts[job], earliest=now, latest=latest)
+    for job, block in decided.blocked.items():
+        if block.begin_at is not None and (start := starts.get(job)) is not None:
+            earliest, latest = (
+                max(start.earliest, block.begin_at),
+                max(start.latest, block.begin_at),
+            )
+            starts[job] = replace(start, earliest=earliest, latest=latest)
     return starts
 
 

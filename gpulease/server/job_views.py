@@ -29,8 +29,9 @@ from gpulease.server.reasons import (
     expected_start,
     label_of,
     reason,
+    start_shown,
 )
-from gpulease.server.view_sources import ViewSources, claim_view, instant, seconds_of, whole_minute
+from gpulease.server.view_sources import ViewSources, claim_view, instant, seconds_of
 from gpulease.service.explaining import Explainer
 from gpulease.service.observation import Observation
 from gpulease.service.ports import Event
@@ -321,7 +322,7 @@ class JobViews:
         return WaitState(
             why if block is None else block_sentence(block, self._scheduler.store),
             position,
-            None if start is None else whole_minute(start.at),
+            None if start is None else start_shown(start),
             block,
             waits,
             expected,

@@ -140,6 +140,11 @@ def expected_start(
     )
 
 
+def start_shown(start: Start) -> datetime:
+    """Return the instant of a start; one that is predicted is not exact, and is rounded up."""
+    return start.at if start.is_certain else whole_minute(start.at)
+
+
 _GRAINS = tuple(
     (timedelta(hours=hours), timedelta(minutes=minutes)) for hours, minutes in ((1, 1), (12, 10))
 )
@@ -150,8 +155,8 @@ def _rounded(start: Start, now: datetime) -> tuple[datetime, datetime]:
     """Return the range of a start in its grain; a stream of jobs shows each change."""
     left = start.latest - now
     grain = next((grain for span, grain in _GRAINS if left <= span), timedelta(hours=1))
-    if start.earliest == start.latest:
-        return (at := whole_minute(start.at)), at
+    if start.is_certain:
+        return start.at, start.at
     earliest = rounded_up(start.earliest, grain)
     return earliest - grain * (earliest > start.earliest), rounded_up(start.latest, grain)
 
@@ -242,7 +247,7 @@ def explain_view(rehearsal: Rehearsal, smallest: int, store: Store) -> ExplainVi
     explained = Explanations(plan)
     if not rehearsal.closed:
         start = explained.starts.get(job.id)
-        view.expected_start_at = None if start is None else instant(whole_minute(start.at))
+        view.expected_start_at = None if start is None else instant(start_shown(start))
         view.expected_start = expected_start(job.id, explained, None, store)
     if (block := plan.blocked.get(job.id)) is not None:
         view.reason = block_sentence(block, store)

@@ -12,7 +12,7 @@ from daemon_stand_in import views
 from gpulease.cli import snapshot
 from gpulease.cli.script import script_change, script_place
 from gpulease.cli.snapshot import take_directory, take_snapshot
-from gpulease.errors import BadUsage, TooLarge
+from gpulease.errors import BadUsage, GpuleaseError, TooLarge
 from gpulease.fingerprint import fingerprint_of
 from gpulease.wire.jobs import JobView
 
@@ -140,10 +140,22 @@ def test_a_job_runs_in_the_copy_of_its_directory_and_finds_what_git_ignores(proj
     assert take_directory(".", ["true"], project, {})[1] != copy
 
 
-def test_the_same_directory_has_one_copy_that_counts_as_the_original(project: Path) -> None:
+def test_each_job_has_a_copy_of_its_own_that_counts_as_the_original(project: Path) -> None:
     argv, cwd, _ = take_directory(".", ["python", "-m", "train"], project, {})
-    assert take_directory(".", argv, project, {})[1] == cwd
+    (cwd / "train.py").write_text("changed by the job")
+    other = take_directory(".", argv, project, {})[1]
+    assert (other / "train.py").read_text() == "first train.py"
     assert fingerprint_of(argv, str(cwd)) == fingerprint_of(argv, str(project))
+
+
+def test_links_lead_where_they_did_and_empty_directories_are_there(project: Path) -> None:
+    (project / "out").mkdir()
+    (project / "away").symlink_to("../data.csv")
+    (project / "near").symlink_to("train.py")
+    _, cwd, _ = take_directory(".", ["true"], project, {})
+    assert (cwd / "out").is_dir() and not (cwd / "out").is_symlink()
+    assert (cwd / "away").read_text() == "first data.csv"
+    assert (cwd / "near").resolve() == cwd / "train.py"
 
 
 def test_a_submodule_is_copied_and_a_directory_without_git_as_a_whole(project: Path) -> None:
@@ -159,10 +171,15 @@ def test_a_submodule_is_copied_and_a_directory_without_git_as_a_whole(project: P
     assert (cwd / "data" / "set").read_text() == "large" and not (cwd / "data").is_symlink()
 
 
-def test_what_cannot_be_copied_is_refused(project: Path) -> None:
-    for directory in ("missing", "data"):
+def test_what_cannot_be_copied_is_refused(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for directory, script in (("missing", "train.py"), ("data", "train.py"), (".", "../train.py")):
         with pytest.raises(BadUsage):
-            take_directory(directory, ["true"], project, {})
+            take_directory(directory, ["python", script], project, {})
+    with monkeypatch.context() as patch:
+        # As of a checkout of another user.
+        patch.setenv("GIT_TEST_ASSUME_DIFFERENT_OWNER", "1")
+        with pytest.raises(GpuleaseError, match=r"git says: .*ownership"):
+            take_directory(".", ["true"], project, {})
     with (project / "new.py").open("wb") as file:
         file.truncate(snapshot.LARGEST_DIRECTORY + 1)
     with pytest.raises(TooLarge):

@@ -129,6 +129,14 @@ def test_a_begin_time_is_certain() -> None:
     assert (start.after, start.earliest, start.latest) == (None, start.at, start.at)
 
 
+def test_no_range_begins_before_the_begin_time() -> None:
+    waiting = job(2, 8 * G)
+    waiting = replace(waiting, queue=replace(waiting.queue, begin_at=NOON + 2 * HOUR))
+    decided = world([running(1, 8 * G)], [waiting], gpus(), history=known(4, 4, 4))
+    start = Explanations(decided).starts[JobId(2)]
+    assert (start.earliest, start.latest) == (NOON + 2 * HOUR, NOON + 9 * HOUR)
+
+
 def test_memory_is_kept_for_the_oldest_job_that_is_due_and_may_still_wait() -> None:
     def kept_from(hours: float, *ages: float) -> object:
         waiting = [job(2 + place, 8 * G, hours_old=age) for place, age in enumerate(ages)]

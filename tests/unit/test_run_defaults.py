@@ -294,6 +294,7 @@ def test_the_comments_at_the_top_of_a_script_have_options(user: User, script: Pa
         ("./train.py", True),
         ("python -u train.py", True),
         ("torchrun --nproc-per-node 2 train.py", True),
+        ("cat train.py", False),
         ("python -c train.py", False),
         ("python -m train", False),
         ("no-such.py", False),
@@ -317,6 +318,8 @@ def test_the_line_and_the_variable_win_over_the_script_and_that_over_the_file(
     named = ("mem", "gpus", "time", "growth", "wait", "no_wait", "name")
     assert [found[name] for name in named] == ["4G", 3, "1h", False, "5m", False, "file"]
     assert user.types("--no-wait", "train.py")["wait"] is None
+    script.write_text("# gpulease: --retries 3 --retry-on 7\n")
+    assert not user.types("--retries", "0", "train.py")["retry_on"]
 
 
 def test_options_of_a_script_can_be_ignored_and_do_not_apply_inside_a_job(
