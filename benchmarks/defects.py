@@ -3,8 +3,8 @@
 Each defect is one change of a copy of the checkout: a comparison that is turned around, a condition
 that is negated, a call that is left out, a number that is one too large. The seed chooses them, as
 many in each package of gpulease/. The quick tests run tier by tier until one fails, those that name
-the changed module first. A defect that no tier finds is a question: does it change what a user
-gets?
+the changed module, or a function or a class of it, first. A defect that no tier finds is a
+question: does it change what a user gets?
 """
 
 import argparse
@@ -22,6 +22,8 @@ from pathlib import Path
 
 _REPOSITORY = Path(__file__).resolve().parents[1]
 _TIERS = ("unit", "component", "smoke")
+_LONG_NAME = 8
+"""A shorter name is a word of other things, too."""
 _LONGEST_S = 900
 """Seconds that one tier may take; a defect that makes a test hang is found by it."""
 _TURNED: dict[type[ast.cmpop], type[ast.cmpop]] = {
@@ -119,7 +121,7 @@ def found_by(defect: Defect, checkout: Path) -> str | None:
     try:
         for tier in _TIERS:
             files = sorted((checkout / "tests" / tier).glob("test_*.py"))
-            near = [str(each) for each in files if _names(each, defect.file)]
+            near = [str(each) for each in files if _names(each, defect.file, source)]
             far = [str(each) for each in files if str(each) not in near]
             for some in (near, far):
                 if some and (test := _run(checkout, some)):
@@ -129,10 +131,14 @@ def found_by(defect: Defect, checkout: Path) -> str | None:
         path.write_text(source, encoding="utf-8")
 
 
-def _names(test: Path, file: Path) -> bool:
+def _names(test: Path, file: Path, source: str) -> bool:
     module = ".".join(file.with_suffix("").parts)
     text = test.read_text(encoding="utf-8")
-    return module in text or f"{'.'.join(file.parts[:-1])} import {file.stem}" in text
+    if module in text or f"{'.'.join(file.parts[:-1])} import {file.stem}" in text:
+        return True
+    definitions = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
+    names = {each.name for each in ast.parse(source).body if isinstance(each, definitions)}
+    return any(len(name) >= _LONG_NAME and name in text for name in names)
 
 
 def main() -> None:
