@@ -91,7 +91,7 @@ def test_ages_history_and_order_outlive_the_daemon(make: Make) -> None:
     waiting = [submit(daemon, uid, *SLEEP, memory=8 * G) for uid in (STRANGER, STRANGER, OTHER)]
     wait_for("all have an age", lambda: None not in ages(daemon, waiting))
     before = ages(daemon, waiting)
-    assert column(daemon, "predicted_run_us", running[0]) == 60_000_000, "as the last ones, or 60 s"
+    assert 1_000_000 <= column(daemon, "predicted_run_us", running[0]) < 60_000_000, "as the last"
 
     daemon.kill()
     daemon.start()
