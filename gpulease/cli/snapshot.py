@@ -201,7 +201,7 @@ def _content(root: Path) -> Iterator[tuple[Path, bool]]:
     for path in known:
         if path.is_symlink() or path.is_file():
             yield path, False
-        elif path.is_dir():
+        elif (path / ".git").exists():  # a submodule that was not fetched is empty
             yield from _content(path)
     for path in _git_files(root, "--others", "--ignored", "--directory") or ():
         if path.name not in _NO_CODE and path.suffix != ".pyc":

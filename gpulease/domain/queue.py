@@ -117,7 +117,7 @@ RANKS = {Priority.HIGH: 0, Priority.NORMAL: 1, Priority.LOW: 2}
 PREEMPTIBLE_RANKS = range(len(RANKS), 2 * len(RANKS))
 """Preemptible jobs come after all others, in the order of their classes."""
 _AFTER_ALL = 1 << 62
-# By ablation, other values of these change no goal of `make bench-scheduling`.
+# In simulations, other values of these changed no goal of `make bench-scheduling`.
 AGE_OFFSET_S = 4 * 3600.0
 """Added to the age of a job in its score. A job without age has a score too, so that short jobs
 precede long ones at once."""

@@ -163,8 +163,13 @@ def test_a_submodule_is_copied_and_a_directory_without_git_as_a_whole(project: P
     inner.mkdir()
     subprocess.run(["git", "-C", str(inner), "init", "-q"], check=True)
     (inner / "part.py").write_text("part")
+    not_fetched = f"160000,{'1' * 40},empty"
+    index = ("update-index", "--add", "--cacheinfo", not_fetched)
+    subprocess.run(["git", "-C", str(project), *index], check=True)
+    (project / "empty").mkdir()
     _, cwd, _ = take_directory(".", ["true"], project, {})
     assert (cwd / "inner" / "part.py").read_text() == "part"
+    assert list((cwd / "empty").iterdir()) == []
     shutil.rmtree(project / ".git")
     shutil.rmtree(inner / ".git")
     _, cwd, _ = take_directory(".", ["true"], project, {})
