@@ -382,8 +382,10 @@ def no_match(wanted: Selection, owner: str = "yours") -> NoSuchJob:
     yours = f"job of {owner}" if verb in READS else f"job of {owner} that waits or runs"
     if wanted.pattern is not None:
         return NoSuchJob(f"cannot {doing(verb)} {wanted.pattern!r}: no {yours} matches it", hint)
-    if range_of(words[0]) is not None:
-        return NoSuchJob(f"cannot {doing(verb)} {words[0]}: no {yours} is in this range", hint)
+    if (ends := range_of(words[0])) is not None:
+        first, last = ends
+        swapped = f"write the lower number first: {last}-{first}" if first > last else hint
+        return NoSuchJob(f"cannot {doing(verb)} {words[0]}: no {yours} is in this range", swapped)
     if any(char in words[0] for char in "*?["):
         hint = f"for the jobs whose names match a pattern: --name {words[0]!r}"
         return NoSuchJob(f"cannot {doing(verb)} {words[0]!r}: no {yours} has this name", hint)

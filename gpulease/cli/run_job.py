@@ -111,7 +111,9 @@ def _run_on_slurm(
         )
     from gpulease.slurm.command.run import run_on_cluster
 
-    if not options.dry:
+    if options.dry:
+        _check_copy(request, options)
+    else:
         _run_a_copy(request, options, must=must_copy)
     return run_on_cluster(request, options)
 
@@ -130,6 +132,7 @@ def _run_as_job(
         from gpulease.cli.show_jobs import dry_run
         from gpulease.client import checked
 
+        _check_copy(request, options)
         return dry_run(checked(daemon), request, outer, json=options.json)
     _run_a_copy(request, options, must=must_copy)
     return _submit(daemon, request, options)
@@ -212,6 +215,17 @@ def _refuse(options: RunOptions, command: Sequence[str]) -> None:
             "cannot use --json without --dry-run: the output is that of the command",
             "gpulease show --json JOB prints a job as JSON",
         )
+
+
+def _check_copy(request: SubmitRequest, options: RunOptions) -> None:
+    """Refuse a directory that could not be copied, without a copy."""
+    if options.snapshot_dir is not None:
+        from pathlib import Path
+
+        from gpulease.cli.snapshot import directory_to_copy
+
+        argv = [from_wire(word) for word in request.argv]
+        directory_to_copy(options.snapshot_dir, argv, Path(from_wire(request.cwd)))
 
 
 def _run_a_copy(request: SubmitRequest, options: RunOptions, *, must: bool) -> None:

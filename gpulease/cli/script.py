@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from stat import S_ISREG
 
+from gpulease.errors import BadUsage
 from gpulease.wire.text import from_wire
 
 TYPE_CHECKING = False
@@ -27,6 +28,8 @@ _MOST_WORDS = 32
 _READ = 64 << 10
 """Bytes at the beginning of a script in which options may stand."""
 _MARK = b"gpulease:"
+_NO_MARK = b"gpulease -"
+"""An option without the colon: silently ignored, it would be missed once the job is stopped."""
 _INTERPRETERS = ("python", "pypy", "ipython", "Rscript", "julia", "perl", "ruby", "lua")
 _STARTERS = (
     "sh", "bash", "dash", "zsh", "ksh", "fish", "torchrun", "accelerate", "deepspeed", "horovodrun",
@@ -61,6 +64,9 @@ def options_in_script(command: Sequence[str]) -> Iterator[tuple[str, str]]:
 
     They are in its first comments, in lines such as `# gpulease: --mem 4G`. What is no regular
     file, or cannot be read, has none.
+
+    Raises:
+        BadUsage: the colon is missing.
     """
     place = script_place(command[:_MOST_WORDS], "")
     if place is None or (place > 0 and not _runs_scripts(command[0])):
@@ -70,8 +76,14 @@ def options_in_script(command: Sequence[str]) -> Iterator[tuple[str, str]]:
         if text and not text.startswith(b"#"):
             return
         comment = text[1:].lstrip()
+        where = f"{command[place]}, line {number}"
         if comment.startswith(_MARK):
-            yield os.fsdecode(comment[len(_MARK) :]), f"{command[place]}, line {number}"
+            yield os.fsdecode(comment[len(_MARK) :]), where
+        elif comment.startswith(_NO_MARK):
+            raise BadUsage(
+                f"cannot read the options in {where}: there is no colon after gpulease",
+                "write them as # gpulease: --mem 4G",
+            )
 
 
 def _beginning(path: str) -> bytes:
@@ -87,7 +99,7 @@ def _beginning(path: str) -> bytes:
         return b""
     if len(content) == _READ:
         content = content[: content.rfind(b"\n") + 1]  # the last line may be cut
-    return content.removeprefix(b"\xef\xbb\xbf") if _MARK in content else b""
+    return content.removeprefix(b"\xef\xbb\xbf") if b"gpulease" in content else b""
 
 
 def script_change(job: JobView) -> str | None:

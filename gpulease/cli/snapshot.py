@@ -33,6 +33,9 @@ _FOLDER = "snapshots"
 """Domain code that compares commands knows this name, and what follows it."""
 _KEPT = timedelta(days=90)
 """How long a copy is kept that no further job has used."""
+_UNFINISHED = ".part"
+_COPIED_WITHIN = timedelta(days=1)
+"""An unfinished copy that is older was left by a command that was killed."""
 
 
 def take_snapshot(
@@ -97,22 +100,12 @@ def take_directory(
     What git ignores there is linked and not copied: data, outputs, environments.
 
     Raises:
-        BadUsage: it is no directory, or the working directory or the script is not in it.
+        BadUsage: as `directory_to_copy`.
         TooLarge: there is more than LARGEST_DIRECTORY, or more than MOST_FILES.
         GpuleaseError: it cannot be copied.
     """
-    root, here = Path(os.path.realpath(cwd / directory)), Path(os.path.realpath(cwd))
-    refused = f"cannot take a snapshot of {directory}"
-    if not directory or not root.is_dir():
-        raise BadUsage(f"{refused}: it is not a directory", "--snapshot-dir . train.py")
-    place = script_place(argv, str(cwd))
-    script = here if place is None else Path(os.path.realpath(cwd / argv[place]))
-    for what, path in (("the working directory", here), ("the script", script)):
-        if not path.is_relative_to(root):
-            raise BadUsage(
-                f"{refused}: {what} is not in it",
-                "name a directory above both: --snapshot-dir .",
-            )
+    root = directory_to_copy(directory, argv, cwd)
+    here, place = Path(os.path.realpath(cwd)), script_place(argv, str(cwd))
     try:
         copy = _copied_directory(root)
     except OSError as error:
@@ -133,18 +126,40 @@ def take_directory(
     return command, copy / here.relative_to(root), changed
 
 
+def directory_to_copy(directory: str, argv: Sequence[str], cwd: Path) -> Path:
+    """Return the directory that a job is to have a copy of, without links.
+
+    Raises:
+        BadUsage: it is no directory, or the working directory or the script is not in it.
+    """
+    root, here = Path(os.path.realpath(cwd / directory)), Path(os.path.realpath(cwd))
+    refused = f"cannot take a snapshot of {directory}"
+    if not directory or not root.is_dir():
+        raise BadUsage(f"{refused}: it is not a directory", "--snapshot-dir . train.py")
+    place = script_place(argv, str(cwd))
+    script = here if place is None else Path(os.path.realpath(cwd / argv[place]))
+    for what, path in (("the working directory", here), ("the script", script)):
+        if not path.is_relative_to(root):
+            raise BadUsage(
+                f"{refused}: {what} is not in it",
+                "name a directory above both: --snapshot-dir .",
+            )
+    return root
+
+
 def _copied_directory(root: Path) -> Path:
     """Return a new copy of a directory: a job may change files in it, so no two share one."""
     folder = _folder()
-    made = folder / token_hex(8)
-    copy = made / root.relative_to("/")
+    made = folder / (token_hex(8) + _UNFINISHED)
+    within = root.relative_to("/")
     try:
-        _copy(root, copy, folder)
+        _copy(root, made / within, folder)
     except BaseException:
         shutil.rmtree(made, ignore_errors=True)
         raise
+    made = made.rename(made.with_suffix(""))
     _keep(folder, made.name)
-    return copy
+    return made / within
 
 
 def _copy(root: Path, copy: Path, folder: Path) -> None:
@@ -241,7 +256,8 @@ def _keep(folder: Path, name: str) -> None:
     os.utime(folder / name)
     for old in folder.iterdir():
         with suppress(FileNotFoundError):  # another submission has removed it
-            if time() - old.stat().st_mtime > _KEPT.total_seconds():
+            kept = _COPIED_WITHIN if old.suffix == _UNFINISHED else _KEPT
+            if time() - old.stat().st_mtime > kept.total_seconds():
                 shutil.rmtree(old, ignore_errors=True)
 
 

@@ -18,6 +18,7 @@ from gpulease.errors import BadValue, NoSuchJob
 from gpulease.service.ports import Event, Transaction
 
 _MET = "dependency_met"
+_TRIED_AGAIN = "dependency_tried_again"
 
 
 def resolve(
@@ -113,6 +114,8 @@ class _Settlement:
         """By the job or array that they wait for."""
         self._waiting: dict[JobId, Job] = {}
         self._met: dict[JobId, Job] = {}
+        self._tried_again: dict[JobId, Job] = {}
+        """These wait for a job that continues the one they waited for."""
         self._failed: dict[JobId, Job] = {}
         self._failed_elements: dict[JobId, Job] = {}
         """Of each array, one that has failed in this transaction."""
@@ -190,13 +193,13 @@ class _Settlement:
             return failing
         for job in waiting:
             after = (each for each in job.queue.after if each != dependency)
-            self._change(_waits_for(job, after))
+            self._change(self._met, _waits_for(job, after))
         return ()
 
     def _wait_instead(self, old: Dependency, new: Dependency) -> None:
         for job in self._pop(old):
             after = (new if each == old else each for each in job.queue.after)
-            self._change(_waits_for(job, after))
+            self._change(self._tried_again, _waits_for(job, after))
             self._wait(job.id, new)
 
     def _pop(self, dependency: Dependency) -> Sequence[Job]:
@@ -204,14 +207,15 @@ class _Settlement:
         numbers = dict.fromkeys(self._dependents[dependency.job].pop(dependency))
         return [self._waiting[job] for job in numbers if job in self._waiting]
 
-    def _change(self, job: Job) -> None:
-        self._waiting[job.id] = self._met[job.id] = job
+    def _change(self, why: dict[JobId, Job], job: Job) -> None:
+        why[job.id] = self._waiting[job.id] = job
 
     def save(self) -> None:
         """Store the changes."""
-        met = [job for number, job in self._met.items() if number not in self._failed]
-        if met:
-            self._tx.save_all(met, Event(self._at, _MET))
+        for changed, kind in ((self._met, _MET), (self._tried_again, _TRIED_AGAIN)):
+            latest = [self._waiting[number] for number in changed if number not in self._failed]
+            if latest:
+                self._tx.save_all(latest, Event(self._at, kind))
         if self._failed:
             ended = tuple(self._failed.values())
             why = {job.id: job.detail for job in ended}

@@ -64,6 +64,19 @@ def test_a_try_says_what_it_waits_for_and_can_be_brought_forward_or_given_up(
     assert [each["exit_status"] for each in daemon.tries(job)] == [3, 0]
 
 
+def test_a_dependency_is_met_once_and_not_with_each_try(daemon: Daemon, tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    script = f"until test -e {gate}; do sleep 0.05; done; test $GPULEASE_JOB -gt 2"
+    words = ("--mem", "1G", "--retries", "1", *SOON, "--", "sh", "-c", script)
+    job = daemon.submit(*words)
+    after = int(daemon.run("run", "-d", "--mem", "1G", "--after", str(job), "true").stdout)
+    gate.touch()
+    daemon.wait_until(after, "ended")
+    kinds = [each["kind"] for each in daemon.job(after)["events"]]
+    found = [kind for kind in kinds if kind.startswith("dependency")]
+    assert found == ["dependency_tried_again", "dependency_met"]
+
+
 def test_each_element_of_an_array_is_tried_again_for_itself(daemon: Daemon, tmp_path: Path) -> None:
     script = f"echo >>{tmp_path}/$GPULEASE_ARRAY_INDEX; test $GPULEASE_ARRAY_INDEX -eq 1"
     script += f" || test $(wc -l <{tmp_path}/$GPULEASE_ARRAY_INDEX) -gt 1"

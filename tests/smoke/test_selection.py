@@ -74,6 +74,10 @@ def test_a_snapshot_runs_as_it_was_submitted_and_an_edit_is_shown(
         line = ("run", "-d", "--mem", "1G", *options, "train.py")
         return int(daemon.run(*line, cwd=tmp_path, env=variables).stdout)
 
+    refused = daemon.run(
+        "run", "--dry-run", "--snapshot-dir", "/nowhere", "true", cwd=tmp_path, check=False
+    )
+    assert refused.returncode == 2, "also where nothing is copied"
     plain, snapshot, copied = submit(), submit("--snapshot"), submit("--snapshot-dir", ".")
     # Files have the time of a clock that is a little behind.
     script.write_text("print('second')")

@@ -67,6 +67,18 @@ def test_a_copy_that_nobody_uses_any_more_is_removed(home: Path) -> None:
     assert not folder.exists()
 
 
+def test_what_a_killed_command_copied_is_removed_after_a_day(project: Path) -> None:
+    _, cwd, _ = take_directory(".", ["true"], project, {})
+    (snapshots,) = (each for each in cwd.parents if each.name == "snapshots")
+    for name, age in (("dead.part", timedelta(days=2)), ("busy.part", timedelta(hours=1))):
+        (snapshots / name).mkdir()
+        at = (datetime.now() - age).timestamp()  # noqa: DTZ005
+        os.utime(snapshots / name, (at, at))
+    take_directory(".", ["true"], project, {})
+    assert not (snapshots / "dead.part").exists()
+    assert (snapshots / "busy.part").exists() and cwd.exists()
+
+
 def test_what_is_no_script_or_too_large_is_refused(home: Path) -> None:
     with pytest.raises(BadUsage):
         take_snapshot(["echo", "data.csv"], home, {})

@@ -355,6 +355,17 @@ def test_a_mistake_in_a_script_is_named_with_file_and_line(
     sentence(f"run-script-{label}", refused.value.text())
 
 
+def test_options_of_a_script_without_a_colon_are_no_silent_comment(
+    user: User, script: Path
+) -> None:
+    script.write_text("# gpulease is used here\n# gpulease run --mem 4G train.py\n")
+    assert user.types("train.py")["mem"] is None
+    script.write_text("#!/bin/sh\n# gpulease --mem 4G\n")
+    with pytest.raises(BadUsage) as refused:
+        user.types("train.py")
+    sentence("run-script-colon", refused.value.text())
+
+
 def test_an_error_about_an_option_of_a_script_names_its_line(
     script: Path, user: User, capsys: pytest.CaptureFixture[str]
 ) -> None:
