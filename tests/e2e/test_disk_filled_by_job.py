@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import stat
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
@@ -18,7 +19,8 @@ from .asking import G, client, submit, when_in
 MIB = 1 << 20
 ENDS = "head -c 300000000 /dev/zero; exit 5"
 RUNS = "exec cat /dev/zero"
-OWN_FILE = "cat /dev/zero > {disk}/own/file; exec sleep 600"
+# A full disk lets the mode of a file change, which says that it was full.
+OWN_FILE = "cat /dev/zero > {disk}/own/file; chmod 400 {disk}/own/file; exec sleep 600"
 
 
 @pytest.fixture
@@ -79,9 +81,12 @@ def test_others_submit_on_a_disk_that_a_users_job_fills(script: str, ext4: Path)
 
 
 def has_filled(disk: Path, log: Path) -> bool:
-    """Tell whether more than the disk holds went through a log, or into a file of the user's."""
-    if (disk / "own/file").exists():
-        return shutil.disk_usage(disk).free < MIB
+    """Tell whether more than the disk holds went through a log, or into a file of the user's.
+
+    The free space says less: the daemon gives back its reserve as soon as the disk is full.
+    """
+    if (own := disk / "own/file").exists():
+        return stat.S_IMODE(own.stat().st_mode) == 0o400
     return log.exists() and log.stat().st_size > 64 * MIB
 
 

@@ -1,7 +1,5 @@
 """Purging: of what a daemon has left in its state directory nothing stays, and of others' all."""
 
-import os
-import pty
 import signal
 import subprocess
 import sys
@@ -11,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from daemon_rig import Daemon
+from daemon_stand_in.terminal import Terminal
 from goldens import mentions
 from gpulease.setup.install import purge_notice, remove_state
 
@@ -65,14 +64,11 @@ def test_a_record_that_cannot_be_read_is_said_to_be_so(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("answer", "agreed"), [("yes", True), ("", False)])
 def test_a_purge_is_confirmed_on_the_terminal(answer: str, agreed: bool) -> None:
     ask = "from gpulease.setup.__main__ import _ask; raise SystemExit(not _ask('this deletes it'))"
-    ours, theirs = pty.openpty()
-    os.write(ours, f"{answer}\n".encode())
-    asked = subprocess.run([sys.executable, "-c", ask], stdin=theirs, stdout=theirs, check=False)
-    os.close(theirs)
-    said = os.read(ours, 4096).decode()
-    os.close(ours)
-    assert mentions(said, "this deletes it", "[y/N]")
-    assert (asked.returncode == 0) == agreed
+    terminal = Terminal([sys.executable, "-c", ask])
+    terminal.read_until("this deletes it")
+    terminal.read_until("[y/N]")
+    terminal.type(f"{answer}\n".encode())
+    assert (terminal.finish() == 0) == agreed
 
 
 def test_without_a_terminal_a_purge_is_refused_with_a_hint() -> None:
