@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from daemon_stand_in import views
-from gpulease.cli import job_selection, list_page, status_page
+from gpulease.cli import list_page, status_page
 from gpulease.cli.job_verbs import results
 from gpulease.cli.messages import waiting_text
 from gpulease.cli.resolved_options import begin_instant, dependencies
@@ -70,11 +70,6 @@ class _Listing:
 
 def _after(listing: _Listing, *texts: str) -> list[str]:
     return dependencies(cast("Client", listing), texts)
-
-
-@pytest.fixture(autouse=True)
-def alice(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(job_selection, "own_name", lambda: "alice")
 
 
 def test_numbers_and_elements_need_no_listing_and_ok_is_the_default() -> None:

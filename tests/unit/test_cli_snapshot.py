@@ -20,7 +20,6 @@ from gpulease.wire.jobs import JobView
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    monkeypatch.setattr(snapshot, "shaky", lambda path, uid: None)
     for name in ("train.py", "sweep.sh", "data.csv"):
         (tmp_path / name).write_text(f"first {name}")
     (tmp_path / "tool").write_text("#!/bin/sh\n")

@@ -8,14 +8,17 @@ import pytest
 
 from daemon_stand_in import views
 from goldens import mentions
-from gpulease.cli import job_selection
 from gpulease.cli.job_selection import names_array, select_jobs, selection
+from gpulease.cli.render import own_name
 from gpulease.client import Client
 from gpulease.errors import BadUsage, NoSuchJob
 from gpulease.wire.jobs import JobList, JobView, QueueView
 
 if TYPE_CHECKING:
     from gpulease.cli.job_selection import Verb
+
+
+ME = own_name()
 
 
 class Listing:
@@ -31,18 +34,13 @@ class Listing:
         return JobList([job for job in shown if user in (None, job.user)])
 
 
-@pytest.fixture(autouse=True)
-def alice(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(job_selection, "own_name", lambda: "alice")
-
-
 SWEEP = (
-    views.running(3, user="alice", name="sweep-1", claim=views.claim()),
+    views.running(3, user=ME, name="sweep-1", claim=views.claim()),
     views.job(4, user="bob", name="sweep-2"),
-    views.over(5, 0, user="alice", name="sweep-1"),
-    views.job(6, user="alice", name="sweep-3", claim=views.claim(time_limit=60.0)),
-    views.running(7, user="alice", name="train", claim=views.claim()),
-    views.over(8, 1, user="alice", name="eval"),
+    views.over(5, 0, user=ME, name="sweep-1"),
+    views.job(6, user=ME, name="sweep-3", claim=views.claim(time_limit=60.0)),
+    views.running(7, user=ME, name="train", claim=views.claim()),
+    views.over(8, 1, user=ME, name="eval"),
 )
 
 
@@ -69,7 +67,7 @@ def test_names_and_last_are_the_callers_own_jobs_in_one_request() -> None:
         8,
         4,
     ]
-    assert listing.asked == [(True, "alice")]
+    assert listing.asked == [(True, ME)]
     with pytest.raises(NoSuchJob):
         selected("show", "sweep-2")
 
@@ -93,7 +91,7 @@ def test_a_name_of_an_ended_job_is_not_cancelled() -> None:
 
 
 def test_a_name_of_several_live_jobs_cancels_none_and_names_them() -> None:
-    twice = Listing(*(views.job(number, user="alice", name="x") for number in (3, 4)))
+    twice = Listing(*(views.job(number, user=ME, name="x") for number in (3, 4)))
     with pytest.raises(BadUsage) as refused:
         select(twice, "cancel", "x")
     assert "3 (x), 4 (x)" in refused.value.message
@@ -125,7 +123,7 @@ def test_a_number_that_python_refuses_to_read_is_the_name_of_no_job(form: str) -
 
 
 def test_the_hint_for_a_name_of_several_jobs_matches_that_name_only() -> None:
-    named = [views.job(number, user="alice", name="lr[0.1]") for number in (3, 4)]
+    named = [views.job(number, user=ME, name="lr[0.1]") for number in (3, 4)]
     with pytest.raises(BadUsage) as refused:
         select(Listing(*named), "cancel", "lr[0.1]")
     hint = refused.value.hint or ""
@@ -156,7 +154,7 @@ class Arrays(Listing):
 
 def _element(number: int, index: int, state: str = "queued") -> JobView:
     queue = QueueView("normal", 0, False, None, [], False, False, 20, index, None, 0)
-    changed = {"user": "alice", "name": "sweep", "label": f"20_{index}", "queue": queue}
+    changed = {"user": ME, "name": "sweep", "label": f"20_{index}", "queue": queue}
     if state == "ended":
         return views.over(number, 0, **changed)
     return views.job(number, state=state, **changed)
@@ -196,7 +194,7 @@ def test_the_elements_of_an_array_are_not_several_jobs_of_one_name(
 ) -> None:
     select(Arrays(*ARRAY), "wait", "sweep")
     assert capsys.readouterr().err == ""
-    before = views.over(3, 0, user="alice", name="sweep")
+    before = views.over(3, 0, user=ME, name="sweep")
     select(Arrays(before, *ARRAY), "wait", "sweep")
     assert mentions(capsys.readouterr().err, "2 of your jobs", "this is array 20")
 
@@ -219,9 +217,9 @@ def test_an_index_that_an_array_does_not_have_is_refused() -> None:
 
 
 PREEMPTED = (
-    views.over(3, 1, user="alice", name="a", retried_as=7),
-    views.job(5, user="alice", name="b"),
-    views.job(7, user="alice", name="a", retry_of=3),
+    views.over(3, 1, user=ME, name="a", retried_as=7),
+    views.job(5, user=ME, name="b"),
+    views.job(7, user=ME, name="a", retry_of=3),
 )
 
 
@@ -231,7 +229,7 @@ def test_last_is_what_was_submitted_last_and_not_what_was_queued_again() -> None
 
 
 def test_of_a_last_submission_that_was_queued_again_last_is_the_latest_attempt() -> None:
-    twice = views.job(9, user="alice", retry_of=7)
+    twice = views.job(9, user=ME, retry_of=7)
     first, other, second = PREEMPTED
     again = replace(second, state="ended", retried_as=9)
     listing = Listing(other, first, again, twice)
@@ -241,7 +239,7 @@ def test_of_a_last_submission_that_was_queued_again_last_is_the_latest_attempt()
 
 
 def test_an_array_that_was_submitted_last_is_last_after_an_older_job_was_queued_again() -> None:
-    continued = views.job(24, user="alice", name="old", retry_of=3)
+    continued = views.job(24, user=ME, name="old", retry_of=3)
     assert select(Arrays(*PREEMPTED[:2], *ARRAY, continued), "cancel", "last") == [21, 22, 23]
     element = replace(_element(25, 2), retry_of=22)
     assert 25 in select(Arrays(*ARRAY, element), "cancel", "last")
