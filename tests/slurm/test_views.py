@@ -330,14 +330,22 @@ def test_attach_shows_what_srun_started_and_no_batch_job(idle: Cluster) -> None:
 
 
 def test_a_watch_leaves_the_input_of_the_job_open(idle: Cluster) -> None:
-    script = "sleep 1; timeout 1 cat || echo open"
+    told = "until [ -e attached ]; do echo waits; sleep 0.2; done"
+    script = f"cd /home/alice; {told}; timeout 1 cat || echo open"
     process = idle.open("srun", "--gres=shard:8", "sh", "-c", script, stdin=subprocess.PIPE)
 
     def running_job() -> str:
         return idle.run("squeue", "--noheader", "--states=R", "--format=%i").stdout.strip()
 
     job = wait_for("it runs", running_job)
-    assert ask(idle, "attach", "--watch", job) == "open\n"
+    attached = idle.open(
+        "gpulease", "attach", "--watch", job, env={"GPULEASE_CLUSTER": "slurm"},
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert attached.stdout is not None
+    assert attached.stdout.readline() == "waits\n"
+    (idle.home / "alice/attached").touch()
+    assert attached.stdout.read().splitlines()[-1] == "open"
     assert process.wait() == 0
 
 
