@@ -98,12 +98,17 @@ def _together(client: LightClient, wanted: Selection, user: str | None, grace: f
 
 def summary(view: CancelledView) -> str:
     """Describe many jobs that were cancelled together."""
+    rest = "; processes that remain after the grace are killed" if view.ending else ""
+    return totals(view.count - view.ending, view.ending) + rest
+
+
+def totals(cancelled: int, ending: int) -> str:
+    """Say how many jobs are cancelled, and how many still end."""
     parts = []
-    if ended := view.count - view.ending:
-        parts.append("1 job is cancelled" if ended == 1 else f"{ended} jobs are cancelled")
-    if view.ending:
-        ending = "1 job is ending" if view.ending == 1 else f"{view.ending} jobs are ending"
-        parts.append(f"{ending}; processes that remain after the grace are killed")
+    if cancelled:
+        parts.append("1 job is cancelled" if cancelled == 1 else f"{cancelled} jobs are cancelled")
+    if ending:
+        parts.append("1 job is ending" if ending == 1 else f"{ending} jobs are ending")
     return "; ".join(parts)
 
 

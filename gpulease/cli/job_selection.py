@@ -134,7 +134,7 @@ def select_jobs(client: LightClient, wanted: Selection) -> list[int]:
         raise no_match(wanted)
     if verb == "attach":
         chosen = _newest(found, verb)
-        _say_one_of(len(found), f"match {wanted.pattern!r}", f"job {id_of(chosen)}")
+        say_one_of(len(found), f"match {wanted.pattern!r}", f"job {id_of(chosen)}")
         return [chosen.id]
     announce(verb, list(map(named, found)), len(found))
     return [job.id for job in found]
@@ -240,9 +240,7 @@ def _by_word(client: LightClient, jobs: Sequence[JobView], verb: Verb, word: str
         return [_element(client, verb, int(first), int(index))]
     if word == LAST:
         if not jobs:
-            raise NoSuchJob(
-                f"cannot {doing(verb)} the last job: you have none", "gpulease run starts one"
-            )
+            raise no_last(verb)
         return _with_rest(jobs, verb, jobs[-1])
     return _by_name(jobs, verb, word)
 
@@ -254,17 +252,10 @@ def _by_name(jobs: Sequence[JobView], verb: Verb, word: str) -> list[int]:
         chosen = _newest(own, verb)
         array = array_of(chosen)
         this = f"job {id_of(chosen)}" if array is None else f"array {array}"
-        _say_one_of(_count_arrays_once(own), f"have the name {clean(word)!r}", this)
+        say_one_of(_count_arrays_once(own), f"have the name {clean(word)!r}", this)
         return _with_rest(jobs, verb, chosen)
     if _count_arrays_once(live) > 1:
-        from glob import escape
-        from shlex import quote
-
-        raise BadUsage(
-            f"cannot {doing(verb)} {word!r}: {len(live)} of your jobs have this name: "
-            f"{_listed(list(map(named, live)), len(live))}",
-            f"give the number of one, or --name {quote(escape(word))} for all of them",
-        )
+        raise ambiguous(verb, word, list(map(named, live)))
     if not own:
         raise no_match(Selection(verb, (word,)))
     # That an ended job cannot be changed is the daemon's to say.
@@ -359,7 +350,8 @@ def _count_arrays_once(jobs: Iterable[JobView]) -> int:
     return len({array_of(job) or job.id for job in jobs})
 
 
-def _say_one_of(count: int, what_they_do: str, this: str) -> None:
+def say_one_of(count: int, what_they_do: str, this: str) -> None:
+    """Say which of several jobs is meant."""
     if count > 1:
         print_stderr(f"gpulease: {count} of your jobs {what_they_do}; this is {this}")
 
@@ -373,6 +365,23 @@ def _listed(found: Sequence[str], count: int) -> str:
     parts = found[:_LISTED]
     more = count - len(parts)
     return ", ".join([*parts, f"and {more} more"] if more else parts)
+
+
+def ambiguous(verb: Verb, word: str, found: Sequence[str]) -> BadUsage:
+    """Return the error for a name that several jobs have, which `found` names."""
+    from glob import escape
+    from shlex import quote
+
+    return BadUsage(
+        f"cannot {doing(verb)} {clean(word)!r}: {len(found)} of your jobs have this name: "
+        f"{_listed(found, len(found))}",
+        f"give the number of one, or --name {quote(escape(word))} for all of them",
+    )
+
+
+def no_last(verb: Verb) -> NoSuchJob:
+    """Return the error for `last` where the caller has no job."""
+    return NoSuchJob(f"cannot {doing(verb)} the last job: you have none", "gpulease run starts one")
 
 
 def no_match(wanted: Selection, owner: str = "yours") -> NoSuchJob:

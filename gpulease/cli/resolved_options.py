@@ -32,14 +32,23 @@ def dependencies(client: Client, texts: Iterable[str]) -> list[str]:
     Raises:
         NoSuchJob: the caller has no job of this name.
     """
-    words = [word for text in texts for word in text.split(",")]
-    asked = [(word, found["job"], found["condition"] or "ok") for word in words
-             if (found := _CONDITION.fullmatch(word))]  # fmt: skip
-    if len(asked) < len(words):
-        raise BadValue("cannot use --after: a job is missing", "such as --after 17:ok,18:any")
-    needs_list = not all(_JOB.fullmatch(job) for _, job, _ in asked)
+    asked = conditions(texts)
+    needs_list = not all(_JOB.fullmatch(job) for job, _ in asked)
     own = own_jobs(client, ended=True) if needs_list else ()
-    return [f"{_id(own, job)}:{condition}" for _, job, condition in asked]
+    return [f"{_id(own, job)}:{condition}" for job, condition in asked]
+
+
+def conditions(texts: Iterable[str]) -> list[tuple[str, str]]:
+    """Return the jobs that --after names, and how each has to end: ok, fail or any.
+
+    Raises:
+        BadValue: a job is missing.
+    """
+    words = [word for text in texts for word in text.split(",")]
+    found = [each for word in words if (each := _CONDITION.fullmatch(word))]
+    if len(found) < len(words):
+        raise BadValue("cannot use --after: a job is missing", "such as --after 17:ok,18:any")
+    return [(each["job"], each["condition"] or "ok") for each in found]
 
 
 def _id(own: Sequence[JobView], word: str) -> str:

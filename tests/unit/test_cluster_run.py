@@ -11,6 +11,7 @@ import pytest
 
 from gpulease.cli.caller import Caller
 from gpulease.cli.request import build
+from gpulease.cli.resolved_options import conditions
 from gpulease.config import Settings
 from gpulease.errors import BadConfiguration, BadUsage, BadValue, CannotLease
 from gpulease.fingerprint import fingerprint_of
@@ -24,7 +25,6 @@ from gpulease.slurm.command.request import (
     passed_options,
     size_of,
     slurm_options,
-    split_condition,
 )
 from gpulease.slurm.command.run import batch_script, immediate, read_sizes, run_on_cluster
 from gpulease.units import GIB, MIB, Share
@@ -197,13 +197,13 @@ def test_what_slurm_lacks_is_refused_with_a_hint(options: dict[str, Any]) -> Non
 
 def test_dependencies_are_those_of_slurm() -> None:
     numbers = {"sweep": "17", "last": "20"}
-    words = ["17", "18:any", "17_3:fail", "sweep", "last:ok"]
-    assert [dependency(word, numbers) for word in words] == [
+    words = conditions(["17,18:any", "17_3:fail", "sweep,last:ok"])
+    assert [dependency(*word, numbers) for word in words] == [
         "afterok:17", "afterany:18", "afternotok:17_3", "afterok:17", "afterok:20",
     ]  # fmt: skip
-    assert split_condition("a:b:any") == ("a:b", "any")
+    assert conditions(["a:b:any"]) == [("a:b", "any")]
     with pytest.raises(BadValue, match="no job of yours"):
-        dependency("nosuch", numbers)
+        dependency("nosuch", "ok", numbers)
 
 
 def test_options_of_slurm_are_passed_on() -> None:

@@ -9,11 +9,11 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
-from fnmatch import fnmatchcase
 
 from gpulease.cli.caller import refuse_unknown_user
+from gpulease.cli.cancel_jobs import totals
 from gpulease.cli.exit_codes import SIGNALED
-from gpulease.cli.job_selection import Selection, announce, for_each, no_match
+from gpulease.cli.job_selection import Selection, for_each
 from gpulease.cli.render import local_time, print_stderr, print_stdout
 from gpulease.drawing.words import clean, clock, until
 from gpulease.errors import (
@@ -25,8 +25,8 @@ from gpulease.errors import (
     SlurmFailed,
     WrongState,
 )
-from gpulease.slurm.command.jobs import elements, read_queue, state_of, uses_gpus, view
-from gpulease.slurm.command.selection import Row, by_array, is_array, is_of, labels, named, select
+from gpulease.slurm.command.jobs import elements, read_queue, state_of, view
+from gpulease.slurm.command.selection import Row, is_array, is_of, labels, select
 from gpulease.slurm.command.views import outcome_of
 from gpulease.slurm.commands import become, run_slurm
 from gpulease.slurm.records import is_batch
@@ -53,31 +53,16 @@ def cancel_jobs(wanted: Selection, user: str | None, grace: str | None) -> int:
             "cannot use --grace on a cluster: Slurm has one grace for all jobs, KillWait",
             "leave out --grace",
         )
-    found = select(wanted) if user is None else _of_user(wanted, user)
+    if user is not None:
+        hint = "gpulease list --all shows the jobs of all users"
+        refuse_unknown_user(user, "cancel jobs of", hint)
+    found = select(wanted, user)
     if len(found) <= _MOST_ONE_BY_ONE:
         return for_each(found, lambda job: _cancel(job, found[job]))
     live = [row for rows in found.values() for row in rows if state_of(row) != "ended"]
     run_slurm(["scancel", *found], _DEADLINE_S)
     print_stdout(_summary(live))
     return 0
-
-
-def _of_user(wanted: Selection, user: str) -> dict[str, list[Row]]:
-    """Return the live jobs of a user that use GPUs, all or those that match --name."""
-    hint = "gpulease list --all shows the jobs of all users"
-    refuse_unknown_user(user, "cancel jobs of", hint)
-    pattern = wanted.pattern or "*"
-    found = by_array(
-        [
-            row
-            for row in read_queue(user=user)
-            if uses_gpus(row) and fnmatchcase(row.get("name", ""), pattern)
-        ]
-    )
-    if not found and wanted.pattern is not None:
-        raise no_match(wanted, user)
-    announce("cancel", named(found), len(found), user)
-    return found
 
 
 def _cancel(job: str, rows: Sequence[Row]) -> str:
@@ -99,13 +84,7 @@ def _cancel(job: str, rows: Sequence[Row]) -> str:
 def _summary(live: Sequence[Row]) -> str:
     """Describe many jobs that were cancelled together."""
     waiting = sum(elements(row) for row in live if state_of(row) == "queued")
-    ending = sum(state_of(row) != "queued" for row in live)
-    parts = []
-    if waiting:
-        parts.append("1 job is cancelled" if waiting == 1 else f"{waiting} jobs are cancelled")
-    if ending:
-        parts.append("1 job is ending" if ending == 1 else f"{ending} jobs are ending")
-    return "; ".join(parts)
+    return totals(waiting, ending=sum(state_of(row) != "queued" for row in live))
 
 
 def extend_jobs(wanted: Selection, seconds: float) -> int:

@@ -110,9 +110,9 @@ def read_queue(
     return list(parse_fixed(run_slurm(line, deadline=deadline), WIDTHS))
 
 
-def own_jobs(*, ended: bool) -> list[Mapping[str, str]]:
-    """Return the jobs of the caller that use GPUs, oldest first."""
-    found = read_queue(ended=ended, user=str(os.geteuid()))
+def jobs_of(user: str | None = None, *, ended: bool) -> list[Mapping[str, str]]:
+    """Return the jobs of a user, or of the caller, that use GPUs, oldest first."""
+    found = read_queue(ended=ended, user=user or str(os.geteuid()))
     return sorted(filter(uses_gpus, found), key=lambda job: int(job["jobid"]))
 
 

@@ -8,7 +8,6 @@ import os
 import stat
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from gpulease.cli.job_selection import Selection
@@ -58,12 +57,12 @@ def _print_forgotten(wanted: Selection, tail: int | None) -> bool:
     """Print what `gpulease run -d` kept of a job that Slurm has forgotten, if there is anything."""
     if len(wanted.words) != 1 or not is_number(wanted.words[0]):
         return False
-    word = wanted.words[0]
-    folder, kinds = output_directory(), {".out": FrameKind.STDOUT, ".err": FrameKind.STDERR}
-    streams = [
-        _Stream(kind, folder / f"{word}{ending}", word, tail) for ending, kind in kinds.items()
+    word, folder = wanted.words[0], output_directory()
+    kinds = {".out": FrameKind.STDOUT, ".err": FrameKind.STDERR}
+    printed = [
+        _Stream(kind, folder / f"{word}{suffix}", word, tail).copy()
+        for suffix, kind in kinds.items()
     ]
-    printed = [stream.copy() for stream in streams]
     return any(printed)
 
 
@@ -129,15 +128,17 @@ def _started(job: str, row: Row, *, follow: bool) -> Row | None:
 def _streams(
     job: str, row: Row, tail: int | None, *, stdout: bool, stderr: bool
 ) -> Sequence[_Stream]:
-    found: Output = output_of(job, row)
-    both = stdout == stderr
-    if found.stderr is None:
+    files, both = output_of(job, row), stdout == stderr
+    if len(files) == 1:
         if not both:
             print_stderr(f"gpulease: job {job} writes both streams to one file")
-        return [_Stream(FrameKind.STDOUT, found.stdout, job, tail)]
-    first = [_Stream(FrameKind.STDOUT, found.stdout, job, tail)] if stdout or both else []
-    second = [_Stream(FrameKind.STDERR, found.stderr, job, tail)] if stderr or both else []
-    return first + second
+        both = True
+    asked = ((FrameKind.STDOUT, stdout or both), (FrameKind.STDERR, stderr or both))
+    return [
+        _Stream(kind, path, job, tail)
+        for path, (kind, is_asked) in zip(files, asked, strict=False)
+        if is_asked
+    ]
 
 
 def _print(job: str, row: Row, streams: Sequence[_Stream], *, follow: bool) -> None:
@@ -159,22 +160,16 @@ def _print(job: str, row: Row, streams: Sequence[_Stream], *, follow: bool) -> N
             row, asked = watch.look_at(job, row), time.monotonic()
 
 
-@dataclass(frozen=True)
-class Output:
-    """The files with the output of a job; `stderr` is None if `stdout` has both."""
-
-    stdout: Path
-    stderr: Path | None = None
-
-
 def output_directory() -> Path:
     """Return where `gpulease run -d` has Slurm write output: in the home, which nodes may share."""
     home = environment().get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
     return Path(home) / "gpulease" / "slurm"
 
 
-def output_of(job: str, row: Row) -> Output:
-    """Return where the output of a job is; the files need not exist, or not here.
+def output_of(job: str, row: Row) -> Sequence[Path]:
+    """Return the files of stdout and stderr of a job, or the one that has both.
+
+    They need not exist, or not here.
 
     Raises:
         SlurmFailed: Slurm does not answer.
@@ -189,16 +184,15 @@ def output_of(job: str, row: Row) -> Output:
     stdout, stderr = stream_files(run_slurm(["scontrol", "show", "job", job]))
     if stdout is None:
         raise WrongState(f"cannot print the output of job {job}: Slurm names no file for it")
-    return Output(Path(stdout), Path(stderr) if stderr not in (None, stdout) else None)
+    return [Path(each) for each in dict.fromkeys((stdout, stderr)) if each is not None]
 
 
 def described(job: str, row: Row) -> str | None:
     """Return the names of the files for people; None if there are none."""
     try:
-        found = output_of(job, row)
+        return ", ".join(clean(str(path)) for path in output_of(job, row))
     except (SlurmFailed, WrongState):
         return None
-    return ", ".join(clean(str(path)) for path in (found.stdout, found.stderr) if path)
 
 
 def open_output(path: Path, job: str) -> int | None:

@@ -66,8 +66,7 @@ _FOREGROUND_ONLY = {
 _MAIL_TYPES = {
     "start": "BEGIN", "end": "END", "fail": "FAIL", "oom": "FAIL", "time-left": "TIME_LIMIT_90",
 }  # fmt: skip
-_NO_MAIL = frozenset({"over-lease", "idle"})
-"""Slurm does not know of leases; a default for all jobs may have them."""
+"""Slurm does not know of leases; a default for all jobs may have the events of these."""
 _CONDITIONS = {"ok": "afterok", "fail": "afternotok", "any": "afterany"}
 _WHOLE = "for whole GPUs: --gpus {count} --exclusive"
 
@@ -99,24 +98,15 @@ def slurm_options(options: RunOptions, request: SubmitRequest, gres: str) -> lis
         words.append(f"--nice={options.nice}")
     if options.requeue:
         words.append("--requeue")
-    words += _mail_types(request.notify)
-    return words
+    return words + _mail_types(request.notify)
 
 
 def _mail_types(events: Sequence[str]) -> list[str]:
-    """Return the option for the mails of Slurm.
+    """Return the option for the mails of Slurm. Raises what `notify_events` raises."""
+    from gpulease.wire.notifications import notify_events
 
-    Raises:
-        BadValue: there is no such event.
-    """
-    asked = list(_MAIL_TYPES) if "all" in events else [each.partition("=")[0] for each in events]
-    for each in asked:
-        if each not in _MAIL_TYPES and each not in _NO_MAIL:
-            raise BadValue(
-                f"cannot submit: no event named {each!r}",
-                f"use some of {', '.join(_MAIL_TYPES)}, all, or none",
-            )
-    types = {_MAIL_TYPES[each]: None for each in asked if each not in _NO_MAIL}
+    asked = {each.partition("=")[0] for each in notify_events(events)}
+    types = dict.fromkeys(each for event, each in _MAIL_TYPES.items() if event in asked)
     return [f"--mail-type={','.join(types)}"] if types else []
 
 
@@ -141,13 +131,12 @@ def passed_options(texts: Sequence[str]) -> list[str]:
     return words
 
 
-def dependency(word: str, numbers: dict[str, str]) -> str:
-    """Return JOB, JOB:ok, JOB:fail or JOB:any as Slurm writes it; `numbers` are ids by name.
+def dependency(job: str, condition: str, numbers: Mapping[str, str]) -> str:
+    """Return a dependency as Slurm writes it: on a number, or a name, whose ids are `numbers`.
 
     Raises:
         BadValue: there is no such job.
     """
-    job, condition = split_condition(word)
     number = job if is_number(job) else numbers.get(job)
     if number is None:
         raise BadValue(
@@ -155,12 +144,6 @@ def dependency(word: str, numbers: dict[str, str]) -> str:
             "gpulease list --all shows all jobs; a job of another user is named by its number",
         )
     return f"{_CONDITIONS[condition]}:{number}"
-
-
-def split_condition(word: str) -> tuple[str, str]:
-    """Return the job and the condition of --after."""
-    job, _, condition = word.rpartition(":")
-    return (job, condition) if job and condition in _CONDITIONS else (word, "ok")
 
 
 def name_of(request: SubmitRequest) -> str:

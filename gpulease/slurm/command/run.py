@@ -27,7 +27,6 @@ from gpulease.slurm.command.request import (
     refuse_out_of_range,
     size_of,
     slurm_options,
-    split_condition,
 )
 from gpulease.slurm.commands import DEADLINE_S, become, call
 from gpulease.slurm.records import is_number
@@ -156,22 +155,23 @@ def _variables(request: SubmitRequest) -> dict[str, str]:
 
 
 def _dependencies(options: RunOptions) -> list[str]:
-    asked = [word for each in options.after for word in each.split(",")]
-    if not asked:
+    if not options.after:
         return []
-    jobs = [split_condition(word)[0] for word in asked]
-    numbers = {} if all(map(is_number, jobs)) else _own_jobs()
-    words = ["--dependency=" + ",".join(dependency(word, numbers) for word in asked)]
+    from gpulease.cli.resolved_options import conditions
+
+    asked = conditions(options.after)
+    numbers = {} if all(is_number(job) for job, _ in asked) else _own_jobs()
+    words = ["--dependency=" + ",".join(dependency(*each, numbers) for each in asked)]
     # srun has no such option: DependencyParameters in slurm.conf does this for all jobs.
     return [*words, "--kill-on-invalid-dep=yes"] if options.detach else words
 
 
 def _own_jobs() -> dict[str, str]:
     """Return the ids of the caller's newest jobs by name, and of the newest as "last"."""
-    from gpulease.slurm.command.jobs import own_jobs
+    from gpulease.slurm.command.jobs import jobs_of
 
     found: dict[str, str] = {}
-    for row in own_jobs(ended=True):
+    for row in jobs_of(ended=True):
         number = row.get("arrayjobid", row["jobid"])
         found |= {row.get("name", ""): number, LAST: number}
     return found

@@ -12,15 +12,17 @@ from gpulease.cli.job_selection import (
     LAST,
     READS,
     Selection,
+    ambiguous,
     announce,
     doing,
+    no_last,
     no_match,
     range_of,
+    say_one_of,
 )
-from gpulease.cli.render import print_stderr
 from gpulease.drawing.words import clean
-from gpulease.errors import BadUsage, NoSuchJob, SlurmFailed
-from gpulease.slurm.command.jobs import label_of, own_jobs, read_queue, state_of, uses_gpus
+from gpulease.errors import NoSuchJob, SlurmFailed
+from gpulease.slurm.command.jobs import jobs_of, label_of, read_queue, state_of, uses_gpus
 from gpulease.slurm.records import is_number
 
 Row = Mapping[str, str]
@@ -30,11 +32,12 @@ _FORGOTTEN = (
 )
 
 
-def select(wanted: Selection) -> dict[str, list[Row]]:
+def select(wanted: Selection, user: str | None = None) -> dict[str, list[Row]]:
     """Return the entries of Slurm's queue for each job that the line means.
 
-    The keys are what Slurm's commands take: 17, 17_3, or the number of a whole array. Jobs that
-    were not named one by one are listed on stderr.
+    --name and --all mean jobs of `user`, or of the caller. The keys are what Slurm's commands take:
+    17, 17_3, or the number of a whole array. Jobs that were not named one by one are listed on
+    stderr.
 
     Raises:
         NoSuchJob: Slurm knows no such job.
@@ -45,7 +48,7 @@ def select(wanted: Selection) -> dict[str, list[Row]]:
         for word in wanted.words:
             found.update(_numbered(wanted, word) if is_number(word) else _named(wanted, word))
         return found
-    return _matching(wanted)
+    return _matching(wanted, user)
 
 
 def _numbered(wanted: Selection, word: str) -> dict[str, list[Row]]:
@@ -62,12 +65,10 @@ def _numbered(wanted: Selection, word: str) -> dict[str, list[Row]]:
 
 def _named(wanted: Selection, word: str) -> dict[str, list[Row]]:
     verb = wanted.verb
-    own = by_array(own_jobs(ended=verb in FINDS_ENDED or word == LAST))
+    own = by_array(jobs_of(ended=verb in FINDS_ENDED or word == LAST))
     if word == LAST:
         if not own:
-            raise NoSuchJob(
-                f"cannot {doing(verb)} the last job: you have none", "gpulease run starts one"
-            )
+            raise no_last(verb)
         return dict([list(own.items())[-1]])
     if verb != "attach" and (numbers := range_of(word)) is not None:
         between = in_range(own, numbers)
@@ -79,15 +80,9 @@ def _named(wanted: Selection, word: str) -> dict[str, list[Row]]:
     if not found:
         raise no_match(wanted if len(wanted.words) == 1 else Selection(verb, (word,)))
     if len(found) > 1 and verb not in FINDS_ENDED:
-        raise BadUsage(
-            f"cannot {doing(verb)} {clean(word)!r}: {len(found)} of your jobs have this name: "
-            f"{', '.join(list(found)[:_LISTED])}",
-            "give the number of one, or --name for all of them",
-        )
+        raise ambiguous(verb, word, named(found))
     key = _newest(found, verb)
-    if len(found) > 1:
-        text = f"{len(found)} of your jobs have the name {clean(word)!r}; this is job {key}"
-        print_stderr(f"gpulease: {text}")
+    say_one_of(len(found), f"have the name {clean(word)!r}", f"job {key}")
     return {key: found[key]}
 
 
@@ -96,19 +91,19 @@ def _newest(found: Mapping[str, Sequence[Row]], verb: str) -> str:
     return (live or list(found))[-1] if verb == "attach" else list(found)[-1]
 
 
-def _matching(wanted: Selection) -> dict[str, list[Row]]:
+def _matching(wanted: Selection, user: str | None) -> dict[str, list[Row]]:
     verb, pattern = wanted.verb, wanted.pattern
-    own = by_array(own_jobs(ended=pattern is not None and verb in READS))
+    own = by_array(jobs_of(user, ended=pattern is not None and verb in READS))
     if pattern is not None:
         own = {
             key: rows for key, rows in own.items() if fnmatchcase(rows[0].get("name", ""), pattern)
         }
         if not own:
-            raise no_match(wanted)
+            raise no_match(wanted, user or "yours")
         if verb == "attach":
             key = _newest(own, verb)
             own = {key: own[key]}
-    announce(verb, named(own), len(own))
+    announce(verb, named(own), len(own), user)
     return own
 
 
