@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gpulease.cli.tables import Column, Line, Span, Style, Table, line, widths
-from gpulease.drawing.gpus import Note, ends, labels_in_ranges, remainder
+from gpulease.drawing.gpus import Note, labels_in_ranges, places, remainder
 from gpulease.drawing.words import UNKNOWN, amount, degrees, display_width, percent
 from gpulease.record import record, replace
 from gpulease.wire.text import ranges
@@ -56,13 +56,12 @@ def bar(row: GpuRow, cells: int) -> Line:
         (row.unmanaged, "unmanaged"),
         (memory.total, remainder(row.free, is_exclusive=row.is_exclusive)),
     )
-    spans, begin = [], 0
-    places = ends((amount for amount, _ in parts), memory.total, cells)
-    for (_, style), end in zip(parts, places, strict=True):
-        if end > begin:
-            spans.append(Span(GLYPHS[style][0] * (end - begin), style))
-        begin = end
-    return tuple(spans)
+    drawn = zip(parts, places((amount for amount, _ in parts), memory.total, cells), strict=True)
+    return tuple(
+        Span(GLYPHS[style][0] * (end - begin), style)
+        for (_, style), (begin, end) in drawn
+        if end > begin
+    )
 
 
 def _legend(bars: Iterable[Line], indent: int) -> Line:

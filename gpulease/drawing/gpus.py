@@ -76,16 +76,17 @@ def remainder(free: int | None, *, is_exclusive: bool) -> Remainder:
     return "exclusive" if is_exclusive else "free" if free else "closed"
 
 
-def ends(amounts: Iterable[int], total: int, cells: int) -> list[int]:
-    """Return where the parts of a bar of `cells` for `total` bytes end, each on those before it.
+def places(amounts: Iterable[int], total: int, cells: int) -> Iterator[tuple[int, int]]:
+    """Yield where each part of a bar of `cells` for `total` bytes begins and ends.
 
     They are rounded to cells, and never exceed the bar.
     """
-    found, taken = list[int](), 0
+    begin = taken = 0
     for amount in amounts:
         taken = min(total, taken + amount)
-        found.append((2 * cells * taken + total) // (2 * total))
-    return found
+        end = (2 * cells * taken + total) // (2 * total)
+        yield begin, end
+        begin = end
 
 
 def labels_in_ranges(places: Sequence[int], labels: Sequence[str]) -> str:

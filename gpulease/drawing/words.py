@@ -91,14 +91,19 @@ def amount(memory: int | None) -> str:
     return f"{whole}{tenth[1:]}" if len(whole) >= _MANY_DIGITS else text
 
 
+def figure(value: float | None, unit: str) -> str:
+    """Write a number with its unit; None is unknown."""
+    return UNKNOWN if value is None else f"{value:.0f}{unit}"
+
+
 def percent(value: int | None) -> str:
     """Write a utilization; None is unknown."""
-    return UNKNOWN if value is None else f"{value}%"
+    return figure(value, "%")
 
 
 def degrees(value: int | None) -> str:
     """Write a temperature in degrees Celsius; None is unknown."""
-    return UNKNOWN if value is None else f"{value}C"
+    return figure(value, "C")
 
 
 def instant(written: str) -> datetime:

@@ -13,6 +13,7 @@ from gpulease.drawing.axes import size_step, time_marks
 from gpulease.drawing.words import instant
 from gpulease.units import format_size
 from gpulease.wire.history import MeanView
+from gpulease.wire.text import runs
 
 PLOT_WIDTH = 1000
 PLOT_HEIGHT = 160
@@ -169,13 +170,14 @@ def _stacked(curves: Sequence[Curve]) -> Iterator[tuple[Curve, Series, Series]]:
 def _shape(
     curve: Curve, below: Series, above: Series, scale: _Scale, write: Callable[[float], str]
 ) -> Shape:
-    runs = _runs(above)
+    known = runs([index for index, value in enumerate(above) if value is not None])
+    parts = [range(first, last + 1) for first, last in known]
     if curve.is_line:
-        path = "".join(_steps(run, above, scale, "M") for run in runs)
+        path = "".join(_steps(run, above, scale, "M") for run in parts)
     else:
         path = "".join(
             _steps(run, above, scale, "M") + _steps(run[::-1], below, scale, "L", back=1) + "Z"
-            for run in runs
+            for run in parts
         )
     largest = curve.values if curve.peaks is None else curve.peaks
     most = max((value for value in largest if value is not None), default=None)
@@ -187,19 +189,6 @@ def _shape(
         "" if most is None else write(most),
         "" if curve.overall is None else write(curve.overall),
     )
-
-
-def _runs(values: Series) -> list[range]:
-    """Return the ranges of known values."""
-    runs: list[range] = []
-    for index, value in enumerate(values):
-        if value is None:
-            continue
-        if runs and runs[-1].stop == index:
-            runs[-1] = range(runs[-1].start, index + 1)
-        else:
-            runs.append(range(index, index + 1))
-    return runs
 
 
 def _steps(run: range, values: Series, scale: _Scale, first: str, back: int = 0) -> str:

@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import partial
-from itertools import pairwise
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -13,7 +12,7 @@ from markupsafe import Markup
 from gpulease import __version__
 from gpulease.drawing import words
 from gpulease.drawing.arrays import indices_of
-from gpulease.drawing.gpus import ends, exclusive_job, models, notes, remainder
+from gpulease.drawing.gpus import exclusive_job, models, notes, places, remainder
 from gpulease.units import format_size, format_span
 from gpulease.wire.jobs import EventView, JobView
 from gpulease.wire.machine import GpuView
@@ -168,8 +167,8 @@ def bar_of(
 
 def _segments(parts: Sequence[tuple[str, int, str]], total: int) -> Iterable[Segment]:
     # In hundredths of a percent.
-    places = pairwise([0, *ends((amount for _, amount, _ in parts), total, 10_000)])
-    for (kind, _, what), (begin, end) in zip(parts, places, strict=True):
+    taken = places((amount for _, amount, _ in parts), total, 10_000)
+    for (kind, _, what), (begin, end) in zip(parts, taken, strict=True):
         if end > begin:
             yield Segment(kind, begin / 100, (end - begin) / 100, what)
 

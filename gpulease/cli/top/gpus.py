@@ -6,18 +6,18 @@ larger of both the name. The pieces differ in their characters, and in colour wh
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
 
 from gpulease.cli.chart import owner_style
 from gpulease.cli.gpu_rows import GLYPHS
 from gpulease.cli.top.lines import Line, Span, apart, fitted, width_of
-from gpulease.drawing.gpus import ends, exclusive_job, notes, remainder
+from gpulease.drawing.gpus import exclusive_job, notes, places, remainder
 from gpulease.drawing.words import (
     UNKNOWN,
     amount,
     clean,
     degrees,
     display_width,
+    figure,
     index_of,
     percent,
     shorten,
@@ -224,8 +224,8 @@ def bar(shown: Shown, width: int) -> Line:
     if not memory.total or memory.used is None:
         return (("?" * width, "dim"),)
     amounts = [amount for owner in shown.owners for amount in (owner.used, owner.leased)]
-    places = ends([*amounts, shown.unmanaged, memory.total], memory.total, width)
-    cells = [end - begin for begin, end in pairwise([0, *places])]
+    parts = places([*amounts, shown.unmanaged, memory.total], memory.total, width)
+    cells = [end - begin for begin, end in parts]
     spans: list[Span] = []
     for number, owner in enumerate(shown.owners):
         spans += _piece(owner, cells[2 * number], cells[2 * number + 1])
@@ -266,7 +266,7 @@ def _row(shown: Shown, width: int, now: float) -> list[Line]:
         figures.append((f" {degrees(gpu.temperature):>4}", ""))
     if width >= _ROW_WIDTH + 24:
         if gpu.power is not None:
-            figures.append((f" {_watts(gpu.power):>4}", ""))
+            figures.append((f" {figure(gpu.power, 'W'):>4}", ""))
         figures.append((f" {_history(shown, _TREND, now)}", "dim"))
     # A note replaces figures, the last first, and never shortens the bar.
     room = max(width_of(tuple(figures)), _LEAST_NOTE)
@@ -304,8 +304,8 @@ def _title(shown: Shown, width: int) -> Line:
         (f" {model(gpu.name, gpu.memory.total)} ", "dim"),
         *(((f"{shown.state} ", shown.style),) if shown.state else ()),
     )
-    limit = "" if gpu.power_limit is None else f" of {_watts(gpu.power_limit)}"
-    known = [degrees(gpu.temperature), f"{_watts(gpu.power)}{limit}"]
+    limit = "" if gpu.power_limit is None else f" of {figure(gpu.power_limit, 'W')}"
+    known = [degrees(gpu.temperature), figure(gpu.power, "W") + limit]
     right: Line = (("".join(f" {each}" for each in known if each != UNKNOWN), ""),)
     space = max(0, width - width_of(left) - width_of(right))
     return fitted((*left, (_RULE * space, "dim"), *right), width)
@@ -332,7 +332,3 @@ def _free(shown: Shown) -> str:
 
 def _free_style(shown: Shown) -> str:
     return "good" if free_of(shown.gpu) and not shown.state else ""
-
-
-def _watts(value: float | None) -> str:
-    return UNKNOWN if value is None else f"{value:.0f}W"
