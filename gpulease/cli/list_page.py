@@ -59,7 +59,9 @@ if TYPE_CHECKING:
 _STYLES: dict[str, Style] = {"active": "good"}
 _LIVE = frozenset({"queued", "granted", "active", "releasing"})
 _ON_A_SCREEN = 100
-"""Jobs that a terminal shows: more than fit on a screen, and few enough to print at once."""
+"""Rows that a terminal shows: more than fit on a screen, and few enough to print at once."""
+_FURTHER_PAGES = (1000, 10_000)
+"""Jobs that are read where those before share too few rows, as elements of an array do."""
 _FEW = 50
 """Past jobs that are shown unless the line says how many."""
 _MOST_LISTED = 10_000
@@ -93,10 +95,11 @@ def print_list(
 ) -> None:
     """Print the jobs that wait or run, with `everything` also ended ones; or those in a state.
 
-    `limit` is a number or "all"; None: all, but on a terminal the first hundred or so. `last` is a
+    `limit` is a number or "all"; None: all, but on a terminal the first hundred rows. `last` is a
     number of jobs, `since` a span in which they ended; both include ended jobs.
     """
     most = most_listed(limit, last, json=json)
+    rows = most if limit is None and last is None else None
     seconds = None if since is None else parse_span(since).total_seconds()
     everything = everything or last is not None or since is not None
     if acts_on_slurm(socket):
@@ -121,8 +124,7 @@ def print_list(
     elif ended and limit == "all":
         listed = _everything(client, asked)
     elif most is not None:
-        listed = read(client.jobs_json(**asked, newest=ended, limit=most))
-        listed.jobs.sort(key=_number)
+        listed = _first(client, asked, most, rows, newest=ended)
     else:
         reply = client.jobs_json(**asked)
         if json:
@@ -134,7 +136,7 @@ def print_list(
         return
     if not listed.jobs:
         _refuse_unknown(user, "gpulease list --all shows the jobs of all users")
-    laid_out = page(listed, local_time(), newest=ended, is_last=last is not None)
+    laid_out = page(listed, local_time(), newest=ended, is_last=last is not None, rows=rows)
     print_paged(drawn(laid_out, stdout_screen()))
 
 
@@ -145,6 +147,21 @@ def _outcome(state: str | None) -> str | None:
 
 def _number(job: JobView) -> int:
     return job.id
+
+
+def _first(
+    client: LightClient, asked: dict[str, Any], most: int, rows: int | None, *, newest: bool
+) -> JobList:
+    """Return the first jobs of a listing, or the newest: `most`, or what fills `rows` if given."""
+    listed: JobList = read(client.jobs_json(**asked, newest=newest, limit=most))
+    for many in _FURTHER_PAGES if rows else ():
+        if listed.next is None or len(alike(listed.jobs)) >= most:
+            break
+        further = read(client.jobs_json(**asked, newest=newest, after=listed.next, limit=many))
+        listed.jobs += further.jobs
+        listed.next = further.next
+    listed.jobs.sort(key=_number)
+    return listed
 
 
 def _everything(client: LightClient, asked: dict[str, Any]) -> JobList:
@@ -203,10 +220,17 @@ def _number_of_jobs(text: str, option: str, verb: str = "list", most: int = _MOS
     return int(text)
 
 
-def page(listed: JobList, now: datetime, *, newest: bool = False, is_last: bool = False) -> Page:
+def page(
+    listed: JobList,
+    now: datetime,
+    *,
+    newest: bool = False,
+    is_last: bool = False,
+    rows: int | None = None,
+) -> Page:
     """Lay out a listing, which may have the first jobs only, or the `newest`.
 
-    With `is_last`, the user asked for this number of jobs.
+    At most `rows` of it are shown. With `is_last`, the user asked for this number of jobs.
     """
     if not listed.jobs:
         return [line("no jobs", "dim")]
@@ -216,10 +240,12 @@ def page(listed: JobList, now: datetime, *, newest: bool = False, is_last: bool 
         "EXIT": not any(map(exit_code, listed.jobs)),
     }
     cells = {title: cell for title, cell in LISTED.items() if not empty.get(title)}
-    more = (listed.total or 0) - len(listed.jobs)
+    found = alike(listed.jobs)
+    shown = found if rows is None else found[-rows:] if newest else found[:rows]
+    more = (listed.total or len(listed.jobs)) - sum(map(len, shown))
     is_all = more <= 0 and (listed.total is not None or listed.next is None)
     last = None if is_all else listed.jobs[0 if newest else -1]
-    groups = [(_ids(group, last), group[0]) for group in alike(listed.jobs)]
+    groups = [(_ids(group, last), group[0]) for group in shown]
     table = job_table(groups, now, cells)
     if is_all:
         return [table]

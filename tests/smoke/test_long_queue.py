@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from daemon_rig import Daemon
+from daemon_stand_in.terminal import Terminal
 from goldens import mentions
 
 ELEMENTS = 30
@@ -80,3 +81,16 @@ def test_ten_thousand_elements_take_one_row_of_a_status(standing: Daemon, array:
     assert mentions(page, f"{array}_[{RUNNING}-{ELEMENTS - 1}]", "10000 more", "gpulease list")
     assert mentions(standing.run("status").stdout, f"{more}_[0-9999]")
     standing.run("cancel", str(more))
+
+
+def test_an_array_hides_no_job_behind_it_on_a_terminal(standing: Daemon, array: int) -> None:
+    many = standing.run("run", "--mem", "1G", "--held", "--array", "0-249", "true").stdout.strip()
+    behind = standing.run("run", "-d", "--mem", "1G", "--held", "--name", "behind", "true").stdout
+    try:
+        for options in ((), ("--all",)):
+            terminal = Terminal(standing.gpulease("list", *options), (50, 120))
+            assert terminal.finish() == 0
+            assert mentions(terminal.shown, f"{many}_[0-249]", "behind", f"{array}_0")
+            assert "--limit" not in terminal.shown
+    finally:
+        standing.run("cancel", many, behind.strip())
