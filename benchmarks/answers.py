@@ -35,6 +35,8 @@ WAITING = replace(
     claim=ClaimRequest(memory=80 * G, named=["0"]),
     queue=QueueRequest(array=f"1-{QUEUED}"),
 )
+AT_ONCE = 64
+STARTS = replace(order("sleep", "600", memory=10 * G), queue=QueueRequest(array=f"1-{AT_ONCE}"))
 
 
 def ask(path: Path, target: str) -> int:
@@ -80,6 +82,7 @@ def run() -> Iterator[Figure]:
         taken = median(seconds(lambda: ask(long.socket, "/jobs")) for _ in range(5))
         yield Figure(f"GET /jobs, all {QUEUED}", taken * 1e3, "ms", 600.0)
         yield from _beside_jobs(long)
+    yield from _beside_starts()
 
 
 def _status(daemon: Running) -> None:
@@ -106,6 +109,30 @@ def _beside_jobs(daemon: Running) -> Iterator[Figure]:
         f"jobs started and ended, {1 / ASKS_EVERY_S:.0f} statuses a second, {QUEUED} queued",
         median(polled), "jobs/s", 0.95, median(alone), "without them", higher_is_better=True,
     )  # fmt: skip
+
+
+def _beside_starts() -> Iterator[Figure]:
+    answers: list[float] = []
+    begun: list[float] = []
+    with running() as daemon:
+        client = daemon.client()
+        for _ in range(ROUNDS * 2):
+            at = time.perf_counter()
+            array = client.submit(STARTS).id
+            while any(job.state != "active" for job in client.elements(array)[-1:]):
+                answers.append(seconds(lambda: ask(daemon.socket, "/status")))
+                time.sleep(0.01)
+            begun.append(time.perf_counter() - at)
+            for job in client.elements(array):
+                client.cancel(job.id, grace=0)
+            while client.status(queue=0).jobs:
+                time.sleep(0.05)
+    answers.sort()
+    what = f"GET /status while {AT_ONCE} jobs start at once"
+    yield Figure(f"{what}, median", median(answers) * 1e3, "ms", 20.0)
+    late = answers[len(answers) * 99 // 100] * 1e3
+    yield Figure(f"{what}, 99th percentile", late, "ms", 50.0)
+    yield Figure(f"until all {AT_ONCE} run", median(begun), "s", 1.0)
 
 
 def _rate(daemon: Running, ended: int) -> float:

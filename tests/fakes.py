@@ -393,6 +393,8 @@ class FakeLauncher:
     """Starts nothing: the test says what becomes of each worker."""
 
     def __init__(self) -> None:
+        self.begun: list[JobId] = []
+        """Jobs whose launch has begun."""
         self.launched: list[JobId] = []
         self.stopped: list[JobId] = []
         self.told: list[tuple[JobId, timedelta]] = []
@@ -427,6 +429,7 @@ class FakeLauncher:
         return True
 
     async def launch(self, job: Job, invocation: Invocation) -> None:
+        self.begun.append(job.id)
         await self.may_launch.wait()
         if job.id in self.refuse:
             raise self.refuse[job.id]

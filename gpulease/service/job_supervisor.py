@@ -5,7 +5,8 @@ Each has an asyncio task. After a restart the same tasks follow the jobs on reco
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
@@ -34,6 +35,9 @@ LauncherOf = Callable[[Job], JobLauncher]
 """Returns the launcher of a job: that of workers, or that of leases without a job."""
 SettleExit = Callable[[JobId, WorkerExited], Awaitable[jobs.Settle]]
 """Examines the end of a job before it is stored; see `job_accounting`."""
+
+LAUNCHES_AT_ONCE = 8
+"""More of them do not start sooner, and delay the answers to all users."""
 
 
 class Changes:
@@ -69,6 +73,8 @@ class JobSupervisor:
         """
         self.try_again_after_s = 5.0
         """After a failure that may pass, such as a full disk."""
+        self.launch_hangs_after_s = 2.0
+        """Others then go ahead of it: the home directory may be on a dead file server."""
         self.unrecorded: dict[JobId, Job] = {}
         """Jobs that were stopped while the database could not be written, as they should be."""
         self.deferred: dict[JobId, str] = {}
@@ -84,6 +90,7 @@ class JobSupervisor:
         self._settle_exit = settle_exit
         self._grace_to_stop = grace_to_stop
         self._failures = LogOnce(_log)
+        self._launch_slots = asyncio.Semaphore(LAUNCHES_AT_ONCE)
         self._following: dict[JobId, asyncio.Task[None]] = {}
         self._retries: set[JobId] = set()
         """Jobs with a scheduled new attempt to follow them."""
@@ -148,8 +155,10 @@ class JobSupervisor:
         job = self._store.job(job_id)
         assert job is not None, "only stored jobs are granted"
         launcher = self._launcher_of(job)
-        never_started = job.started_at is None and not launcher.was_launched(job)
-        is_there = not never_started or await self._launch(job, launcher)
+        is_there = True
+        if job.started_at is None and not launcher.was_launched(job):
+            async with self._launch_slot():
+                is_there = await self._launch(job_id, launcher)
         if self.deferred.pop(job_id, None) is not None:
             self._wake()
         if not is_there:
@@ -159,8 +168,29 @@ class JobSupervisor:
         self.freed_at = self._clock.now()
         self._wake()
 
-    async def _launch(self, job: Job, launcher: JobLauncher) -> bool:
+    @asynccontextmanager
+    async def _launch_slot(self) -> AsyncIterator[None]:
+        """Wait for the turn of a launch: few are in flight, in the order of their grants."""
+        await self._launch_slots.acquire()
+        is_kept = True
+
+        def give_back() -> None:
+            nonlocal is_kept
+            if is_kept:
+                is_kept = False
+                self._launch_slots.release()
+
+        late = asyncio.get_running_loop().call_later(self.launch_hangs_after_s, give_back)
+        try:
+            yield
+        finally:
+            late.cancel()
+            give_back()
+
+    async def _launch(self, job_id: JobId, launcher: JobLauncher) -> bool:
         """Start the worker; return whether there is one to follow."""
+        job = self._store.job(job_id)  # it may have been cancelled before its turn
+        assert job is not None, "only stored jobs are granted"
         try:
             if job.state is State.RELEASING:
                 if not await launcher.forbid(job):

@@ -32,6 +32,7 @@ from gpulease.domain.queue_options import QueueOptions
 from gpulease.errors import CommandNotFound, LaunchDeferred, NoRoomNow, RecordUnwritable
 from gpulease.service.drains import Pauses
 from gpulease.service.job_list import JobQuery
+from gpulease.service.job_supervisor import LAUNCHES_AT_ONCE
 from gpulease.service.jobs import Settle, take_back_grants
 from gpulease.service.observation import GpuObserver
 from gpulease.service.ports import MainExited, Policy, WorkerExited, WorkerStarted
@@ -245,6 +246,38 @@ async def test_a_job_cancelled_while_it_was_being_launched_is_stopped_when_it_ru
     world.launcher.may_launch.set()
     await world.settle()
     assert world.launcher.stopped == [job]
+
+
+async def many_starts(world: World) -> list[JobId]:
+    """Submit twice as many jobs as may be launched at once; no launch ends."""
+    for number in range(2 * LAUNCHES_AT_ONCE):
+        world.gpus.sizes[f"GPU-{number}"] = 8 * G
+    world.launcher.may_launch.clear()
+    return [await world.submit() for _ in range(2 * LAUNCHES_AT_ONCE)]
+
+
+@play
+async def test_few_launches_are_in_flight_and_the_others_follow_in_their_order(
+    world: World,
+) -> None:
+    jobs = await many_starts(world)
+    await world.settle()
+    assert {world.state(job) for job in jobs} == {State.GRANTED}
+    assert world.launcher.begun == jobs[:LAUNCHES_AT_ONCE]
+    cancelled = jobs[LAUNCHES_AT_ONCE]
+    await world.scheduler.cancel(cancelled, "alice")
+    world.launcher.may_launch.set()
+    await world.settle()
+    assert world.launcher.forbidden == [cancelled], "it was cancelled before its turn"
+    assert world.launcher.launched == [job for job in jobs if job != cancelled]
+
+
+@play
+async def test_launches_that_hang_do_not_stop_those_of_others(world: World) -> None:
+    world.scheduler.supervisor.launch_hangs_after_s = 0.0
+    jobs = await many_starts(world)
+    await world.settle()
+    assert world.launcher.begun == jobs
 
 
 async def cancelled_before_its_launch(world: World) -> JobId:
