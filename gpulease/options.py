@@ -130,6 +130,17 @@ def seconds(span: str | float | timedelta | None) -> float | None:
     return amount
 
 
+def delay(span: str | float | timedelta | None) -> float | None:
+    """Return a span that may be "0s" in seconds; None stays None.
+
+    Raises:
+        BadValue: as `seconds`.
+    """
+    if isinstance(span, str):
+        return parse_span(span, may_be_zero=True).total_seconds()
+    return seconds(span)
+
+
 def gpu_names(given: str | int | Sequence[str | int] | None) -> list[str]:
     """Return names of GPUs, also several with commas, as "1,3", each once.
 
@@ -234,7 +245,7 @@ class RunOptions:
     )  # fmt: skip
     grace: str | None = _resource(
         "--grace", metavar="SPAN", help="Time between SIGTERM and SIGKILL.",
-        fields=("grace",), reads=seconds, is_of_new_jobs=True,
+        fields=("grace",), reads=delay, is_of_new_jobs=True,
     )  # fmt: skip
     new_lease: bool = _resource(
         "--new-lease", help="Inside a job: take a second lease.", default=False
@@ -268,7 +279,7 @@ class RunOptions:
     retry_delay: str | None = _waiting(
         "--retry-delay", metavar="SPAN",
         help="Wait before the first retry, doubled at each; default: 10s, up to 1h.",
-        fields=("queue.retry_delay",), reads=seconds, python="retry_delay",
+        fields=("queue.retry_delay",), reads=delay, python="retry_delay",
     )  # fmt: skip
     array: str | None = _waiting(
         "--array", metavar="INDICES", help="A job for each index: 0-99, 1,3,5; %8: 8 at once.",

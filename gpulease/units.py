@@ -150,13 +150,14 @@ def parse_split(text: str) -> tuple[int, list[int]]:
     return len(sizes), sizes
 
 
-def parse_span(text: str) -> timedelta:
+def parse_span(text: str, *, may_be_zero: bool = False) -> timedelta:
     """Read a length of time as people type it: 90s, 30m, 4h, 1d12h, 04:30:00.
 
     A bare number and 1:30 are refused: Slurm reads them as minutes, and sleep(1) as seconds.
 
     Raises:
-        BadValue: `text` is not a length of time, or is not above zero, or is over ten years.
+        BadValue: `text` is not a length of time, or is not above zero, unless it `may_be_zero`, or
+            is over ten years.
     """
     words = text.strip()
     if words.isascii() and words.isdecimal() and words.strip("0"):
@@ -172,10 +173,10 @@ def parse_span(text: str) -> timedelta:
             f"cannot read the time {_shown(words)}: it may be hours or minutes",
             f"did you mean {int(first)}h{second}m, or {int(first) * 60 + int(second)}s?",
         )
-    return parse_setting_span(text)
+    return parse_setting_span(text, may_be_zero=may_be_zero)
 
 
-def parse_setting_span(text: str) -> timedelta:
+def parse_setting_span(text: str, *, may_be_zero: bool = False) -> timedelta:
     """Read a length of time in a file of settings, where a bare number is seconds.
 
     Raises:
@@ -184,7 +185,7 @@ def parse_setting_span(text: str) -> timedelta:
     span = _read_span(text.strip())
     if span is None:
         raise BadValue(f"cannot read the time {_shown(text)}: it is not a time", _SPAN_HINT)
-    if span <= timedelta(0):
+    if span < timedelta(0) or (not span and not may_be_zero):
         raise BadValue(f"cannot use the time {_shown(text)}: it must be above zero", _SPAN_HINT)
     if span > LONGEST_SPAN:
         raise BadValue(f"cannot use the time {_shown(text)}: it is over ten years", _SPAN_HINT)

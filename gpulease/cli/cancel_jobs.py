@@ -44,7 +44,7 @@ def cancel_jobs(
     socket: Path | str | None,
 ) -> int:
     """Cancel jobs, print what becomes of each, and return the exit code."""
-    seconds = None if grace is None else parse_span(grace).total_seconds()
+    seconds = None if grace is None else parse_span(grace, may_be_zero=True).total_seconds()
     if user is not None and jobs:
         raise BadUsage(
             "cannot cancel: JOB and --user exclude each other", "gpulease cancel --user bob"
