@@ -166,6 +166,10 @@ _VERBS = {
     "show": ("show_jobs", "print_jobs"),
     "cancel": ("cancel_jobs", "cancel_jobs"),
     "history": ("list_page", "print_history"),
+    "attach": ("follow_jobs", "attach"),
+    "logs": ("follow_jobs", "print_logs"),
+    "wait": ("follow_jobs", "wait_for_jobs"),
+    "extend": ("extend_jobs", "extend_jobs"),
 }
 """The module and the function that does what the verb is for."""
 

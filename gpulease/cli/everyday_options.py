@@ -25,6 +25,10 @@ def _flag(*flags: str, help: str) -> Option:
     return Option(flags, help, "Options", default=False, annotation="bool")
 
 
+def _number(*flags: str, metavar: str, help: str) -> Option:
+    return Option(flags, help, "Options", metavar=metavar, annotation="int | None")
+
+
 def _text(*flags: str, metavar: str, help: str) -> Option:
     return Option(flags, help, "Options", metavar=metavar, annotation="str | None")
 
@@ -86,6 +90,28 @@ OPTIONS: Mapping[str, Mapping[str, Option]] = {
             help="Time between SIGTERM and SIGKILL, if that is shorter than the job's.",
         ),
     },
+    "attach": {
+        "name": _YOUR_NAMES,
+        "watch": _flag("--watch", "--read-only", help="Only show output; send no input."),
+        "detach_keys": OPTIONS_OF_RUN["detach_keys"],
+    },
+    "logs": {
+        "name": _text("--name", metavar="PATTERN", help="Your jobs with such names, as 'sweep*'."),
+        "every": _ALL_YOURS,
+        "follow": _flag("-f", "--follow", help="Continue until the job has ended."),
+        "tail": _number(
+            "-n", "--tail", metavar="N", help="Only the last N lines of each stream."
+        ),
+        "stdout": _flag("--stdout", help="Only standard output."),
+        "stderr": _flag("--stderr", help="Only standard error."),
+    },
+    "wait": {
+        "name": _YOUR_NAMES,
+        "every": _ALL_YOURS,
+        "first": _flag("--any", help="Wait for one of them, and exit as it did."),
+        "timeout": _text("--timeout", metavar="SPAN", help="Exit with 75 after this time."),
+    },
+    "extend": {"name": _YOUR_NAMES, "every": _ALL_YOURS},
     "history": {
         "user": _USER,
         "since": _text("--since", metavar="SPAN", help="All that ended in the last 30d, 12h."),
@@ -102,5 +128,6 @@ OPTIONS: Mapping[str, Mapping[str, Option]] = {
     },
 }  # fmt: skip
 """By verb and parameter."""
-WORDS = {"run": "command", "show": "jobs", "cancel": "jobs"}
+_ON_JOBS = ("attach", "cancel", "logs", "show", "wait")
+WORDS = {"run": "command", "extend": "words", **dict.fromkeys(_ON_JOBS, "jobs")}
 """The parameter of the words that are no options. Of `run`, options end there."""

@@ -8,6 +8,7 @@ import typer
 
 from gpulease.cli.cancel_jobs import cancel_jobs
 from gpulease.cli.connect import SocketOption, connect, named_socket
+from gpulease.cli.extend_jobs import extend_jobs
 from gpulease.cli.job_selection import for_each, select_jobs, selection
 from gpulease.cli.options import (
     AllOption,
@@ -20,7 +21,6 @@ from gpulease.cli.render import local_time, print_stdout
 from gpulease.cli.resolved_options import begin_instant, dependencies
 from gpulease.cli.typer_extensions import CommandWithSpan
 from gpulease.client import Client
-from gpulease.cluster_choice import acts_on_slurm
 from gpulease.drawing.words import clean, clock, id_of, until
 from gpulease.errors import BadUsage
 from gpulease.options import OPTIONS, read_fields
@@ -200,6 +200,7 @@ def _requeued(job: JobView) -> str:
     return f"job {id_of(job)} is ending, and is queued again when its processes have ended"
 
 
+@takes_its_options
 def extend(
     ctx: typer.Context,
     words: Annotated[
@@ -208,9 +209,9 @@ def extend(
             metavar="JOB... +SPAN", help="Numbers or names of jobs, then the time to add."
         ),
     ],
-    name: NamePatternOption = None,
-    every: AllOption = False,
+    *,
     socket: SocketOption = None,
+    **typed: Any,
 ) -> int:
     """Add time to the limit of jobs, or remove some with a minus.
 
@@ -220,42 +221,7 @@ def extend(
       gpulease extend last -30m
       gpulease extend --name 'sweep*' +1d12h
     """
-    jobs, seconds = read_extension(words)
-    wanted = selection("extend", jobs, name, every)
-    if acts_on_slurm(named_socket(ctx, socket)):
-        from gpulease.slurm.command.job_control import extend_jobs
-
-        return extend_jobs(wanted, seconds)
-    client = connect(ctx, socket)
-    numbers = select_jobs(client, wanted)
-    now = local_time()
-    return for_each(numbers, lambda number: result_of_extend(client.extend(number, seconds), now))
-
-
-def read_extension(words: list[str]) -> tuple[list[str], float]:
-    """Return the jobs, and the seconds to add (below zero: to remove), in `JOB... +SPAN`.
-
-    Raises:
-        BadUsage: the last word is the number or the name of a job, by its form.
-        BadValue: the last word is no span of time.
-    """
-    *jobs, span = words
-    if span.isdigit() or span.isalpha():
-        raise BadUsage(
-            f"cannot extend: {span!r} is no span of time to add",
-            "the time comes last: gpulease extend 17 +2h",
-        )
-    sign = -1 if span.startswith("-") else 1
-    amount = parse_span(span[1:] if span.startswith(("+", "-")) else span)
-    return jobs, sign * amount.total_seconds()
-
-
-def result_of_extend(job: JobView, now: datetime) -> str:
-    """Describe until when a job may run now."""
-    if (end := job.expires_at) is not None:
-        return f"job {id_of(job)} now ends at {clock(end, now)}, in {until(end, now)}"
-    limit = timedelta(seconds=job.claim.time_limit or 0)
-    return f"job {id_of(job)} may run for {format_span(limit)} once it starts"
+    return extend_jobs(words=words, socket=named_socket(ctx, socket), **typed)
 
 
 def keep(

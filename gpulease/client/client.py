@@ -47,7 +47,6 @@ from gpulease.wire.requests import (
     PauseRequest,
     ReserveRequest,
     SubmitRequest,
-    WaitRequest,
 )
 from gpulease.wire.usage import HistoryView, ReportView, SharesView
 
@@ -399,22 +398,6 @@ class Client(LightClient):
     def shares_json(self, since: float | None = None) -> bytes:
         """Return the reply of `shares` as JSON."""
         return self._daemon.ask("GET", "/shares", query_of({"since": since}))
-
-    def ends(self, numbers: Sequence[int], timeout: float | None = None) -> Iterator[JobView]:
-        """Yield each of some jobs when it has ended, until all have, or for `timeout` seconds.
-
-        If a job was tried or queued again, the job that continues it (`retried_as`) is waited for
-        as well. All use one connection. The iteration also ends if the daemon stops.
-
-        Raises:
-            NoSuchJob: one of them does not exist.
-            NoDaemon: the stream ended too early.
-        """
-        body = encode(WaitRequest(list(numbers), timeout))
-        with self._daemon.open("POST", "/jobs/wait", body=body) as reply:
-            for line in reply.lines():
-                if line:
-                    yield decode(JobView, line)
 
 
 def checked(daemon: Transport) -> Client:

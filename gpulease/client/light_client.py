@@ -13,7 +13,7 @@ from gpulease.record import replace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
     from typing import Any, Self
 
@@ -207,6 +207,22 @@ class LightClient:
         reply = self._daemon.ask("POST", f"/jobs/{number}/extend", body=body)
         view: JobView = self._view("JobView", reply)
         return view
+
+    def ends(self, numbers: Sequence[int], timeout: float | None = None) -> Iterator[JobView]:
+        """Yield each of some jobs when it has ended, until all have, or for `timeout` seconds.
+
+        If a job was tried or queued again, the job that continues it (`retried_as`) is waited for
+        as well. All use one connection. The iteration also ends if the daemon stops.
+
+        Raises:
+            NoSuchJob: one of them does not exist.
+            NoDaemon: the stream ended too early.
+        """
+        body = encode({"jobs": list(numbers), "timeout": timeout})
+        with self._daemon.open("POST", "/jobs/wait", body=body) as reply:
+            for line in reply.lines():
+                if line:
+                    yield self._view("JobView", line)
 
     def logs(
         self,

@@ -67,13 +67,13 @@ def test_no_pointer_hides_a_verb_and_each_points_to_one() -> None:
         (["run", "--visible", "both", "x"], "'both' is not one of uuid, index"),
         (["cancel"], "no job to cancel"),
         (["cancel", "17", "--all"], "exclude each other"),
-        (["attach", "17", "18"], "unexpected extra argument"),
+        (["attach", "17", "18"], "several jobs"),
         (["extend", "17"], "no span of time"),
         (["list", "--state", "gone"], "is not one of queued"),
         (["list", "--limit", "-3"], "a number from 1"),
         (["status", "--queue", "-1"], "that is no number"),
         (["history", "--limit", "0"], "a number from 1 to"),
-        (["logs", "--tail", "-1", "17"], "-1 is below 0"),
+        (["logs", "--tail", "-1", "17"], "cannot print -1 lines"),
     ],
 )
 def test_a_line_that_cannot_be_understood_is_exit_2(
