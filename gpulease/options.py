@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from gpulease.errors import BadValue
 from gpulease.record import record
-from gpulease.units import Share, parse_memory, parse_size, parse_span, parse_split
+from gpulease.units import Share, parse_memory_range, parse_size, parse_span, parse_split
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -93,9 +93,13 @@ def _framework(*flags: str, **columns: Any) -> Any:
 # What readers accept is wider than what can be typed: gpulease.lease takes numbers and timedeltas.
 
 
-def _size_or_share(memory: str | int | None) -> tuple[int | None, float | None]:
-    asked = parse_memory(memory) if isinstance(memory, str) else _bytes(memory)
-    return (None, float(asked.percent)) if isinstance(asked, Share) else (asked, None)
+def _memory_range(memory: str | int | None) -> tuple[int | float | None, ...]:
+    """Return the guarantee and the bound, each as bytes and as a share in percent."""
+    ends = parse_memory_range(memory) if isinstance(memory, str) else (_bytes(memory), None)
+    found: list[int | float | None] = []
+    for end in ends:
+        found += (None, float(end.percent)) if isinstance(end, Share) else (end, None)
+    return tuple(found)
 
 
 def _size(size: str | int | None) -> int | None:
@@ -200,9 +204,10 @@ class RunOptions:
     """The options of `run` as they were typed. The order is that of the help."""
 
     mem: str | None = _resource(
-        "--mem", metavar="SIZE", help="Memory on each GPU: 4G, 4096M, 40%.",
-        fields=("claim.memory", "claim.share"), reads=_size_or_share, python="memory", holds=True,
-        edits="Memory on each GPU: 4G, 40%.",
+        "--mem", metavar="SIZE", help="Memory on each GPU: 4G, 40%; 4G..10G: more while free.",
+        fields=("claim.memory", "claim.share", "claim.memory_bound", "claim.share_bound"),
+        reads=_memory_range, python="memory", holds=True,
+        edits="Memory on each GPU: 4G, 40%, 4G..10G.",
     )  # fmt: skip
     gpus: int | None = _resource(
         "--gpus", metavar="N", help="Number of GPUs; default: 1.",

@@ -123,6 +123,26 @@ def parse_memory(text: str) -> int | Share:
     return Share(percent)
 
 
+def parse_memory_range(text: str) -> tuple[int | Share, int | Share | None]:
+    """Read what `--mem` accepts: a size or a share, or a range of them as 4G..10G.
+
+    Returns the guarantee and the bound; the bound is None without a range.
+
+    Raises:
+        BadValue: `text` is none of them, or one end of the range is missing.
+    """
+    memory, dots, bound = text.partition("..")
+    if not dots:
+        return parse_memory(text), None
+    if not (memory.strip() and bound.strip()):
+        missing = "bound" if memory.strip() else "guarantee"
+        raise BadValue(
+            f"cannot read the range {_shown(text)}: its {missing} is missing",
+            "write both, as 4G..10G: 4G are guaranteed, and up to 10G are used while no job waits",
+        )
+    return parse_memory(memory), parse_memory(bound)
+
+
 def _is_number(text: str) -> bool:
     """Return whether a text is a decimal number such as 4 or 1.5."""
     whole, dot, part = text.partition(".")

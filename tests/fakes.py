@@ -527,7 +527,9 @@ def order(
 def granted_job(job: Job, *gpus: str, memory: int | None = None, at: datetime = NOON) -> Job:
     """Return a queued job with a lease of each GPU: of what it claims, or of so many bytes."""
     size = job.claim.memory_on(8 * G) if memory is None else memory
-    return grant(job, Placement(tuple((GpuUuid(gpu), size) for gpu in gpus or ("GPU-a",))), at)
+    names, bound = gpus or ("GPU-a",), job.claim.bound_on(8 * G)
+    bounds = tuple((GpuUuid(gpu), bound) for gpu in names if bound is not None)
+    return grant(job, Placement(tuple((GpuUuid(gpu), size) for gpu in names), bounds), at)
 
 
 def running_job(job: Job, *gpus: str, memory: int | None = None, at: datetime = NOON) -> Job:

@@ -55,6 +55,7 @@ from gpulease.wire.requests import (
     from_wire,
     to_wire,
 )
+from gpulease.wire.text import leased
 
 _INIT = 1
 
@@ -307,8 +308,8 @@ def _as_text(value: str) -> str:
 
 
 def _held(job: JobView, now: datetime) -> str:
-    sizes = {lease.memory: None for lease in job.leases}
-    memory = " and ".join(map(size, sizes))
+    sizes = {leased(lease): None for lease in job.leases}
+    memory = " and ".join(sizes)
     count = len(job.leases)
     where = "1 GPU" if count == 1 else f"{'each of ' if len(sizes) == 1 else ''}{count} GPUs"
     name = name_of(job.pid) if job.pid else None

@@ -7,6 +7,7 @@ from datetime import timedelta
 from gpulease.cli.tables import Block, Column, Hanging, Table, line
 from gpulease.drawing.words import amount, clean, id_of, instant, size
 from gpulease.units import format_span
+from gpulease.wire.text import leased
 
 _STAND_IN = "; the name is TensorFlow's: CPU devices stand in for simulated GPUs"
 
@@ -42,10 +43,10 @@ def summary_line(job: JobView) -> str:
 def _activity(job: JobView) -> Iterator[str | None]:
     pools = [pool.peak for lease in job.leases for pool in lease.pools if pool.peak]
     yield f"pool peak {size(max(pools))}" if pools else None
-    peaks = [(lease.peak, lease.memory) for lease in job.leases if lease.peak is not None]
+    peaks = [(lease.peak, leased(lease)) for lease in job.leases if lease.peak is not None]
     if peaks:
         peak, memory = max(peaks)
-        yield f"GPU peak {size(peak)} of {size(memory)}"
+        yield f"GPU peak {size(peak)} of {memory}"
     yield f"mean utilization {utilization(job)}" if utilization(job) else None
     yield f"first use of a GPU {first_use(job)}" if first_use(job) else None
     yield steps(job)
@@ -102,7 +103,7 @@ def lease_table(job: JobView, indexes: Mapping[str, str]) -> Iterator[Block]:
     rows = (
         (
             line(gpu_of(clean(lease.gpu), indexes)),
-            line(size(lease.memory)),
+            line(leased(lease)),
             *([line(amount(lease.used))] if runs else []),
             line(amount(lease.peak)),
             line(_enforcement(lease)),

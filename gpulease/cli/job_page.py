@@ -29,6 +29,7 @@ from gpulease.drawing.words import (
     index_of,
     instant,
     is_above,
+    is_asked_back,
     label,
     lacks_limit,
     named,
@@ -41,7 +42,7 @@ from gpulease.drawing.words import (
     until,
 )
 from gpulease.units import format_span
-from gpulease.wire.text import ordinal, spoken
+from gpulease.wire.text import leased, most_of, ordinal, spoken
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -107,7 +108,8 @@ def fields(
     for lease in job.leases:
         where = f"on {gpu_of(clean(lease.gpu), indexes)}"
         if lease.over_since_at is not None:
-            yield "over lease", f"{where} {_over(job, lease, now)}"
+            what = "asked back" if is_asked_back(lease) else "over lease"
+            yield what, f"{where} {_over(job, lease, now)}"
         elif is_above(job, lease):
             yield "above lease", f"{where}, without consequences now"
     yield "shares", sharing(job, indexes)
@@ -314,9 +316,9 @@ def _used(job: JobView) -> str | None:
     known = [lease for lease in job.leases if lease.needed is not None]
     if not known:
         return None
-    most = max(known, key=lambda lease: (lease.needed or 0) / lease.memory)
-    share = round(100 * (most.needed or 0) / most.memory)
-    text = f"{amount(most.needed)} of {size(most.memory)} at most ({share}%)"
+    most = max(known, key=lambda lease: (lease.needed or 0) / most_of(lease))
+    share = round(100 * (most.needed or 0) / most_of(most))
+    text = f"{amount(most.needed)} of {leased(most)} at most ({share}%)"
     if job.advised:
         # The user of a job of Slurm used another command than the one that takes the size.
         command = "gpulease run " if job.kind == "slurm" else ""

@@ -26,7 +26,7 @@ from gpulease.cli.tables import Column, Table, line
 from gpulease.drawing.words import clean
 from gpulease.errors import BadUsage, BadValue, GpuleaseError
 from gpulease.locations import environment
-from gpulease.units import format_span, parse_memory, parse_span
+from gpulease.units import format_span, parse_memory_range, parse_span
 
 _MAIN = Path(gpulease.__file__).parent / "worker" / "kernel_main.py"
 _NAME = re.compile(r"[a-z0-9_-][a-z0-9._-]*", re.ASCII)
@@ -141,7 +141,7 @@ def _checked(mem: str | None) -> str:
         raise BadUsage(
             "cannot install a kernel: no --mem is given", "gpulease kernel install --mem 4G"
         )
-    parse_memory(mem)
+    parse_memory_range(mem)
     return mem
 
 

@@ -21,7 +21,7 @@ from gpulease.drawing.words import (
 from gpulease.errors import TooMany
 from gpulease.units import format_span
 from gpulease.wire.jobs import JobView
-from gpulease.wire.text import ordinal
+from gpulease.wire.text import leased, ordinal
 
 _LONGEST_VALUE = 100
 _ENDS = {
@@ -138,7 +138,7 @@ def not_followed(job: JobView, error: TooMany) -> str:
 
 def shell_on(job: JobView, gpus: str) -> str:
     """Describe the lease of a shell; `gpus` names its GPUs."""
-    memory = size(job.leases[0].memory) if job.leases else size(job.claim.memory)
+    memory = leased(job.leases[0]) if job.leases else size(job.claim.memory)
     each = " each" if len(job.leases) > 1 else ""
     return f"gpulease: a shell on {gpus}, {memory}{each}; exit releases the lease"
 

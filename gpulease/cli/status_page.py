@@ -42,7 +42,9 @@ from gpulease.drawing.words import (
 from gpulease.record import record
 from gpulease.wire.text import (
     free_of,
+    leased,
     model,
+    most_of,
     shown_command,
     unmanaged_processes,
     used_without_lease,
@@ -209,7 +211,7 @@ def _rows_of(job: JobView, indexes: Mapping[str, str], about: _About) -> Iterato
     groups: dict[object, list[LeaseView]] = {}
     for lease in job.leases:
         state = remark_on(job, [lease], about.now)
-        key = (lease.memory, state) if about.is_short else lease.gpu
+        key = (leased(lease), state) if about.is_short else lease.gpu
         groups.setdefault(key, []).append(lease)
     for leases in groups.values():
         yield JobRow(
@@ -218,8 +220,8 @@ def _rows_of(job: JobView, indexes: Mapping[str, str], about: _About) -> Iterato
             name=named(job),
             gpu=",".join(indexes.get(lease.gpu, UNKNOWN) for lease in leases),
             uses=_uses(leases),
-            lease=size(leases[0].memory),
-            is_over=any((lease.used or 0) > lease.memory for lease in leases),
+            lease=leased(leases[0]),
+            is_over=any((lease.used or 0) > most_of(lease) for lease in leases),
             left=until(job.expires_at, about.now) if job.expires_at else "",
             state=line(*remark_on(job, leases, about.now)),
         )

@@ -20,7 +20,7 @@ from gpulease.domain.plan import Plan, order_after, order_of, plan
 from gpulease.domain.queue import Order, Queue
 from gpulease.domain.queue_options import PolicyName
 from gpulease.domain.snapshot import capacity, ledgers
-from gpulease.units import MIB, format_size, format_span, round_down_size
+from gpulease.units import MIB, format_span, round_down_size
 
 _MINUTE, _HOUR, _DAY = timedelta(minutes=1), timedelta(hours=1), timedelta(days=1)
 _STEP = 128 * MIB
@@ -160,7 +160,7 @@ def _less_memory(decided: Plan, claim: Claim, starts: _Starts, smallest: int) ->
     smaller = replace(claim, memory=size)
     if size < smallest or not starts(smaller):
         return None
-    return Suggestion(f"--mem {format_size(size)}", smaller)
+    return Suggestion(f"--mem {smaller.size}", smaller)
 
 
 def _less_time(decided: Plan, job: Job, starts: _Starts) -> Suggestion | None:

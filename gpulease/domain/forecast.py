@@ -34,6 +34,8 @@ MOST_PASSES = 1000
 _FACTOR = 3
 _HOUR = timedelta(hours=1)
 _LONGEST = timedelta(days=365)
+_GIVEN_BACK_AFTER = timedelta(seconds=30)
+"""When a job has given back what it uses above its guarantee: the usual grace."""
 FAR = datetime.max.replace(tzinfo=UTC)
 
 
@@ -151,10 +153,27 @@ class _ForwardRun:
         self._preempt(decided)
         self.gpus = {uuid: self._with_load(gpu) for uuid, gpu in self.gpus.items()}
         self.blocked = _may_start_later(decided)
-        self.wakes = sorted(_wakes(decided))
+        self.wakes = sorted((*_wakes(decided), *self._excess_given_back()))
         for job in waiting:
             self.queue.add(job)
         self._note_ages(decided, decided.snapshot.at)
+
+    def _excess_given_back(self) -> Iterator[float]:
+        """Take back what jobs with ranges use above their guarantees, and yield when it is free."""
+        for uuid, gpu in self.gpus.items():
+            # The process of a hold is asked, but never stopped.
+            back = {
+                entry.job
+                for entry in gpu.entries
+                if entry.excess and self.queue.holding[entry.job].job.holder is None
+            }
+            if back:
+                left = (
+                    replace(each, used=each.memory) if each.job in back else each
+                    for each in gpu.entries
+                )
+                self.gpus[uuid] = replace(gpu, entries=tuple(left))
+                yield self.now_s + _GIVEN_BACK_AFTER.total_seconds()
 
     def run(self, until: datetime, wanted: Set[JobId]) -> dict[JobId, Start]:
         for _ in range(MOST_PASSES):

@@ -9,6 +9,8 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import NewType
 
+from gpulease.units import MIB
+
 GpuUuid = NewType("GpuUuid", str)
 JobId = NewType("JobId", int)
 
@@ -96,6 +98,10 @@ def job_title(job: int | str, slurm: int | None) -> str:
     return f"job {job}" if slurm is None else f"job {slurm} of Slurm"
 
 
+EXCESS_TOLERANCE = 256 * MIB
+"""Bytes above its guarantee that a job with a range keeps in any case: contexts vary as much."""
+
+
 @dataclass(frozen=True, slots=True)
 class LedgerEntry:
     """One job's lease in the ledger of one GPU."""
@@ -108,6 +114,14 @@ class LedgerEntry:
     """Its worker has been started, so part of the memory in use may belong to it."""
     used: int | None = None
     """Bytes that its processes use now; None where the driver does not report it."""
+    gives_back: bool = False
+    """It has a range: it gives back what it uses beyond `memory` when a job needs that."""
+
+    @property
+    def excess(self) -> int:
+        """Bytes that it is asked to give back when a job needs them."""
+        above = (self.used or 0) - self.memory if self.gives_back else 0
+        return above if above > EXCESS_TOLERANCE else 0
 
     @property
     def committed(self) -> int:
@@ -200,6 +214,19 @@ class GpuMemory:
         if self.one_process:
             return "its compute mode is exclusive process: it takes one lease at a time"
         return None
+
+    def excess_of(self, needed: int) -> tuple[LedgerEntry, ...]:
+        """Return the jobs with ranges that give back at least `needed` bytes; none: too few.
+
+        As few as are enough, and of those that started last, so that the choice stays the same.
+        """
+        asked = [entry for entry in self.entries if entry.excess]
+        for entry in sorted(asked, key=lambda each: each.job):
+            others = [each for each in asked if each is not entry]
+            if sum(each.excess for each in others) >= needed:
+                asked = others
+        enough = sum(each.excess for each in asked) >= needed > 0
+        return tuple(asked) if enough else ()
 
     def with_entry(self, entry: LedgerEntry) -> "GpuMemory":
         """Return this ledger with one more entry."""

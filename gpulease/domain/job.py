@@ -363,14 +363,21 @@ class Job:
     def ledger_entry(self, lease: Lease) -> LedgerEntry:
         """Return the entry of `lease` for the ledger of its GPU."""
         running = self.state in (State.ACTIVE, State.RELEASING)
-        return LedgerEntry(self.id, lease.memory, self.claim.exclusive, running)
+        has_range = lease.memory_bound is not None
+        return LedgerEntry(
+            self.id, lease.memory, self.claim.exclusive, running, gives_back=has_range
+        )
 
 
 def grant(job: Job, placement: Placement, at: datetime) -> Job:
     """Grant `placement` to `job`; the memory counts as leased from now on."""
     state = next_state(job.state, Trigger.GRANT)
     assert state is not None, "a grant is never ignored"
-    leases = tuple(Lease(gpu, memory, at) for gpu, memory in placement.allocations)
+    bounds = dict(placement.bounds)
+    leases = tuple(
+        Lease(gpu, memory, at, memory_bound=bounds.get(gpu))
+        for gpu, memory in placement.allocations
+    )
     return replace(job, state=state, leases=leases, granted_at=at)
 
 

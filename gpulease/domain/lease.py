@@ -126,6 +126,18 @@ class Lease:
     used: int | None = None
     """For an ended lease: the bytes that were needed, which is the peak less what a framework
     allocated in advance and did not fill."""
+    memory_bound: int | None = None
+    """The bytes that the job may use while no other needs them; None: no more than `memory`."""
+
+    @property
+    def most(self) -> int:
+        """The bytes that the job may use while no other job needs those above `memory`."""
+        return self.memory if self.memory_bound is None else self.memory_bound
+
+    @property
+    def size(self) -> str:
+        """The memory as people write it: 4G, 4G..10G."""
+        return _written(self.memory, self.memory_bound)
 
 
 LONGEST_TIME = timedelta(days=3650)
@@ -150,6 +162,8 @@ class Claim:
     """Only GPUs of at least this size in bytes, see `choice`."""
     same_model: bool = False
     """All GPUs have the same name."""
+    memory_bound: int | Share | None = None
+    """With a range: what the job may use while no other job needs it; `memory` is guaranteed."""
 
     @property
     def choice(self) -> Hashable:
@@ -165,10 +179,23 @@ class Claim:
 
     def memory_on(self, allocatable: int) -> int:
         """Return the claimed bytes on a GPU with `allocatable` bytes."""
-        return self.memory.of(allocatable) if isinstance(self.memory, Share) else self.memory
+        return _size_on(self.memory, allocatable)
+
+    def bound_on(self, allocatable: int) -> int | None:
+        """Return the bound in bytes on a GPU, which has at most `allocatable`; None: no range."""
+        if self.memory_bound is None:
+            return None
+        bound = min(_size_on(self.memory_bound, allocatable), allocatable)
+        return bound if bound > self.memory_on(allocatable) else None
+
+    @property
+    def size(self) -> str:
+        """The memory as people write it: 4G, 40%, 4G..10G."""
+        return _written(self.memory, self.memory_bound)
 
     def __str__(self) -> str:
-        memory = str(self.memory) if isinstance(self.memory, Share) else format_size(self.memory)
+        # Its guarantee is enough for it to start.
+        memory = _written(self.memory)
         if self.gpus > 1:
             gpus = "of the GPUs asked for" if self.is_choosy else "GPUs"
             alike = " of one model" if self.same_model else ""
@@ -176,3 +203,12 @@ class Claim:
         else:
             each = f"{memory} on a GPU asked for" if self.is_choosy else memory
         return f"{each}, exclusive" if self.exclusive else each
+
+
+def _size_on(size: int | Share, allocatable: int) -> int:
+    return size.of(allocatable) if isinstance(size, Share) else size
+
+
+def _written(*ends: int | Share | None) -> str:
+    known = (end for end in ends if end is not None)
+    return "..".join(str(end) if isinstance(end, Share) else format_size(end) for end in known)

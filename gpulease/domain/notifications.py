@@ -97,7 +97,7 @@ def _event_of_end(job: Job) -> NotifyEvent | None:
     return next((event for event, is_so in found.items() if is_so and event in job.notify), None)
 
 
-_TITLES: Final = {NotifyEvent.OVER_LEASE: "exceeds its lease", NotifyEvent.IDLE: "is idle"}
+_TITLES: Final = {NotifyEvent.OVER_LEASE: "has to free memory", NotifyEvent.IDLE: "is idle"}
 
 
 def about(job: Job, event: NotifyEvent, *lines: str, what: str | None = None) -> Message:
@@ -118,7 +118,7 @@ _ENDS: Final = {
     Outcome.RELEASED: "was released",
     Outcome.CANCELLED: "was cancelled",
     Outcome.TIME_LIMIT: "was stopped at its time limit",
-    Outcome.OVER_LEASE: "was stopped: it exceeded its lease",
+    Outcome.OVER_LEASE: "was stopped: it held too much memory",
     Outcome.IDLE: "was stopped: it was idle",
     Outcome.GAVE_UP: "did not start",
     Outcome.PREEMPTED: "was stopped, and is queued again",

@@ -29,6 +29,7 @@ class ObstacleKind(StrEnum):
     TOO_SMALL = "too_small"
     UNMANAGED = "unmanaged"
     LEASED = "leased"
+    EXCESS = "excess"
     BUSY = "busy"
     RESERVED = "reserved"
     WINDOW = "window"
@@ -53,6 +54,8 @@ class Obstacle:
     """The ids as people see them of elements of arrays."""
     gap: int | None = None
     """The bytes that are free there now, if that is less than the claim needs."""
+    excess: int = 0
+    """The bytes that the jobs in `waits_for` use above their guarantees, for EXCESS."""
 
     @property
     def label(self) -> str:
@@ -70,6 +73,8 @@ class Placement:
     """The GPUs for a claim, and the bytes on each."""
 
     allocations: tuple[tuple[GpuUuid, int], ...]
+    bounds: tuple[tuple[GpuUuid, int], ...] = ()
+    """With a range: the bytes on each that the job may use while no other needs them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +107,16 @@ def place(claim: Claim, gpus: Sequence[GpuMemory], score: Score = best_fit) -> P
             tuple(each for each in obstacles if each is not None),
             tuple(gpu.uuid for gpu in able),
         )
-    return Placement(tuple((each.uuid, claim.memory_on(each.allocatable)) for each in chosen))
+    return Placement(
+        tuple((each.uuid, claim.memory_on(each.allocatable)) for each in chosen),
+        bounds_on(claim, chosen),
+    )
+
+
+def bounds_on(claim: Claim, gpus: Iterable[PlannedGpu]) -> tuple[tuple[GpuUuid, int], ...]:
+    """Return the bound of a claim in bytes on each of some GPUs; none without a range."""
+    found = ((gpu.uuid, claim.bound_on(gpu.allocatable)) for gpu in gpus)
+    return tuple((uuid, bound) for uuid, bound in found if bound is not None)
 
 
 def find_obstacle(claim: Claim, gpu: GpuMemory) -> Obstacle | None:
@@ -115,7 +129,22 @@ def find_obstacle(claim: Claim, gpu: GpuMemory) -> Obstacle | None:
         return None
     free = gpu.headroom or 0
     gap = free if free < claim.memory_on(gpu.allocatable or 0) else None
-    return replace(_obstacle(gpu, *found), gap=gap)
+    kind, _, jobs = found
+    back = (entry.excess for entry in gpu.entries if entry.job in jobs)
+    excess = sum(back) if kind is ObstacleKind.EXCESS else 0
+    return replace(_obstacle(gpu, *found), gap=gap, excess=excess)
+
+
+def asked_back(claim: Claim, refusal: Refusal) -> tuple[Obstacle, ...]:
+    """Return the GPUs on which jobs are asked to give memory back, so that `claim` fits.
+
+    None if that is not enough. The fewest jobs are asked, then those that started last: both change
+    less often than how much they use.
+    """
+    missing = claim.gpus - len(refusal.fits)
+    able = [each for each in refusal.obstacles if each.kind is ObstacleKind.EXCESS]
+    able.sort(key=lambda each: (len(each.waits_for), -max(each.waits_for)))
+    return tuple(able[:missing]) if 0 < missing <= len(able) else ()
 
 
 def _obstacle(
@@ -185,8 +214,14 @@ def _why_leased(claim: Claim, memory: int, gpu: GpuMemory) -> _Found:
             f"{_hold(gpu, holders)} a lease on it, and {gpu.mode_restriction}",
             holders,
         )
-    headroom = gpu.headroom or 0
+    headroom, unmanaged = gpu.headroom or 0, gpu.unmanaged or 0
     if memory > headroom:
+        if back := gpu.excess_of(memory - (gpu.allocatable or 0) + gpu.committed + unmanaged):
+            jobs = tuple(sorted(entry.job for entry in back))
+            size = format_size(sum(entry.excess for entry in back))
+            use = "uses" if len(jobs) == 1 else "use"
+            why = f"{_jobs(gpu, jobs)} {use} {size} above what is guaranteed"
+            return ObstacleKind.EXCESS, why, jobs
         free = format_size(headroom) if headroom else "nothing"
         return ObstacleKind.LEASED, f"{free} is free", holders
     return None

@@ -18,8 +18,10 @@ from gpulease.domain.job import Job, grant, worker_started
 from gpulease.domain.limits import LimitCheck, OverLimit
 from gpulease.domain.placement import (
     Obstacle,
+    ObstacleKind,
     Placement,
     Refusal,
+    asked_back,
     find_obstacle,
     granted,
     reserved_for,
@@ -39,6 +41,8 @@ class WaitReason:
     """The GPUs with memory reserved for the job."""
     over_limit: OverLimit | None = None
     """The limit of its user that it waits for, if it does."""
+    asks_back: tuple[Obstacle, ...] = ()
+    """What jobs with ranges use above their guarantees, and are asked to give back for it."""
 
 
 @dataclass(frozen=True)
@@ -244,11 +248,14 @@ def why_waiting(plan_: Plan, job: Job) -> WaitReason:
     fitting = []
     need = Queue(capacity(plan_.gpus)).need_of(job)
     for gpu in plan_.gpus:
-        obstacle = (
-            find_obstacle(job.claim, gpu)
-            or _window_ahead(plan_, job, need, gpu)
-            or _why_kept(plan_, need, job.id, gpu)
-        )
+        obstacle = find_obstacle(job.claim, gpu)
+        if obstacle is None or obstacle.kind is ObstacleKind.EXCESS:
+            # Nothing is asked back for a job that could not start all the same.
+            obstacle = (
+                _window_ahead(plan_, job, need, gpu)
+                or _why_kept(plan_, need, job.id, gpu)
+                or obstacle
+            )
         if obstacle is None:
             fitting.append(gpu.uuid)
         else:
@@ -257,7 +264,10 @@ def why_waiting(plan_: Plan, job: Job) -> WaitReason:
     reserved = frozenset(
         gpu for each in plan_.reservations if each.job == job.id for gpu in each.memory
     )
-    return WaitReason(refusal, reserved=reserved)
+    is_promised = job.id in plan_.promised
+    return WaitReason(
+        refusal, reserved, asks_back=() if is_promised else asked_back(job.claim, refusal)
+    )
 
 
 def _why_kept(plan_: Plan, need: Need, job: JobId, gpu: GpuMemory) -> Obstacle | None:
@@ -269,8 +279,9 @@ def _why_kept(plan_: Plan, need: Need, job: JobId, gpu: GpuMemory) -> Obstacle |
         return shared_by_too_many(gpu)
     if plan_.closed not in (None, job):
         return plan_.reserved_for(plan_.closed, gpu)
-    if not fits(need.claim, plan_.planned_gpus[gpu.uuid]) and gpu.uuid in plan_.reserved:
-        return plan_.reserved_for(plan_.reserved[gpu.uuid], gpu)
+    kept_for = plan_.reserved.get(gpu.uuid, job)
+    if kept_for != job and not fits(need.claim, plan_.planned_gpus[gpu.uuid]):
+        return plan_.reserved_for(kept_for, gpu)
     at_s = snapshot.at.timestamp()
     for kept in plan_.reservations:
         if kept.job == job or need.preemptible:

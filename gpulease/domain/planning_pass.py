@@ -27,9 +27,7 @@ from gpulease.domain.gpu import GpuUuid, JobId
 from gpulease.domain.job import Job, wait_has_expired
 from gpulease.domain.lease import Claim
 from gpulease.domain.limits import LimitCheck
-from gpulease.domain.placement import (
-    Placement,
-)
+from gpulease.domain.placement import Placement, bounds_on
 from gpulease.domain.preemption import MakingWay, Wanted
 from gpulease.domain.queue import PREEMPTIBLE_RANKS, Group, Holding, Need, Order, Queue
 from gpulease.domain.queue_options import PolicyName
@@ -369,7 +367,7 @@ class PlanningPass:
             for kept in ahead:
                 if gpu.uuid in kept.gpus:
                     kept.gpus[gpu.uuid].take(job.claim, utilization)
-        self.grants[job.id] = Placement(tuple(allocations))
+        self.grants[job.id] = Placement(tuple(allocations), bounds_on(job.claim, gpus))
         self._count(job, sum(memory for _, memory in allocations))
 
     def _count(self, job: Job, memory: int) -> None:

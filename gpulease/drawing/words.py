@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 
 from gpulease.units import format_instant, format_size, format_span
-from gpulease.wire.text import claimed, ranges, spoken
+from gpulease.wire.text import claimed, most_of, ranges, spoken
 from gpulease.wire.text import clean as clean  # noqa: PLC0414 -- a word for people, too
 
 TYPE_CHECKING = False
@@ -361,7 +361,7 @@ def remark_on(
     if over:
         stops = [each.stops_at for each in over if each.stops_at is not None]
         when = f", stops in {until(min(stops), now, write=write)}" if stops else ""
-        return f"over{when}", "bad"
+        return f"{'asked back' if all(map(is_asked_back, over)) else 'over'}{when}", "bad"
     if not job.suspended and any(is_above(job, lease) for lease in leases):
         return "above", "warn"
     if label(job) != "active":
@@ -383,8 +383,13 @@ def is_above(job: JobView, lease: LeaseView) -> bool:
 
     It is within the tolerance, or no job waits for the memory and leases are elastic.
     """
-    above = lease.used is not None and lease.used > lease.memory
+    above = lease.used is not None and lease.used > most_of(lease)
     return above and lease.over_since_at is None and job.state == "active"
+
+
+def is_asked_back(lease: LeaseView) -> bool:
+    """Return whether what a job is over by is within its range: others need the memory."""
+    return lease.memory_bound is not None and (lease.used or 0) <= lease.memory_bound
 
 
 def enforcement(levels: Sequence[EnforcementLevelView]) -> str:

@@ -313,11 +313,11 @@ class LimitRestore:
             text = f"cannot read the limit of job {job} on {gpu}: {failure}"
             self._complaints.say(gpu, text, why=str(failure))
             return None
-        if kept is not None and kept <= lease.memory:
+        if kept is not None and kept <= lease.most:
             return None
         short = gpu[:_SHORT_UUID]
         try:
-            now = self._limiter.set_limit(gpu, directory, lease.memory)
+            now = self._limiter.set_limit(gpu, directory, lease.most)
         except NotLimited as failure:
             return gpu, None, f"the driver no longer limits it on {short}: {failure}"
         return gpu, now, f"the driver had dropped its limit on {short}; it was set again"

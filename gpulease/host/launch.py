@@ -118,7 +118,7 @@ def launch_of(job: Job, invocation: Invocation, directory: Path, context: Launch
         replace(invocation, argv=argv, environment=environment_of(job, invocation, context)),
         SandboxSpec(
             Scope(job.id, user, at_shutdown, _nodes(job, context)),
-            {lease.gpu: lease.memory for lease in job.leases},
+            {lease.gpu: lease.most for lease in job.leases},
             partial(environment_of, job, invocation, context),
         ),
         notice,
@@ -240,10 +240,11 @@ def _leased(
     A GPU without a reading has the size of the lease. With a limit of the driver, which may be
     slightly below the lease, the GPU has the size of the limit.
     """
-    memory = min(lease.memory, limits.get(lease.gpu, lease.memory))
-    shared = min(whole.memory, limits.get(lease.gpu, whole.memory))
+    memory = min(lease.most, limits.get(lease.gpu, lease.most))
+    shared = min(whole.most, limits.get(lease.gpu, whole.most))
     index, name, total = 0, "unknown", None
     if reading is not None:
         index, name, total = reading.index, reading.name, reading.total
     total = memory if lease.gpu in limits else total or memory
-    return LeasedGpu(lease.gpu, index, name, memory, total, place, shared)
+    guaranteed = min(lease.memory, memory)
+    return LeasedGpu(lease.gpu, index, name, memory, total, place, shared, guaranteed)

@@ -34,6 +34,7 @@ from gpulease.lease_api.cuda_state import CUDA, claimed_by
 from gpulease.units import format_size
 from gpulease.wire.jobs import NestedView
 from gpulease.wire.requests import HoldRequest, NestedRequest, WorkerOptionsRequest
+from gpulease.wire.text import most_of
 
 _STACK_LEVEL = 4
 """Frames from a warning to the line that releases the lease, which is two above _release."""
@@ -45,7 +46,7 @@ class LeasedGpu:
 
     uuid: str
     memory: int
-    """Bytes that are leased."""
+    """Bytes that are leased; with a range, its bound."""
 
 
 class Lease:
@@ -83,7 +84,7 @@ class Lease:
 
     @property
     def memory(self) -> int:
-        """Bytes that are leased on each GPU."""
+        """Bytes that are leased on each GPU; with a range, its bound."""
         return min(gpu.memory for gpu in self.gpus)
 
     @property
@@ -297,7 +298,7 @@ def _take(client: Client, request: HoldRequest) -> Lease:
         # Another thread may have used the GPU during the wait.
         _refuse_if_claimed()
         undo = activate(view)
-    gpus = [LeasedGpu(leased.gpu, leased.memory) for leased in job.leases]
+    gpus = [LeasedGpu(leased.gpu, most_of(leased)) for leased in job.leases]
     _held = Lease(client, job.id, gpus, variables(view), undo, _forget)
     return _held
 

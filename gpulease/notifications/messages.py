@@ -90,7 +90,7 @@ class JobDetails:
         for lease in job.leases:
             reading = known.get(lease.gpu)
             name = lease.gpu if reading is None else f"{reading.label} ({reading.name})"
-            yield "GPU", f"{name}, {format_size(lease.memory)}"
+            yield "GPU", f"{name}, {lease.size}"
         yield "submitted", _clock(job.submitted_at)
         if job.started_at is not None:
             yield "started", _clock(job.started_at)
@@ -107,11 +107,11 @@ def memory_use(job: Job, smallest: int) -> str | None:
 
     `smallest` is the smallest lease, in bytes.
     """
-    used = [(lease.used, lease.memory) for lease in job.leases if lease.used is not None]
+    used = [(lease.used, lease.size) for lease in job.leases if lease.used is not None]
     if not used:
         return None
     peak, memory = max(used)
-    text = f"It used {format_size(peak)} at most, of a lease of {format_size(memory)}"
+    text = f"It used {format_size(peak)} at most, of a lease of {memory}"
     size = size_next_time(job, smallest)
     return f"{text}." if size is None else f"{text}; next time --mem {format_size(size)}."
 

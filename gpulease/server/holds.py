@@ -21,6 +21,7 @@ from gpulease.server.validation import (
     notified_of,
     options_of,
     refuse_oversized_exec,
+    size_of,
     span,
     within,
 )
@@ -97,7 +98,7 @@ class HoldHandlers:
             context.scheduler.observer.readings(),
             by_index=invocation.options.get("visible") == "index",
         )
-        memory = min(lease.memory for lease in part.leases)
+        memory = min(lease.most for lease in part.leases)
         options_of(body.options, memory)
         changes = environment_view(environment, self._holders.environment(part, invocation, job))
         gpus = [str(lease.gpu) for lease in part.leases]
@@ -134,7 +135,7 @@ def hold_submission_of(
     environment = environment_of(request.environment)
     refuse_oversized_exec((), environment)
     claim = claim_of(request.claim, defaults)
-    options = options_of(request.options, request.claim.memory)
+    options = options_of(request.options, size_of(request.claim))
     process, shown = _holder(request.pid, caller, find)
     asker = find(caller.pid) if caller.pid > 0 else None
     if process is None and claim.time_limit is None:

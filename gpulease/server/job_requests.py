@@ -30,6 +30,7 @@ from gpulease.server.validation import (
     queue_options_of,
     refuse,
     refuse_oversized_exec,
+    size_of,
     span,
     within,
 )
@@ -92,7 +93,7 @@ def submission_of(
             soft_limits=_soft_limits(request.soft_limits),
             nice=within("nice", request.nice, -20, 19),
             attached=request.attached,
-            options=options_of(request.options, request.claim.memory),
+            options=options_of(request.options, size_of(request.claim)),
             groups=caller.groups,
             terminal=_terminal(request.terminal),
             early_signal=_early_signal(request.early_signal, claim),
@@ -134,6 +135,8 @@ def edit_of(asked: EditRequest, *, is_admin: bool) -> Edit:
         model=asked.model or None,
         min_vram=asked.min_vram or None,
         same_model=bool(asked.same_model),
+        memory_bound=asked.memory_bound,
+        share_bound=asked.share_bound,
     )
     has_limit = asked.time_limit not in (None, 0)
     claim = claim_of(replace(given, time_limit=asked.time_limit if has_limit else None), _ANY)
@@ -151,7 +154,7 @@ def edit_of(asked: EditRequest, *, is_admin: bool) -> Edit:
     names = ("gpus", "time_limit", "model", "min_vram", "same_model")
     changed: dict[str, object] = {each: getattr(claim, each) for each in names}
     if asked.memory is not None or asked.share is not None:
-        changed["memory"] = claim.memory
+        changed |= {"memory": claim.memory, "memory_bound": claim.memory_bound}
     options = {each: getattr(queue, each) for each in _EDITED}
     return Edit(
         claim=_given(changed, asked),
@@ -173,7 +176,7 @@ def _given(values: Mapping[str, object], asked: EditRequest) -> dict[str, object
     return {
         name: value
         for name, value in values.items()
-        if name == "memory" or getattr(asked, name) is not None
+        if name in ("memory", "memory_bound") or getattr(asked, name) is not None
     }
 
 

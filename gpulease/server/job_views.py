@@ -81,6 +81,7 @@ class LeaseViews:
                 needed=lease.used,
                 pools=[_pool_view(each, lease) for each in pools if each.gpu == lease.gpu],
                 shared_with=self._slowed_by(job, lease.gpu),
+                memory_bound=lease.memory_bound,
                 **self._over(job, lease.gpu, seen),
             )
             for lease in job.leases
@@ -184,7 +185,7 @@ def _pool_view(seen: PoolSeen, lease: Lease) -> PoolView:
         version=seen.version,
         limit=seen.limit,
         peak=seen.peak,
-        charged=None if seen.limit is None else max(0, lease.memory - seen.limit),
+        charged=None if seen.limit is None else max(0, lease.most - seen.limit),
         beside=seen.overhead,
     )
 

@@ -83,15 +83,16 @@ def part_of(
     most = [_limited(job, lease, environment) for lease in visible[: claim.gpus]]
     if request.claim.memory is None and request.claim.share is None:
         return replace(job, leases=tuple(most))
-    wanted = [claim.memory_on(allocatable.get(lease.gpu, lease.memory)) for lease in most]
-    if any(size > lease.memory for size, lease in zip(wanted, most, strict=True)):
-        has = format_size(min(lease.memory for lease in most))
+    sizes = [allocatable.get(lease.gpu, lease.most) for lease in most]
+    wanted = [claim.bound_on(size) or claim.memory_on(size) for size in sizes]
+    if any(size > lease.most for size, lease in zip(wanted, most, strict=True)):
+        has = format_size(min(lease.most for lease in most))
         want = format_size(max(wanted))
         raise _exceeds(
             job, f"it has {has} here, and this asks for {want}", f"ask for at most {has}"
         )
     parts = zip(most, wanted, strict=True)
-    return replace(job, leases=tuple(replace(lease, memory=size) for lease, size in parts))
+    return replace(job, leases=tuple(_part(lease, size) for lease, size in parts))
 
 
 def _asked_for(
@@ -168,4 +169,11 @@ def _limited(job: Job, lease: Lease, environment: Mapping[str, str]) -> Lease:
     is_size = size.isascii() and size.isdigit() and len(size) <= _MOST_DIGITS
     if environment.get("GPULEASE_JOB") != str(job.id) or not is_size:
         return lease
-    return replace(lease, memory=max(1, min(lease.memory, int(size))))
+    return _part(lease, max(1, min(lease.most, int(size))))
+
+
+def _part(lease: Lease, size: int) -> Lease:
+    """Return the lease of a part that may use `size` bytes; the job's guarantee stays the same."""
+    if lease.memory_bound is None or size < lease.memory:
+        return replace(lease, memory=size, memory_bound=None)
+    return replace(lease, memory_bound=size)

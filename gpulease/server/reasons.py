@@ -105,16 +105,18 @@ def explanation(claim: Claim, waiting: WaitReason, gpus: int) -> WaitExplanation
     refusal = waiting.refusal
     reserved = (each for each in refusal.obstacles if each.kind is ObstacleKind.RESERVED)
     behind = next((job for each in reserved for job in each.waits_for), None)
-    labels = refusal.labels_of(refusal.waits_for)
+    # Jobs that give memory back do not have to end.
+    waits_for = () if waiting.asks_back else refusal.waits_for
+    labels = refusal.labels_of(waits_for)
     return WaitExplanation(
         why_it_waits(claim, waiting, gpus),
         [
             RefusalView(each.gpu, each.index, each.why, each.label, each.kind.value)
             for each in refusal.obstacles
         ],
-        list(refusal.waits_for),
+        list(waits_for),
         behind,
-        [] if labels == [*map(str, refusal.waits_for)] else labels,
+        [] if labels == [*map(str, waits_for)] else labels,
         None if behind is None else refusal.labels_of([behind])[0],
     )
 
@@ -184,6 +186,11 @@ def why_it_waits(claim: Claim, waiting: WaitReason, gpus: int) -> str | None:
         return f"it asks for {claim.gpus} GPUs, and the driver shows {gpus} now"
     if waiting.over_limit is not None:
         return str(waiting.over_limit)
+    if waiting.asks_back:
+        excess = format_size(sum(each.excess for each in waiting.asks_back))
+        jobs = sorted({job for each in waiting.asks_back for job in each.waits_for})
+        labels = ", ".join(waiting.refusal.labels_of(jobs))
+        return f"waits for job{'s' * (len(jobs) > 1)} {labels} to give back {excess}"
     return _why_no_gpu(claim, waiting.refusal)
 
 
@@ -193,7 +200,7 @@ def _why_no_gpu(claim: Claim, refusal: Refusal) -> str | None:
     able = [each for each in obstacles if each.kind not in (*_STAY, ObstacleKind.NOT_ASKED_FOR)]
     if stay and len(able) + len(refusal.fits) < claim.gpus:
         return _by_gpu(stay)
-    leased = [each for each in obstacles if each.kind is ObstacleKind.LEASED]
+    leased = [each for each in obstacles if each.kind in (ObstacleKind.LEASED, ObstacleKind.EXCESS)]
     if leased:
         return _what_is_missing(claim, leased, len(refusal.fits))
     busy = [each for each in obstacles if each.kind is ObstacleKind.BUSY]

@@ -135,15 +135,17 @@ def checked_key(key: str | None) -> str | None:
 def claim_of(asked: ClaimRequest, defaults: Defaults) -> Claim:
     """Return a claim, with `defaults` where the request leaves a field out."""
     check_claim(asked)
-    limit = asked.time_limit
+    limit, memory = asked.time_limit, _memory(asked, defaults)
+    bound = _size_or_share(asked.memory_bound, asked.share_bound)
     return Claim(
-        _memory(asked, defaults),
+        memory,
         asked.gpus,
         asked.exclusive,
         None if limit is None else timedelta(seconds=limit),
         model=None if asked.model is None else asked.model.strip(),
         min_vram=asked.min_vram,
         same_model=asked.same_model,
+        memory_bound=None if bound == memory else bound,
     )
 
 
@@ -163,12 +165,15 @@ def notified_of(names: Sequence[str]) -> tuple[str, ...]:
 
 
 def _memory(asked: ClaimRequest, defaults: Defaults) -> int | Share:
-    if asked.share is not None:
-        return Share(Fraction(asked.share).limit_denominator(10_000))
-    if asked.memory is not None:
-        return asked.memory
+    asked_for = _size_or_share(asked.memory, asked.share)
+    if asked_for is not None:
+        return asked_for
     # An exclusive job without a size gets the whole GPU.
     return Share(Fraction(100)) if asked.exclusive else defaults.memory
+
+
+def _size_or_share(size: int | None, share: float | None) -> int | Share | None:
+    return size if share is None else Share(Fraction(share).limit_denominator(10_000))
 
 
 def span(
@@ -209,6 +214,13 @@ def instant_of(field: str, written: str | None) -> datetime | None:
     if at.year not in _YEARS:
         raise BadValue.of_field(field, repr(written[:40]), "it is out of range")
     return at
+
+
+def size_of(asked: ClaimRequest) -> int | None:
+    """Return the bytes that a job may use of a GPU; None if that depends on the GPU."""
+    if asked.share_bound is not None:
+        return None
+    return asked.memory if asked.memory_bound is None else asked.memory_bound
 
 
 def options_of(asked: WorkerOptionsRequest, memory: int | None = None) -> dict[str, object]:

@@ -84,10 +84,11 @@ def seconds_of(span: timedelta | None) -> float | None:
 
 def claim_view(claim: Claim, gpus: Mapping[GpuUuid, GpuReading]) -> ClaimView:
     """Return a claim as a wire object; `gpus` are the GPUs that are known."""
-    share = claim.memory if isinstance(claim.memory, Share) else None
+    memory, share = _size_and_share(claim.memory)
+    memory_bound, share_bound = _size_and_share(claim.memory_bound)
     return ClaimView(
-        memory=None if isinstance(claim.memory, Share) else claim.memory,
-        share=float(share.percent) if share else None,
+        memory=memory,
+        share=share,
         gpus=claim.gpus,
         exclusive=claim.exclusive,
         time_limit=seconds_of(claim.time_limit),
@@ -96,7 +97,13 @@ def claim_view(claim: Claim, gpus: Mapping[GpuUuid, GpuReading]) -> ClaimView:
         model=claim.model,
         min_vram=claim.min_vram,
         same_model=claim.same_model,
+        memory_bound=memory_bound,
+        share_bound=share_bound,
     )
+
+
+def _size_and_share(size: int | Share | None) -> tuple[int | None, float | None]:
+    return (None, float(size.percent)) if isinstance(size, Share) else (size, None)
 
 
 def redact_job(view: JobView, viewer: str | None) -> JobView:

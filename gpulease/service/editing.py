@@ -25,7 +25,7 @@ from gpulease.service.refusals import (
     uuids_of,
 )
 from gpulease.service.transactions import change_jobs
-from gpulease.units import Share, format_size, format_span
+from gpulease.units import format_size, format_span
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,8 +237,7 @@ def _differences(before: Job, after: Job, labels: Mapping[GpuUuid, str]) -> Iter
 def _described(job: Job, labels: Mapping[GpuUuid, str]) -> Iterator[tuple[str, str]]:
     claim, options = job.claim, job.queue
     yield "name", job.name
-    size = claim.memory
-    yield "memory", str(size) if isinstance(size, Share) else format_size(size)
+    yield "memory", claim.size
     yield "GPUs", str(claim.gpus)
     yield "", _named(claim, labels)
     yield "model", claim.model or "any"

@@ -23,9 +23,12 @@ from gpulease.service.overuse import (
     HELD_BY_OTHERS,
     IN_USE,
     Finding,
+    Key,
     OveruseWatch,
     Shortfall,
     ShortfallWatch,
+    asked_back,
+    overdrawn,
     record,
     wanted_gpus,
 )
@@ -47,21 +50,25 @@ def size_to_ask_for(found: Finding, peak: int, most: int, shard: int) -> str | N
     """
     # The next pool of the user is smaller by what was learnt, and grows with the lease.
     excused = found.state.is_excused
-    size = round_up_size(found.lease.memory + found.overhead) if excused else advised_size(peak)
+    size = round_up_size(found.limit + found.overhead) if excused else advised_size(peak)
     size = min(size, most) if most else size
     shown = format_size(size)
-    if size <= found.lease.memory or shown == format_size(found.lease.memory):
+    if size <= found.limit or shown == format_size(found.limit):
         return None
     if found.job.slurm is not None:
         shards = f", or --gres=shard:{-(-size // shard)}" if shard else ""
         return f"gpulease run --mem {shown}{shards}"
+    if found.lease.memory_bound is not None and not found.wanted:
+        shown = f"{format_size(found.lease.memory)}..{shown}"
     return shown if found.job.holder is not None else f"--mem {shown}"
 
 
 def overuse_warning(found: Finding, ask: str | None) -> str:
-    """Return the notice that a job exceeds its lease, with the consequence."""
+    """Return the notice that a job exceeds its lease or guarantee, with the consequence."""
     if not found.is_leased:
         return _without_lease(found)
+    if found.is_asked_back:
+        return f"{_holds(found)}, and other jobs need the rest; {_give_back(found)}"
     if found.state.is_excused:
         return f"{_holds(found)}; {_not_stopped(found)}; {_next_time(ask)}"
     why = ", and other jobs wait for that memory" if found.policy.elastic and found.wanted else ""
@@ -110,10 +117,15 @@ def _consequence(found: Finding, ask: str | None) -> str:
     return f"{_deadline(left, 'frees the rest')}; {_next_time(ask)}"
 
 
+def _give_back(found: Finding) -> str:
+    rest, left = format_size(found.used - found.lease.memory), found.state.left(found.policy)
+    return f"give back {rest}" if left is None else _deadline(left, f"gives back {rest}")
+
+
 def overuse_clear(found: Finding) -> str:
     """Return the notice that a job is not stopped after an earlier notice."""
     job, gpu = found.job.title, f"GPU {found.label}"
-    within = found.used <= found.lease.memory + found.policy.tolerance
+    within = found.used <= found.limit + found.policy.tolerance
     if within and not found.is_leased:
         return f"{job} holds only a CUDA context on {gpu} now, and is not stopped"
     if within:
@@ -134,8 +146,12 @@ def overuse_stop(found: Finding, peak: int, ask: str | None) -> tuple[str, str]:
     used = _used(found)
     at_most = f" ({format_size(peak)} at most)" if format_size(peak) != used else ""
     held = f"it held {used} of GPU {found.label}{at_most}"
-    if found.is_leased:
-        why = f"{held} under a lease of {format_size(found.lease.memory)} for longer than {after}"
+    if found.is_asked_back:
+        guaranteed = format_size(found.lease.memory)
+        why = f"{held}, of which {guaranteed} are guaranteed, and gave back too little in {after}"
+        hint = f"use {ask} to keep as much" if ask else "give memory back at the notice"
+    elif found.is_leased:
+        why = f"{held} under a lease of {found.lease.size} for longer than {after}"
         hint = f"use {ask}" if ask else f"{_NO_MORE}: reduce its use, or use more GPUs"
     else:
         why, hint = f"{held}, which it did not lease, for longer than {after}", _use_own(found)
@@ -185,12 +201,14 @@ def _gpus(found: IdleFinding) -> str:
 
 
 def _holds(found: Finding) -> str:
-    lease = format_size(found.lease.memory)
-    return f"{found.job.title} holds {_used(found)} of GPU {found.label}, and its lease is {lease}"
+    held = f"{found.job.title} holds {_used(found)} of GPU {found.label}"
+    if found.is_asked_back:
+        return f"{held}, of which {format_size(found.lease.memory)} are guaranteed"
+    return f"{held}, and its lease is {found.lease.size}"
 
 
 def _used(found: Finding) -> str:
-    return format_above(found.used, found.lease.memory)
+    return format_above(found.used, found.limit)
 
 
 _log = logging.getLogger(__name__)
@@ -236,11 +254,11 @@ class EnforcementLoop:
             RecordUnwritable: an action failed; the next observation finds its reason again.
         """
         scheduler, watch = self._scheduler, self._overuse
-        wanted, now = self._wanted_now(), self._clock.steady()
-        failures = _Failures()
-        for found in watch.findings(
-            scheduler.store.live(), seen, wanted.leased, now, wanted.in_use
-        ):
+        wanted, now, live = self._wanted_now(), self._clock.steady(), scheduler.store.live()
+        needed, failures = wanted.asked_back, _Failures()
+        if any(lease.memory_bound is not None for job in live for lease in job.leases):
+            needed |= overdrawn(ledgers(snapshot(live, seen, scheduler.policy, {}, seen.at)))
+        for found in watch.findings(live, seen, wanted.leased, now, wanted.in_use, needed):
             with failures:
                 await self._act(found)
                 watch.settled(found)
@@ -269,7 +287,9 @@ class EnforcementLoop:
         if self._wanted[0] is not plan:
             self._wanted = (
                 plan,
-                _Wanted(wanted_gpus(plan, HELD_BY_OTHERS), wanted_gpus(plan, IN_USE)),
+                _Wanted(
+                    wanted_gpus(plan, HELD_BY_OTHERS), wanted_gpus(plan, IN_USE), asked_back(plan)
+                ),
             )
         return self._wanted[1]
 
@@ -307,6 +327,8 @@ class _Wanted:
 
     leased: frozenset[GpuUuid] = frozenset()
     in_use: frozenset[GpuUuid] = frozenset()
+    asked_back: frozenset[Key] = frozenset()
+    """The leases of which they need what is used above the guarantee."""
 
 
 class _Failures:

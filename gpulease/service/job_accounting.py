@@ -114,11 +114,14 @@ class JobAccounting:
         if job.outcome not in _BY_ITSELF or before.outcome is not None or not job.leases:
             return job
         peaks = [peak for lease in job.leases if (peak := self._peak(job, lease)) is not None]
-        leased = min(lease.memory for lease in job.leases)
+        leased = min(lease.most for lease in job.leases)
         found = diagnose_oom(job.exit, said, max(peaks, default=None), leased)
         if found is None:
             return job
         job = replace(job, usage=replace(job.usage, out_of_memory=True))
+        if job.claim.memory_bound is not None and peaks:
+            # Other jobs may have held what was missing up to its bound.
+            leased = max(job.leases[0].memory, min(leased, max(peaks)))
         return self._with_retry(tx, job, found, leased, max(peaks, default=None))
 
     def _with_use(self, job: Job, idle: Mapping[GpuUuid, int]) -> Job:
@@ -146,7 +149,7 @@ class JobAccounting:
         # A GPU that is unreadable, perhaps because of the job's failure, offers nothing now.
         at = job.ended_at or job.submitted_at
         most = most_of(self._observer.latest, self._policy(), job.claim, at)
-        what = f"{(job.exit or Exit(1)).verb}: it ran out of GPU memory{_with_peak(peak, leased)}"
+        what = f"{(job.exit or Exit(1)).verb}: it ran out of GPU memory{_with_peak(peak, job)}"
         size = advised_size_after_oom(leased, peak, found.lacking)
         size = min(size, most) if most else size
         if most and found.lacking is not None and found.lacking > most:
@@ -172,7 +175,7 @@ class JobAccounting:
         submission = continuation(tx, job)
         submission = replace(
             submission,
-            claim=replace(job.claim, memory=memory),
+            claim=replace(job.claim, memory=memory, memory_bound=None),
             wait_for=None if job.gives_up_at is None else job.gives_up_at - job.submitted_at,
             usage=replace(submission.usage, attempt=job.usage.attempt + 1, size_reason=None),
         )
@@ -199,8 +202,8 @@ def _as_watched(job: Job, *, stops: bool) -> Job:
     return replace(job, leases=tuple(leases))
 
 
-def _with_peak(peak: int | None, leased: int) -> str:
-    lease = format_size(leased)
+def _with_peak(peak: int | None, job: Job) -> str:
+    lease = min(job.leases, key=lambda each: each.memory).size
     if peak is None:
         return f" in a lease of {lease}"
     return f" after using up to {format_size(peak)} of a lease of {lease}"

@@ -10,11 +10,11 @@ The caller acts on the findings and calls `settled` after each. An action that f
 disk, say) is found again in the next observation.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 
-from gpulease.domain.gpu import GpuMemory, GpuUuid, JobId
+from gpulease.domain.gpu import EXCESS_TOLERANCE, GpuMemory, GpuUuid, JobId
 from gpulease.domain.job import Job, Owner
 from gpulease.domain.lease import Lease, State
 from gpulease.domain.overuse import (
@@ -31,7 +31,7 @@ from gpulease.service.observation import Observation
 from gpulease.service.ports import Store
 from gpulease.units import MIB
 
-HELD_BY_OTHERS = frozenset({ObstacleKind.LEASED, ObstacleKind.RESERVED})
+HELD_BY_OTHERS = frozenset({ObstacleKind.LEASED, ObstacleKind.EXCESS, ObstacleKind.RESERVED})
 IN_USE = HELD_BY_OTHERS | {ObstacleKind.UNMANAGED}
 _SHORTEST_STEP = timedelta(seconds=1)
 Key = tuple[JobId, GpuUuid]
@@ -57,6 +57,16 @@ class Finding:
     """Bytes over the lease that frameworks hold beside their pools (`excess_overhead`)."""
 
     @property
+    def limit(self) -> int:
+        """The bytes that the job may hold now."""
+        return self.lease.memory if self.wanted else self.lease.most
+
+    @property
+    def is_asked_back(self) -> bool:
+        """Whether the job is asked to give back what it holds above its guarantee."""
+        return self.wanted and self.lease.memory_bound is not None
+
+    @property
     def is_leased(self) -> bool:
         """Whether the job has a lease on the GPU at all."""
         return any(lease.gpu == self.lease.gpu for lease in self.job.leases)
@@ -72,6 +82,32 @@ def wanted_gpus(plan: Plan | None, why: frozenset[ObstacleKind]) -> frozenset[Gp
         # In a long queue, the first jobs wait for all of them.
         if len(found) == len(plan.gpus):
             break
+    return frozenset(found)
+
+
+def asked_back(plan: Plan | None) -> frozenset[Key]:
+    """Return the leases of which a queued job needs what is used above the guarantee."""
+    found: set[Key] = set()
+    gpus = () if plan is None else plan.gpus
+    every = {(entry.job, gpu.uuid) for gpu in gpus for entry in gpu.entries if entry.excess}
+    for reason in plan.reasons() if plan is not None and every else ():
+        found.update((job, each.gpu) for each in reason.asks_back for job in each.waits_for)
+        if len(found) == len(every):
+            break
+    return frozenset(found)
+
+
+def overdrawn(gpus: Iterable[GpuMemory]) -> frozenset[Key]:
+    """Return the leases of which other leases need what is used above the guarantee.
+
+    The jobs of those leases do not use all of it yet, and would find less than they have leased.
+    """
+    found: set[Key] = set()
+    for gpu in gpus:
+        if gpu.allocatable is not None and gpu.unmanaged is not None:
+            missing = gpu.committed + gpu.unmanaged - gpu.allocatable
+            every = [entry for entry in gpu.entries if entry.excess and missing > 0]
+            found.update((entry.job, gpu.uuid) for entry in gpu.excess_of(missing) or every)
     return frozenset(found)
 
 
@@ -137,6 +173,7 @@ class OveruseWatch:
         wanted: frozenset[GpuUuid],
         now: timedelta,
         in_use: frozenset[GpuUuid] = frozenset(),
+        needed: frozenset[Key] = frozenset(),
     ) -> list[Finding]:
         """Return the leases that need an action after one observation.
 
@@ -146,6 +183,7 @@ class OveruseWatch:
             wanted: the GPUs with leased memory that a queued job waits for.
             now: the time of the observation by the steady clock.
             in_use: the GPUs with any used memory that a queued job waits for.
+            needed: the leases with ranges of which others need what is above the guarantee.
         """
         running = [job for job in jobs if job.state is State.ACTIVE]
         ids = {job.id for job in running}
@@ -157,13 +195,15 @@ class OveruseWatch:
         for job in running:
             policy = self.policy(job)
             for lease in job.leases:
-                used = seen.used(job.id, lease.gpu)
-                is_over = used is not None and used > lease.memory + policy.tolerance
+                used, rule, is_wanted = seen.used(job.id, lease.gpu), policy, lease.gpu in wanted
+                if lease.memory_bound is not None:
+                    # Its own bound takes the place of `elastic`.
+                    is_wanted = (job.id, lease.gpu) in needed
+                    tolerance = EXCESS_TOLERANCE if is_wanted else policy.tolerance
+                    rule = replace(policy, elastic=False, tolerance=tolerance)
+                is_over = used is not None and used > lease.most + policy.tolerance
                 overhead = self._overhead(job, lease, seen) if is_over else 0
-                is_wanted = lease.gpu in wanted
-                found.append(
-                    self._judge(job, lease, used, policy, is_wanted, now, overhead=overhead)
-                )
+                found.append(self._judge(job, lease, used, rule, is_wanted, now, overhead=overhead))
             for gpu, is_there in there.get(job.id, {}).items():
                 none = Lease(gpu, 0, job.submitted_at)
                 used = seen.used(job.id, gpu)
@@ -199,10 +239,10 @@ class OveruseWatch:
         notify: bool = False,
         overhead: int = 0,
     ) -> Finding | None:
-        key = job.id, lease.gpu
+        key, limit = (job.id, lease.gpu), lease.memory if wanted else lease.most
         before = self._states.get(key) or _recorded(lease, policy)
         after, action = judge(
-            lease.memory, used, before, policy, wanted=wanted, now=now, overhead=overhead
+            limit, used, before, policy, wanted=wanted, now=now, overhead=overhead
         )
         if before.over_for is None and after.over_for is not None:
             self._went_over(job)

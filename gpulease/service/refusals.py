@@ -255,6 +255,8 @@ def refuse_what_can_never_run(claim: Claim, gpus: tuple[GpuMemory, ...], policy:
             f"cannot lease {claim.gpus} GPUs: this machine has {len(gpus)}",
             f"ask for at most {len(gpus)}; gpulease status shows them",
         )
+    if claim.exclusive and claim.memory_bound is not None:
+        raise CannotLease("cannot lease a range: the job is exclusive", "use one size: --mem 10G")
     if not isinstance(claim.memory, Share) and claim.memory < policy.smallest_lease:
         smallest = format_size(policy.smallest_lease)
         raise CannotLease(

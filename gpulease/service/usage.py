@@ -199,11 +199,11 @@ class Usage:
             processes.append((process.memory - beyond, total))
             # The pool may be smaller than its limit, but is unknown where it grows.
             beside = process.memory - beyond - total
-            if len(pools) == 1 and process.memory > lease.memory and job.owner.has_name:
+            if len(pools) == 1 and process.memory > lease.most and job.owner.has_name:
                 (framework,) = limits[process.pid]
                 version = next(each.version for each in reports if each.framework == framework)
                 self._note(job, framework, version, pools[0], beside, seen.at)
-        return excess_overhead(lease.memory, processes)
+        return excess_overhead(lease.most, processes)
 
     def _pool(self, job: JobId, pid: int, framework: str, gpu: GpuUuid, limit: int) -> PoolReport:
         """Return the latest report of a pool, or its first limit where there is none."""

@@ -47,15 +47,18 @@ def invocation_key(job: Job) -> JobId:
 def job_values(job: Job) -> dict[str, object]:
     """Return the columns of `job` except its id, as SQLite stores them."""
     claim, exit_ = job.claim, job.exit or Exit()
-    share = claim.memory if isinstance(claim.memory, Share) else None
+    memory, share = _size_and_share(claim.memory)
+    memory_bound, share_bound = _size_and_share(claim.memory_bound)
     return {
         "uid": job.owner.uid,
         "gid": job.owner.gid,
         "user": job.owner.user,
         "name": job.name,
         "command": job.command,
-        "memory": None if share else claim.memory,
-        "share": str(share.percent) if share else None,
+        "memory": memory,
+        "share": share,
+        "memory_bound": memory_bound,
+        "share_bound": share_bound,
         "gpus": claim.gpus,
         "exclusive": claim.exclusive,
         "time_limit_us": _microseconds(claim.time_limit),
@@ -94,6 +97,14 @@ def job_values(job: Job) -> dict[str, object]:
         "slurm_restarts": None if job.slurm is None else job.slurm.restarts,
         "notify": ",".join(job.notify) or None,
     }
+
+
+def _size_and_share(size: int | Share | None) -> tuple[int | None, str | None]:
+    return (None, str(size.percent)) if isinstance(size, Share) else (size, None)
+
+
+def _size_or_share(size: int | None, share: str | None) -> int | Share | None:
+    return size if share is None else Share(Fraction(share))
 
 
 def _microseconds(span: timedelta | None) -> int | None:
@@ -302,14 +313,14 @@ def _lease_of(row: LeaseRow) -> Lease:
         enforced_by=None if rungs is None else tuple(filter(None, rungs.split(","))),
         driver_limit=row.driver_limit,
         used=row.used,
+        memory_bound=row.memory_bound,
     )
 
 
 def _claim_of(row: JobRow) -> Claim:
-    share = Share(Fraction(row.share)) if row.share is not None else None
     limit = row.time_limit_us
     return Claim(
-        share if share is not None else row.memory or 0,
+        _size_or_share(row.memory, row.share) or 0,
         row.gpus,
         row.exclusive,
         None if limit is None else limit * _MICROSECOND,
@@ -317,6 +328,7 @@ def _claim_of(row: JobRow) -> Claim:
         row.gpu_model,
         row.min_vram,
         row.same_model,
+        _size_or_share(row.memory_bound, row.share_bound),
     )
 
 

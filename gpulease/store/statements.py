@@ -213,7 +213,11 @@ def runs_like(
     """
     similar = (
         select(
-            func.max(LeaseRow.memory), func.max(LeaseRow.used), JobRow.out_of_memory, JobRow.outcome
+            # With a range, the bound was there to be used.
+            func.max(func.coalesce(LeaseRow.memory_bound, LeaseRow.memory)),
+            func.max(LeaseRow.used),
+            JobRow.out_of_memory,
+            JobRow.outcome,
         )
         .join(LeaseRow, LeaseRow.job == JobRow.id)
         .where(JobRow.uid == uid, JobRow.alike == shape.similar_key, JobRow.gpus == gpus)

@@ -279,6 +279,9 @@ class JobRow(Row):
     slurm_restarts: Mapped[int | None]
     notify: Mapped[str | None]
     """The events of which its owner is notified, separated by commas."""
+    memory_bound: Mapped[int | None]
+    """What it may use while no other job needs it: bytes, or the share; null without a range."""
+    share_bound: Mapped[str | None]
 
 
 class HolderRow(Row):
@@ -350,6 +353,7 @@ class LeaseRow(Row):
     """Its enforcement levels, separated by commas; empty for none, null if unknown."""
     driver_limit: Mapped[int | None]
     used: Mapped[int | None]
+    memory_bound: Mapped[int | None]
 
 
 class PoolRow(Row):

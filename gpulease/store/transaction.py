@@ -360,6 +360,7 @@ class SqlTransaction:
                     "gpu": lease.gpu,
                     "place": place,
                     "memory": lease.memory,
+                    "memory_bound": lease.memory_bound,
                     **lease_values(lease),
                 }
                 self._execute(statements.ADD_LEASE, new)

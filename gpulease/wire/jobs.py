@@ -51,6 +51,10 @@ class ClaimView:
     model: str | None = None
     min_vram: int | None = None
     same_model: bool = False
+    memory_bound: int | None = None
+    """Bytes that it may use while no other job needs them; null without a range."""
+    share_bound: float | None = None
+    """The same as a share of a GPU, in percent."""
 
 
 @dataclass(slots=True)
@@ -91,6 +95,8 @@ class LeaseView:
     shared_with: list[str] = field(default_factory=list)
     """The other jobs on the GPU, as people see their ids, if together they keep it so busy that
     each probably runs slower; empty otherwise."""
+    memory_bound: int | None = None
+    """Bytes that the job may use there while no other job needs them; null without a range."""
 
 
 @dataclass(slots=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from datetime import timedelta
 
 from gpulease.errors import BadValue
-from gpulease.units import LONGEST_SPAN, format_span
+from gpulease.units import LONGEST_SPAN, format_size, format_span
 from gpulease.wire.text import LONGEST_NAME
 
 TYPE_CHECKING = False
@@ -33,6 +33,7 @@ def check_claim(asked: ClaimRequest) -> None:
     """Check what a job asks for."""
     if asked.memory is not None and asked.share is not None:
         raise BadValue.of_field("claim.share", asked.share, "the claim has a size as well")
+    _check_bound(asked)
     if not 1 <= asked.gpus <= MOST_GPUS:
         raise BadValue.of_field(
             "claim.gpus",
@@ -44,9 +45,10 @@ def check_claim(asked: ClaimRequest) -> None:
         raise BadValue.of_field(
             "claim.share", f"{asked.share:g}%", "a share is above 0% and at most 100%"
         )
-    for field, size in (("claim.memory", asked.memory), ("claim.min_vram", asked.min_vram)):
+    for field in ("memory", "min_vram", "memory_bound"):
+        size = getattr(asked, field)
         if size is not None and not 1 <= size <= LARGEST_SIZE:
-            raise BadValue.of_field(field, size, "no GPU has so many bytes")
+            raise BadValue.of_field(f"claim.{field}", size, "no GPU has so many bytes")
     limit = asked.time_limit
     if limit is not None and not 1 <= limit <= LONGEST_SPAN.total_seconds():
         raise BadValue.of_field(
@@ -65,6 +67,33 @@ def check_claim(asked: ClaimRequest) -> None:
             "it is no name of a model",
             "use a part of the name that gpulease status shows, such as --gpu-model A100",
         )
+
+
+def _check_bound(asked: ClaimRequest) -> None:
+    """Check the bound of a range; a size and a share can be compared on a GPU only."""
+    memory, share = asked.memory_bound, asked.share_bound
+    if memory is None and share is None:
+        return
+    field = "claim.memory_bound" if share is None else "claim.share_bound"
+    shown = f"{share:g}%" if memory is None else format_size(memory)
+    why, hint = None, "write the smaller size first: --mem 4G..10G"
+    if memory is not None and share is not None:
+        why = "the range has a size as its bound"
+    elif asked.memory is None and asked.share is None:
+        why = "the range guarantees nothing"
+    elif share is not None and not 0 < share <= 100:
+        why = "a share is above 0% and at most 100%"
+    elif _is_less(memory, asked.memory) or _is_less(share, asked.share):
+        why = "the bound is below what the range guarantees"
+    elif asked.exclusive:
+        why = "no job waits for the rest of the GPU of an exclusive one"
+        hint = "with --exclusive use one size, or leave out --mem for the whole GPU"
+    if why is not None:
+        raise BadValue.of_field(field, shown, why, hint)
+
+
+def _is_less(bound: float | None, least: float | None) -> bool:
+    return bound is not None and least is not None and bound < least
 
 
 def check_counts(asked: WorkerOptionsRequest) -> None:

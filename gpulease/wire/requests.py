@@ -35,6 +35,10 @@ class ClaimRequest:
     """Only GPUs of at least this size, in bytes; up to 8% that the driver keeps may be missing."""
     same_model: bool = False
     """All GPUs of the job have the same name."""
+    memory_bound: int | None = None
+    """Bytes that the job may use while no other job needs them; `memory` or `share` is guaranteed.
+    Null like `share_bound`, in percent: the same as is guaranteed."""
+    share_bound: float | None = None
 
 
 @dataclass(slots=True)
@@ -347,7 +351,10 @@ class EditRequest:
 
     jobs: list[int]
     memory: int | None = None
+    """As in `ClaimRequest`, like `share`; either replaces both ends of a range."""
     share: float | None = None
+    memory_bound: int | None = None
+    share_bound: float | None = None
     gpus: int | None = None
     named: list[str] | None = None
     """As in `ClaimRequest`; an empty list: any."""

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from typing import Protocol
 
-    from gpulease.wire.jobs import ClaimView, JobView
+    from gpulease.wire.jobs import ClaimView, JobView, LeaseView
     from gpulease.wire.machine import GpuView, ProcessView, StatusView
     from gpulease.wire.usage import PastJobView
 
@@ -156,9 +156,10 @@ def ordinal(number: int) -> str:
 
 
 def claimed(claim: ClaimView) -> str:
-    """Write a claim: 4G, 2 x 40%, 4G exclusive, 4G on GPU 1, 4G on A100."""
-    memory = "?" if claim.memory is None else format_size(claim.memory)
-    amount = memory if claim.share is None else f"{claim.share:g}%"
+    """Write a claim: 4G, 4G..10G, 2 x 40%, 4G exclusive, 4G on GPU 1, 4G on A100."""
+    amount = _size_or_share(claim.memory, claim.share)
+    if claim.memory_bound is not None or claim.share_bound is not None:
+        amount += f"..{_size_or_share(claim.memory_bound, claim.share_bound)}"
     times = f"{claim.gpus} x {amount}" if claim.gpus > 1 else amount
     times = f"{times} exclusive" if claim.exclusive else times
     which = [_named(claim), clean(claim.model) if claim.model else None]
@@ -167,6 +168,23 @@ def claimed(claim: ClaimView) -> str:
     which += ["one model" if claim.same_model else None]
     wanted = ", ".join(each for each in which if each)
     return f"{times} on {wanted}" if wanted else times
+
+
+def _size_or_share(size: int | None, share: float | None) -> str:
+    if share is not None:
+        return f"{share:g}%"
+    return "?" if size is None else format_size(size)
+
+
+def leased(lease: LeaseView) -> str:
+    """Write the size of a lease: 4G, or 4G..10G with a bound."""
+    bound = "" if lease.memory_bound is None else f"..{format_size(lease.memory_bound)}"
+    return f"{format_size(lease.memory)}{bound}"
+
+
+def most_of(lease: LeaseView) -> int:
+    """Return the bytes that a job may use of a GPU while no other job needs them."""
+    return lease.memory if lease.memory_bound is None else lease.memory_bound
 
 
 def _named(claim: ClaimView) -> str | None:

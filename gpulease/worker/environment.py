@@ -75,6 +75,8 @@ class LeasedGpu:
     """Its number among the GPUs of the job; None: as in the list of GPUs."""
     whole: int | None = None
     """What all processes of the job may use on it; None: `memory`, of which it may be more."""
+    guaranteed: int | None = None
+    """What the job keeps when others need memory; None: all of `memory`."""
 
 
 OverheadOf = Callable[[str, LeasedGpu], int]
@@ -155,6 +157,7 @@ def worker_environment(  # noqa: PLR0913  a lease and its context
         "GPULEASE_JOB": job,
         "GPULEASE_WORKER": marker,
         "GPULEASE_MEMORY": str(min(gpu.memory for gpu in gpus)),
+        "GPULEASE_MEMORY_GUARANTEED": str(min(gpu.guaranteed or gpu.memory for gpu in gpus)),
         "GPULEASE_MEMORY_FRACTION": _decimal(_fraction([(gpu.memory, gpu.total) for gpu in gpus])),
         HOOK_VARIABLE: _for_the_hooks(
             {

@@ -18,18 +18,25 @@ from gpulease.domain.job import (
     Outcome,
 )
 from gpulease.domain.lease import Trigger
+from gpulease.domain.memory_estimate import size_for
 from gpulease.service.ports import Event, PastJob
 from gpulease.store.store import SqlStore
 
 HOUR = timedelta(hours=1)
 
 
-def end(store: SqlStore, hours: int, utilization: int | None = None) -> Job:
-    """Run a job for so long."""
+def end(
+    store: SqlStore, hours: int, utilization: int | None = None, bound: int | None = None
+) -> Job:
+    """Run a job for so long, which uses all that it may."""
     usage = JobUsage(CommandFingerprint("similar", "exact"))
     with store.write() as tx:
         job = tx.add(replace(order(2 * G, time_limit=9 * HOUR), usage=usage), NOON)
+        job = replace(job, claim=replace(job.claim, memory_bound=bound))
         started = running_job(job, at=NOON + HOUR)
+        started = replace(
+            started, leases=tuple(replace(each, used=each.most) for each in started.leases)
+        )
         tx.save(started, Event(NOON, Trigger.GRANT))
         at = NOON + HOUR * (1 + hours)
         ended = replace(ended_job(started, at=at), utilization=utilization)
@@ -46,6 +53,13 @@ def test_a_restart_learns_what_the_daemon_had_learnt(store: SqlStore) -> None:
     assert store.past_jobs(NOON) == sorted(learnt, key=lambda past: past.released_at)
     assert store.past_jobs(NOON + 3 * HOUR + HOUR / 2) == [learnt[0]]
     assert learnt[0].memory == 2 * G
+
+
+def test_a_job_with_a_range_teaches_no_size_above_its_bound(store: SqlStore) -> None:
+    job = end(store, 1, bound=6 * G)
+    with store.write() as tx:
+        (run,) = tx.past_runs(job.owner.uid, CommandFingerprint("similar", "exact"), 1, 10)
+    assert (run.leased, size_for([run])) == (6 * G, 6 * G)
 
 
 def test_a_restart_knows_when_the_last_dependency_of_a_job_was_met(store: SqlStore) -> None:

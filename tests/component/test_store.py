@@ -290,7 +290,7 @@ def test_a_file_of_every_released_schema_is_migrated_after_a_copy(
 
 
 def test_what_earlier_releases_stored_is_read_back(tmp_path: Path) -> None:
-    for schema in ("0005", "0006", "0007", "0010", "0011"):
+    for schema in ("0005", "0006", "0007", "0010", "0011", "0012"):
         (tmp_path / schema).mkdir()
     with closing(released(tmp_path / "0005", "0005")) as store:
         [job] = [job for job in store.live() if job.queue.held]
@@ -314,6 +314,11 @@ def test_what_earlier_releases_stored_is_read_back(tmp_path: Path) -> None:
     with closing(released(tmp_path / "0011", "0011")) as store:
         [job] = [job for job in store.live() if job.predicted_until_at]
         assert job.predicted_from_at == job.granted_at
+        assert not any(lease.memory_bound for job in store.live() for lease in job.leases)
+    with closing(released(tmp_path / "0012", "0012")) as store:
+        active, waiting = (job for job in store.live() if job.claim.memory_bound)
+        assert (active.claim.size, active.leases[0].size) == ("1G..10G", "1G..7.5G")
+        assert waiting.claim.size == "1G..40%"
 
 
 def test_a_migration_forgets_neither_how_far_ids_have_come_nor_what_a_job_is(

@@ -128,7 +128,7 @@ def test_failed_over_its_lease_and_out_of_memory_are_each_one_message_whatever_i
         begins, after,
         f"job {fails} (sh) failed: exit status 3",
         f"job {short} (sh) ran out of GPU memory",
-        f"job {over} ({Path(HUNGRY).name}) exceeds its lease",
+        f"job {over} ({Path(HUNGRY).name}) has to free memory",
     ])  # fmt: skip
     bodies = {title.partition(": ")[2]: body for title, body in receiver.got}
     assert "hint: use --mem 1.5G" in bodies[f"job {short} (sh) ran out of GPU memory"]

@@ -171,7 +171,7 @@ def test_status_keeps_its_contract(daemon: Daemon) -> None:
     assert row["claim"].items() >= claim.items()
     assert set(row["leases"][0]) == {
         *("gpu", "memory", "used", "peak", "enforced_by", "driver_limit", "over_since_at"),
-        *("stops_at", "needed", "pools", "shared_with"),
+        *("stops_at", "needed", "pools", "shared_with", "memory_bound"),
     }
     assert row["submitted_at"].endswith("Z")
 

@@ -88,6 +88,11 @@ def test_parts_of_several_gpus_are_refused() -> None:
     assert "--gpus 2 --exclusive" in (error.value.hint or "")
 
 
+def test_a_range_is_refused() -> None:
+    with pytest.raises(BadValue, match=r"--mem 4G\.\.10G on a cluster"):
+        order(mem="4G..10G").size()
+
+
 def test_more_than_any_gpu_has_is_refused() -> None:
     assert order(mem="24G").size().gres == "shard:96"
     with pytest.raises(CannotLease, match="the largest GPU of the cluster offers 24G"):

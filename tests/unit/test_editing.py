@@ -178,6 +178,7 @@ def test_a_request_is_checked_as_a_submission_is_and_names_the_field() -> None:
         {}, {"memory": 0}, {"memory": 1, "share": 5.0}, {"share": 101.0}, {"gpus": 0},
         {"time_limit": -1.0}, {"time_limit": 1e12}, {"name": "a\nb"}, {"nice": 20},
         {"begin_at": "tomorrow"}, {"after": ["x"]}, {"after": ["17:sometimes"]},
+        {"memory_bound": 1}, {"memory": 2, "memory_bound": 1},
     )  # fmt: skip
     for fields in wrong:
         with pytest.raises(GpuleaseError) as refused:
@@ -187,7 +188,9 @@ def test_a_request_is_checked_as_a_submission_is_and_names_the_field() -> None:
         assert (refused.value.parts is None) is (not fields)
     clears = edit_of(EditRequest([1], time_limit=0.0, begin_at="now", after=[]), is_admin=False)
     assert clears == Edit({"time_limit": None}, {"begin_at": None}, None, ())
-    assert edit_of(EditRequest([1], memory=GIB), is_admin=False).claim == {"memory": GIB}
+    assert edit_of(EditRequest([1], memory=GIB), is_admin=False).claim == {
+        "memory": GIB, "memory_bound": None,
+    }  # fmt: skip
 
 
 # Moves.

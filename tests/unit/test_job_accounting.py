@@ -47,7 +47,14 @@ FAILED = WorkerExited(Outcome.EXITED, Exit(1), NOON)
 class World:
     """A store with one job that runs, and what looks at its end."""
 
-    def __init__(self, retry: float | None = None, attempt: int = 0, memory: int = 2 * G) -> None:
+    def __init__(
+        self,
+        retry: float | None = None,
+        attempt: int = 0,
+        memory: int = 2 * G,
+        *,
+        ranged: bool = False,
+    ) -> None:
         self.store = MemoryStore()
         gpus = FakeGpus({"GPU-a": 8 * G})
         self.policy = Policy()
@@ -71,6 +78,8 @@ class World:
         account = JobUsage(retry_factor=None if retry is None else Fraction(retry), attempt=attempt)
         with self.store.write() as tx:
             job = tx.add(replace(order(memory), usage=account), NOON)
+            if ranged:
+                job = replace(job, claim=replace(job.claim, memory_bound=6 * G))
             tx.save(running_job(job), Event(NOON, "worker_started"))
 
     async def read(self, job: JobId) -> str:
@@ -153,6 +162,29 @@ def test_without_a_factor_the_owner_is_told_and_nothing_is_queued() -> None:
     assert ended.usage.out_of_memory
     assert mentions(ended.detail, "1.9G", "2G", "--mem 2.5G")
     assert world.store.live() == ()
+
+
+@pytest.mark.parametrize(
+    ("peak", "advice"),
+    [
+        pytest.param(6 * G - 1, "--mem 7.5G", id="it needs more than its bound"),
+        pytest.param(4 * G, "--mem 5G", id="others held the rest up to the bound"),
+    ],
+)
+def test_a_job_with_a_range_is_told_to_ask_for_more_than_it_reached(peak: int, advice: str) -> None:
+    world = World(ranged=True)
+    world.used(peak)
+    ended = world.end()
+    assert ended.usage.out_of_memory
+    assert mentions(ended.detail, "2G..6G", advice)
+
+
+def test_a_new_try_of_a_job_with_a_range_has_its_size_guaranteed() -> None:
+    world = World(retry=1.5, ranged=True)
+    world.used(4 * G)
+    world.end()
+    (again,) = world.store.live()
+    assert again.claim.size == "6G"
 
 
 def test_with_a_factor_another_job_is_queued_that_points_back() -> None:

@@ -66,6 +66,24 @@ def test_a_part_may_be_of_the_gpus_that_are_asked_for() -> None:
         part(named=["1"], by_index=True)
 
 
+def test_a_part_of_a_range_is_at_most_its_bound() -> None:
+    ranged = replace(JOB, leases=(Lease(FIRST, 2 * G, NOON, memory_bound=6 * G),))
+
+    def sizes(environment: dict[str, str], **claim: int) -> list[str]:
+        asked = NestedRequest({}, ClaimRequest(**claim))
+        found = part_of(ranged, asked, environment, Defaults(G), ALLOCATABLE, GPUS, by_index=False)
+        return [lease.size for lease in found.leases]
+
+    assert sizes({}) == ["2G..6G"]
+    assert sizes({}, memory=5 * G) == ["2G..5G"]
+    assert sizes({}, memory=G, memory_bound=3 * G) == ["2G..3G"]
+    assert sizes({}, memory=G) == ["1G"]
+    within = {"GPULEASE_JOB": "7", "GPULEASE_MEMORY": str(3 * G)}
+    assert sizes(within) == ["2G..3G"]
+    with pytest.raises(AlreadyLeased, match="3G"):
+        sizes(within, memory=4 * G)
+
+
 def test_without_a_size_it_is_all_of_the_lease_on_so_many_gpus() -> None:
     assert part() == [(FIRST, 4 * G)]
     assert part(gpus=2) == [(FIRST, 4 * G), (SECOND, 4 * G)]

@@ -192,6 +192,10 @@ def test_long_names_keep_their_ends() -> None:
         ({"hook": "failed"}, "no framework limit"),
         ({"leases": [lease(over_since_at="2026-03-02T14:04:00Z")]}, "over"),
         ({"leases": [lease(), lease(over_since_at=NOON, stops_at=SOON)]}, "over, stops in 30s"),
+        (
+            {"leases": [lease(memory_bound=20 << 30, over_since_at=NOON, stops_at=SOON)]},
+            "asked back, stops in 30s",
+        ),
         ({"state": "releasing"}, "releasing"),
         ({"idle_ends_at": "2026-03-02T14:10:00Z"}, "idle, ends in 5m"),
         ({"idle_since_at": "2026-03-02T12:05:00Z"}, "idle for 2h"),

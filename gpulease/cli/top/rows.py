@@ -39,6 +39,7 @@ from gpulease.drawing.words import (
     until,
 )
 from gpulease.wire.jobs import JobView
+from gpulease.wire.text import leased, most_of
 
 _LONGEST_NAME = 40
 
@@ -78,15 +79,14 @@ class Listing:
 
     def _running(self, job: JobView) -> list[Span]:
         used = [lease.used for lease in job.leases if lease.used is not None]
-        leased = sum(lease.memory for lease in job.leases)
-        above = any((lease.used or 0) > lease.memory for lease in job.leases)
+        above = any((lease.used or 0) > most_of(lease) for lease in job.leases)
         return [
             (id_of(job), ""),
             (clean(job.user), ""),
             (named(job), ""),
             (where(job, self._labels), ""),
             (amount(sum(used)) if used else UNKNOWN, "bad" if above else ""),
-            (size(leased), "dim"),
+            (_leased(job), "dim"),
             (until(job.expires_at, self._now, write=rough_span) if job.expires_at else "", ""),
             _state(job, self._now),
         ]
@@ -111,6 +111,13 @@ class Listing:
             (amount(process.memory), "unmanaged"),
             (between(process.started_at, None, self._now), ""),
         ]
+
+
+def _leased(job: JobView) -> str:
+    """Write what a job leased in all, with the bound of a range on one GPU."""
+    if len(job.leases) == 1:
+        return leased(job.leases[0])
+    return size(sum(lease.memory for lease in job.leases))
 
 
 def _starts(job: JobView, now: datetime) -> str:
@@ -142,6 +149,7 @@ class _Widest:
     users: int
     states: int
     asks: int
+    leases: int
 
     @classmethod
     def of(cls, items: Sequence[Item], now: datetime) -> "_Widest":
@@ -159,6 +167,7 @@ class _Widest:
             users=max((display_width(user_of(item)) for item in items), default=0),
             states=max((len(_state(job, now)[0]) for job in running), default=0),
             asks=max((len(requested(job)) for job in waiting), default=0),
+            leases=max((len(_leased(job)) for job in running), default=0),
         )
 
 
@@ -174,7 +183,7 @@ def _columns(kind: Kind, widest: _Widest) -> tuple[Column, ...]:
                 name,
                 Column("gpu", 4, right=True),
                 Column("uses", 6, right=True),
-                Column("lease", 6, right=True),
+                Column("lease", min(14, max(6, widest.leases)), right=True),
                 Column("left", 7, right=True, leaves=2),
                 Column("", min(24, max(6, widest.states))),
             )

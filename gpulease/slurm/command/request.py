@@ -222,6 +222,11 @@ def size_of(
             f"cannot lease a part of each of {count} GPUs: Slurm gives parts of one GPU only",
             _WHOLE.format(count=count),
         )
+    if options.mem is not None and ".." in options.mem:
+        raise BadValue(
+            f"cannot use --mem {options.mem} on a cluster: Slurm grants shards for the whole run",
+            "use one size, such as --mem 4G",
+        )
     memory, reason = _memory(options, request, capacity, default)
     if isinstance(memory, Share):
         memory = _share(memory, capacity)
