@@ -1,4 +1,5 @@
-"""The process at the other end of a Unix socket, as the kernel names it (SO_PEERCRED, unix(7)).
+"""The process at the other end of a Unix socket, as the kernel names it (SO_PEERCRED, unix(7)),
+and the name of its user.
 
 Standard library only: the shim imports this.
 """
@@ -30,3 +31,13 @@ def peer_credentials(connection: socket.socket) -> PeerCredentials:
     """Return the credentials of the peer of a connected Unix socket."""
     packed = connection.getsockopt(SOL_SOCKET, SO_PEERCRED, _UCRED.size)
     return PeerCredentials(*_UCRED.unpack(packed))
+
+
+def user_name(uid: int) -> str:
+    """Return the name of a user, or the uid if it has no name."""
+    import pwd  # everyday verbs that need no name start without it
+
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)

@@ -294,6 +294,11 @@ def _span(
     return timedelta(days=parts[0], hours=parts[1], minutes=parts[2], seconds=parts[3])
 
 
+def counted(number: int, what: str) -> str:
+    """Write a number of things: 1 job, 2 jobs."""
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
+
+
 def format_size(size: int) -> str:
     """Write bytes in the largest unit, with at most one decimal: 4G, 1.5G, 512M, 0.
 

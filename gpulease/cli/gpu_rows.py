@@ -6,6 +6,7 @@ from gpulease.cli.tables import Column, Line, Span, Style, Table, line, widths
 from gpulease.drawing.gpus import Note, labels_in_ranges, places, remainder
 from gpulease.drawing.words import UNKNOWN, amount, degrees, display_width, percent
 from gpulease.record import record, replace
+from gpulease.units import counted
 from gpulease.wire.text import ranges
 
 TYPE_CHECKING = False
@@ -133,7 +134,7 @@ def gpus_in_columns(rows: Sequence[GpuRow], width: int | None) -> Iterator[Block
 
 def gpus_in_words(rows: Sequence[GpuRow]) -> str:
     """Say how many GPUs there are, and how much can be leased at most on one of them."""
-    count = "1 GPU" if len(rows) == 1 else f"{len(rows)} GPUs"
+    count = counted(len(rows), "GPU")
     most = max(rows, key=lambda row: row.free or 0)
     if not most.free:
         return f"{count}, none with free memory"

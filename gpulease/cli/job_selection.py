@@ -11,6 +11,7 @@ from gpulease.cluster_choice import may_be_a_node
 from gpulease.drawing.words import clean, id_of
 from gpulease.errors import BadUsage, GpuleaseError, NoDaemon, NoSuchJob
 from gpulease.record import record
+from gpulease.units import counted
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -147,8 +148,7 @@ def announce(verb: Verb, found: Sequence[str], count: int, user: str | None = No
         owner = f"{user} has" if user else "you have"
         print_stderr(f"gpulease: {owner} no jobs to {doing(verb)}")
     else:
-        jobs = "1 job" if count == 1 else f"{count} jobs"
-        print_stderr(f"gpulease: {jobs}: {_listed(found, count)}")
+        print_stderr(f"gpulease: {counted(count, 'job')}: {_listed(found, count)}")
 
 
 def for_each(targets: Iterable[T], act: Callable[[T], str]) -> int:

@@ -16,6 +16,7 @@ from gpulease.locations import environment
 from gpulease.options import RunOptions, given_flags
 from gpulease.wire.jobs import NestedView
 from gpulease.wire.requests import NestedRequest, SubmitRequest, from_wire
+from gpulease.wire.text import on_gpus
 
 _NEW_LEASE = "for a second lease: gpulease run --new-lease"
 _SHELL = "/bin/sh"
@@ -78,13 +79,11 @@ def become(outer: NestedView, argv: Sequence[str], options: RunOptions) -> NoRet
         CommandNotExecutable: the kernel refuses it.
     """
     assert outer.job is not None and outer.environment is not None
-    count = len(outer.gpus)
-    where = "1 GPU" if count == 1 else f"each of {count} GPUs"
     unused = [flag for flag, each in given_flags(options).items() if each.is_of_new_jobs]
     has = "have" if len(unused) > 1 else "has"
     print_stderr(
         f"gpulease: runs within the lease of job {id_of(outer.job)}: "
-        f"{size(outer.memory)} on {where}"
+        + on_gpus(size(outer.memory), len(outer.gpus))
         + (f" ({', '.join(unused)} {has} no effect there)" if unused else "")
     )
     if outer.notice:

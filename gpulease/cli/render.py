@@ -103,13 +103,10 @@ def local_time() -> datetime:
 
 def own_name() -> str:
     """Return the caller's user name as the daemon writes it."""
-    import pwd
+    from gpulease.peer_credentials import user_name
 
     # As the daemon names the owner of a job; the environment (USER) may say something else.
-    try:
-        return pwd.getpwuid(os.geteuid()).pw_name
-    except KeyError:
-        return str(os.geteuid())
+    return user_name(os.geteuid())
 
 
 def replace_unencodable() -> None:

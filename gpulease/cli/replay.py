@@ -13,7 +13,7 @@ from gpulease.cli.tables import Column, Line, Page, Table, line
 from gpulease.client import encode
 from gpulease.drawing.words import clean, shorten, size
 from gpulease.light_json import indent
-from gpulease.units import format_span
+from gpulease.units import counted, format_span
 
 if TYPE_CHECKING:
     from gpulease.replay.results import Result, StartErrors
@@ -139,7 +139,7 @@ def report(results: "list[Result]", servers: "tuple[Server, ...]", left_out: int
 def page(results: "list[Result]", trace: "Trace", servers: "tuple[Server, ...]") -> Page:
     """Lay out the figures, one column for each replay; the first is what was asked for."""
     found = [asdict(each.figures) for each in results]
-    jobs, users = _counted(len(trace.jobs), "job"), _counted(len(results[0].users), "user")
+    jobs, users = counted(len(trace.jobs), "job"), counted(len(results[0].users), "user")
     kinds = Counter((server.gpus, server.memory) for server in servers)
     machines = ",".join(f"{n}x{gpus}x{size(memory)}" for (gpus, memory), n in kinds.items())
     rows = (
@@ -183,15 +183,11 @@ def _user_rows(results: "list[Result]") -> tuple[tuple[Line, ...], ...]:
 def _predictions(errors: "StartErrors") -> str:
     error, wait = timedelta(seconds=errors.median_error_s), timedelta(seconds=errors.median_wait_s)
     share = round(100 * errors.in_range / errors.jobs)
-    jobs = "1 waiting job" if errors.jobs == 1 else f"{errors.jobs} waiting jobs"
     return (
-        f"expected starts of {jobs}: the median error is {format_span(error)}, "
-        f"where {format_span(wait)} were left to wait; {share}% started in the range that is shown"
+        f"expected starts of {counted(errors.jobs, 'waiting job')}: the median error is "
+        f"{format_span(error)}, where {format_span(wait)} were left to wait; {share}% started in "
+        "the range that is shown"
     )
-
-
-def _counted(count: int, what: str) -> str:
-    return f"{count} {what}" if count == 1 else f"{count} {what}s"
 
 
 def _span(seconds: float) -> Line:

@@ -17,7 +17,7 @@ from gpulease.client import Client, decode, encode
 from gpulease.drawing.words import clean, size
 from gpulease.errors import BadValue
 from gpulease.light_json import indent
-from gpulease.units import GIB, format_span, parse_span
+from gpulease.units import GIB, counted, format_span, parse_span
 from gpulease.wire.usage import (
     PredictionsView,
     ReportView,
@@ -233,7 +233,7 @@ def _predictions(errors: PredictionsView | None) -> Iterator[str]:
         return
     if errors.ranges:
         share = round(100 * errors.in_range / errors.ranges)
-        of_all = f"{errors.in_range} of {_jobs(errors.ranges)}"
+        of_all = f"{errors.in_range} of {counted(errors.ranges, 'job')}"
         yield f"{share}% of the starts were in the range that was shown first ({of_all})"
     if errors.start_error is not None:
         yield f"expected starts were off by {_median(errors.start_error, errors.starts)}"
@@ -242,11 +242,7 @@ def _predictions(errors: PredictionsView | None) -> Iterator[str]:
 
 
 def _median(error: float, jobs: int) -> str:
-    return f"{format_span(timedelta(seconds=error))} (median of {_jobs(jobs)})"
-
-
-def _jobs(count: int) -> str:
-    return "1 job" if count == 1 else f"{count} jobs"
+    return f"{format_span(timedelta(seconds=error))} (median of {counted(jobs, 'job')})"
 
 
 def _row(name: str, use: UseView | UsePartView) -> tuple[Line, ...]:

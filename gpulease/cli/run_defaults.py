@@ -142,35 +142,38 @@ def read_options(words: Sequence[str], refused: Collection[str] = _TYPED_ONLY) -
     return values
 
 
-def _from_variable(environment: Mapping[str, str]) -> Iterator[tuple[str, Default]]:
-    text = environment.get(VARIABLE, "")
+def _read(
+    text: str, source: str, example: str, refused: Collection[str] = _TYPED_ONLY
+) -> Mapping[str, Any]:
+    """Return the options in a text; `source` and `example` are for the error.
+
+    Raises:
+        BadUsage: they cannot be read, or one is `refused`.
+    """
     try:
-        values = read_options(_split(text))
+        return read_options(_split(text), refused)
     except (NotUnderstood, ValueError) as error:
         from gpulease.drawing.words import clean
 
         why = str(error)
         raise BadUsage(
-            f'cannot use {VARIABLE}="{clean(text)}": {why[:1].lower()}{why[1:]}',
-            f'write options as for gpulease run: {VARIABLE}="--growth --mem 4G"; {_WITHOUT}',
+            f"cannot use {clean(source)}: {why[:1].lower()}{why[1:]}",
+            f"write options as for gpulease run: {example}",
         ) from None
-    for name, value in values.items():
+
+
+def _from_variable(environment: Mapping[str, str]) -> Iterator[tuple[str, Default]]:
+    text = environment.get(VARIABLE, "")
+    example = f'{VARIABLE}="--growth --mem 4G"; {_WITHOUT}'
+    for name, value in _read(text, f'{VARIABLE}="{text}"', example).items():
         yield name, Default(value, OPTIONS[name].long, VARIABLE)
 
 
 def _from_script(command: Sequence[str]) -> dict[str, Default]:
     found: dict[str, Default] = {}
     for text, where in options_in_script(command):
-        try:
-            values = read_options(_split(text), _NOT_IN_A_SCRIPT)
-        except (NotUnderstood, ValueError) as error:
-            from gpulease.drawing.words import clean
-
-            why = str(error)
-            raise BadUsage(
-                f"cannot use the options in {clean(where)}: {why[:1].lower()}{why[1:]}",
-                f"write options as for gpulease run: # gpulease: --mem 4G; {_WITHOUT_SCRIPT}",
-            ) from None
+        example = f"# gpulease: --mem 4G; {_WITHOUT_SCRIPT}"
+        values = _read(text, f"the options in {where}", example, _NOT_IN_A_SCRIPT)
         for name, value in values.items():
             before = found[name].value if name in found and OPTIONS[name].is_list else []
             whole = [*before, *value] if before else value

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from gpulease.cli.tables import Column, Line, Page, Table, line
 from gpulease.drawing.words import UNKNOWN, clean, clock
+from gpulease.units import counted
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -64,7 +65,7 @@ def sentence(window: WindowView, now: datetime) -> str:
 def _number(window: WindowView) -> str:
     if window.named or (window.is_on and window.labels):
         return f"{'GPU' if window.gpus == 1 else 'GPUs'} {_gpus(window)}"
-    return f"{window.gpus} {'GPU' if window.gpus == 1 else 'GPUs'}"
+    return counted(window.gpus, "GPU")
 
 
 def _gpus(window: WindowView) -> str:

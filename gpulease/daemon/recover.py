@@ -9,7 +9,6 @@ user controls the environment of a process, but only of processes of that user, 
 
 import json
 import os
-import pwd
 import shlex
 import shutil
 from collections.abc import Iterator
@@ -32,6 +31,7 @@ from gpulease.host.proc_reader import command_of
 from gpulease.host.processes import MARKER, environment_of
 from gpulease.host.shim_control import session_of
 from gpulease.host.state_dir import UNMANAGED, StateDirectory
+from gpulease.peer_credentials import user_name
 from gpulease.service.job_list import JobQuery
 from gpulease.service.ports import Event
 from gpulease.service.transactions import change_jobs
@@ -123,7 +123,7 @@ def _job(
     at = record.started.started_at
     return Job(
         id=number,
-        owner=Owner(uid, gid, _name(uid)),
+        owner=Owner(uid, gid, user_name(uid)),
         name=Path(command[0]).name if command else "unknown",
         command=shlex.join(command).encode(errors="replace").decode() or "unknown",
         claim=Claim(max(memory for _, memory in gpus), len(gpus)),
@@ -149,7 +149,7 @@ def _ended(number: JobId, directory: Path, record: Record) -> Job | None:
         return None
     return Job(
         id=number,
-        owner=Owner(owner.st_uid, owner.st_gid, _name(owner.st_uid)),
+        owner=Owner(owner.st_uid, owner.st_gid, user_name(owner.st_uid)),
         name="unknown",
         command="unknown",
         # Unknown too, but a job asks for something.
@@ -158,13 +158,6 @@ def _ended(number: JobId, directory: Path, record: Record) -> Job | None:
         state=State.GRANTED,
         granted_at=at,
     )
-
-
-def _name(uid: int) -> str:
-    try:
-        return pwd.getpwuid(uid).pw_name
-    except KeyError:
-        return str(uid)
 
 
 _SCRATCH = "recovering"

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 
 from gpulease.daemon.app import DaemonApp
 from gpulease.domain.lease import State
+from gpulease.units import counted
 
 REST_S = 5.0
 """The longest time between two passes of the scheduler, unless a watchdog needs a shorter one."""
@@ -89,11 +90,7 @@ def status_line(app: DaemonApp) -> str:
     readings = seen.readings if seen is not None else ()
     unread = sum(reading.fault is not None for reading in readings)
     queued = sum(job.state is State.QUEUED for job in live)
-    gpus = _count(len(readings), "simulated GPU" if app.base.is_simulated else "GPU")
+    gpus = counted(len(readings), "simulated GPU" if app.base.is_simulated else "GPU")
     if unread:
         gpus += f" ({unread} cannot be read)"
-    return f"{gpus}; {_count(len(live) - queued, 'job')} running, {queued} queued"
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}" if number == 1 else f"{number} {what}s"
+    return f"{gpus}; {counted(len(live) - queued, 'job')} running, {queued} queued"

@@ -12,7 +12,7 @@ from enum import StrEnum
 from gpulease.domain.gpu import JobId
 from gpulease.domain.job import Job, Owner
 from gpulease.domain.lease import Claim
-from gpulease.units import GIB, format_size
+from gpulease.units import GIB, counted, format_size
 
 WEEK = timedelta(days=7)
 _HOUR_S = 3600
@@ -198,7 +198,7 @@ def over_limit(limits: UserLimits, held: Held, claim: Claim, largest: int) -> Ov
         most, has = f"{limits.most_running} running jobs and holds", f"{held.running} run"
         return OverLimit("most_running", most, has)
     if limits.most_gpus is not None and held.gpus + claim.gpus > limits.most_gpus:
-        return OverLimit("most_gpus", _gpus(limits.most_gpus), f"{held.gpus} are leased")
+        return OverLimit("most_gpus", counted(limits.most_gpus, "GPU"), f"{held.gpus} are leased")
     if limits.most_memory is not None and held.memory + memory > limits.most_memory:
         most, has = format_size(limits.most_memory), f"{format_size(held.memory)} is leased"
         return OverLimit("most_memory", most, has)
@@ -229,9 +229,9 @@ def never_within(
         if found is not None:
             return found
     if limits.most_gpus is not None and claim.gpus > limits.most_gpus:
-        most = limits.most_gpus
+        asked, most = counted(claim.gpus, "GPU"), limits.most_gpus
         return (
-            f"cannot lease {_gpus(claim.gpus)}: {user} may hold {most} at once (most_gpus)",
+            f"cannot lease {asked}: {user} may hold {most} at once (most_gpus)",
             f"ask for at most --gpus {most}",
         )
     memory, most_memory = memory_of(claim, largest), limits.most_memory
@@ -242,10 +242,6 @@ def never_within(
             f"ask for at most --mem {each}" + (" on each GPU" if claim.gpus > 1 else ""),
         )
     return None
-
-
-def _gpus(count: int) -> str:
-    return "1 GPU" if count == 1 else f"{count} GPUs"
 
 
 _Account = int | str

@@ -12,7 +12,6 @@ under any name (user_namespaces(7)) and run it from outside through /proc/PID/ro
 
 import asyncio
 import os
-import pwd
 import shlex
 import stat
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
@@ -30,6 +29,7 @@ from gpulease.domain.job import Job, Process
 from gpulease.host import cgroups
 from gpulease.host.proc_reader import command_of, name_of, real_uid, uids_of
 from gpulease.host.processes import PidReuse, ProcessTable
+from gpulease.peer_credentials import user_name
 from gpulease.service.ports import LivingProcess, ProcessIdentity
 from gpulease.shim import process_tree
 from gpulease.shim.process_tree import entry, is_stopped
@@ -182,13 +182,6 @@ _CUT_OFF_AT = 15
 """Bytes of a process's name that the kernel keeps, see proc_pid_comm(5)."""
 
 
-def _user_name(uid: int) -> str:
-    try:
-        return pwd.getpwuid(uid).pw_name
-    except KeyError:
-        return str(uid)
-
-
 def _full_name(name: str, command: Sequence[str]) -> str:
     """Return the name of a process, completed from its command if the kernel cut it off."""
     program = os.path.basename(command[0]) if command else ""  # noqa: PTH119  not always a path
@@ -239,7 +232,7 @@ class Finder:
             return None
         command = command_of(pid) or ()
         return ProcessIdentity(
-            _user_name(uid),
+            user_name(uid),
             _readable(_full_name(name_of(pid), command)),
             _readable(shlex.join(command)[:_LONGEST_COMMAND]) or None,
             datetime.fromtimestamp(started_at, UTC),

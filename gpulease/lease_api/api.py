@@ -34,7 +34,7 @@ from gpulease.lease_api.cuda_state import CUDA, claimed_by
 from gpulease.units import format_size
 from gpulease.wire.jobs import NestedView
 from gpulease.wire.requests import HoldRequest, NestedRequest, WorkerOptionsRequest
-from gpulease.wire.text import most_of
+from gpulease.wire.text import most_of, on_gpus
 
 _STACK_LEVEL = 4
 """Frames from a warning to the line that releases the lease, which is two above _release."""
@@ -160,10 +160,9 @@ class Lease:
         self._release()
 
     def __repr__(self) -> str:
-        count = len(self.gpus)
-        where = "1 GPU" if count == 1 else f"each of {count} GPUs"
+        has = on_gpus(format_size(self.memory), len(self.gpus))
         over = ", released" if self._over else ""
-        return f"<gpulease.Lease {self.id}: {format_size(self.memory)} on {where}{over}>"
+        return f"<gpulease.Lease {self.id}: {has}{over}>"
 
 
 _HOOK = "GPULEASE_HOOK"

@@ -13,6 +13,7 @@ from gpulease.errors import BadUsage, GpuleaseError
 from gpulease.lease_api import api
 from gpulease.options import OPTIONS
 from gpulease.units import format_size
+from gpulease.wire.text import on_gpus
 
 _USAGE = "%gpulease 4G leases 4 GiB, %gpulease 4G --gpus 2 on each of two GPUs"
 _LEFT_OUT = ("client",)
@@ -67,10 +68,9 @@ def _answer(words: list[str]) -> str:
 
 def _described(mine: api.Lease | None) -> str:
     if mine is not None:
-        count = len(mine.gpus)
-        where = "1 GPU" if count == 1 else f"each of {count} GPUs"
+        has = on_gpus(format_size(mine.memory), len(mine.gpus))
         state = "" if mine.held else ", ended"
-        return f"job {mine.id}: {format_size(mine.memory)} on {where}{state}"
+        return f"job {mine.id}: {has}{state}"
     if (around := api.inherited_lease()) is not None:
         sizes = " and ".join(format_size(gpu.memory) for gpu in around.gpus)
         return f"job {around.job}, which this kernel belongs to: {sizes}"

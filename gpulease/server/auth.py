@@ -2,7 +2,6 @@
 
 import ctypes
 import grp
-import pwd
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,7 +11,7 @@ from typing import Any
 
 from gpulease.domain.job import Job, Owner
 from gpulease.errors import NotAllowed
-from gpulease.peer_credentials import peer_credentials
+from gpulease.peer_credentials import peer_credentials, user_name
 
 _SO_PEERGROUPS = 59
 """Of asm-generic/socket.h; Python does not name it."""
@@ -35,10 +34,7 @@ class Caller:
     @property
     def user(self) -> str:
         """The name of the user, or the uid if it has no name."""
-        try:
-            return pwd.getpwuid(self.uid).pw_name
-        except KeyError:
-            return str(self.uid)
+        return user_name(self.uid)
 
     @property
     def owner(self) -> Owner:

@@ -15,7 +15,7 @@ from gpulease.server.auth import Caller
 from gpulease.server.context import RequestContext
 from gpulease.server.validation import Defaults, bytes_string, claim_of, gpu_names, options_of
 from gpulease.service.refusals import uuids_of
-from gpulease.units import format_size
+from gpulease.units import counted, format_size
 from gpulease.wire.requests import NestedRequest, WorkerOptionsRequest
 
 JobsOf = Callable[[Iterable[int], Sequence[Job]], Mapping[int, JobId]]
@@ -78,7 +78,7 @@ def part_of(
     visible = visible_leases(job, environment, by_index=by_index)
     visible = _asked_for(job, claim, visible, gpus, by_index=by_index)
     if claim.gpus > len(visible):
-        has = "1 GPU" if len(visible) == 1 else f"{len(visible)} GPUs"
+        has = counted(len(visible), "GPU")
         raise _exceeds(job, f"it has {has} here, and this asks for {claim.gpus}", f"ask for {has}")
     most = [_limited(job, lease, environment) for lease in visible[: claim.gpus]]
     if request.claim.memory is None and request.claim.share is None:

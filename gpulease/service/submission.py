@@ -36,7 +36,7 @@ from gpulease.service.refusals import (
     with_time_limit,
 )
 from gpulease.service.transactions import change_jobs
-from gpulease.units import format_size
+from gpulease.units import counted, format_size
 
 
 def sized(
@@ -86,7 +86,7 @@ def _count(runs: Sequence[PastRun], run: PastRun) -> str:
     within = sum(each.used <= run.used for each in runs)
     if within < len(runs):
         return f"{within} of {len(runs)} runs"
-    return "1 run" if len(runs) == 1 else f"{len(runs)} runs"
+    return counted(len(runs), "run")
 
 
 def submit(

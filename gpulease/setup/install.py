@@ -31,6 +31,7 @@ from gpulease.host.state_dir import CRASH, JOBS
 from gpulease.path_ownership import refuse_if_changeable
 from gpulease.shim.record import is_alive
 from gpulease.store.store import count_jobs
+from gpulease.units import counted
 from gpulease.user_daemon import LOCK, SERVING
 
 NAME = "50-gpulease.conf"
@@ -228,10 +229,10 @@ def purge_notice(state: Path) -> str:
     else:
         jobs = ", ".join(
             (
-                _number(found.waiting, "queued job"),
-                _number(found.holds, "hold"),
-                _number(found.running, "running job"),
-                _number(found.ended, "ended job"),
+                counted(found.waiting, "queued job"),
+                counted(found.holds, "hold"),
+                counted(found.running, "running job"),
+                counted(found.ended, "ended job"),
             )
         )
     return (
@@ -239,10 +240,6 @@ def purge_notice(state: Path) -> str:
         f"It also deletes the settings in {SYSTEM_CONFIG.parent}, the drop-ins of the units and "
         f"the group {GROUP}. Queued jobs will not run.\n"
     )
-
-
-def _number(number: int, what: str) -> str:
-    return f"{number} {what}" if number == 1 else f"{number} {what}s"
 
 
 def _purge(settings: Settings, say: Say) -> None:

@@ -21,6 +21,7 @@ from gpulease.fingerprint import CommandFingerprint
 from gpulease.record import record
 from gpulease.slurm.commands import run_slurm
 from gpulease.slurm.records import DEFAULT_SHARD, parse_record
+from gpulease.units import counted
 
 OURS: Final = "gpulease: "
 """The begin of all that gpulease writes in Slurm's fields."""
@@ -226,10 +227,9 @@ class Note:
             return f"stopped ({self.stopped}): {self.why}"
         if not self.refused:
             return self.why
-        times = "time" if self.refused == 1 else "times"
         leases = "; waits for leases" if self.for_leases else ""
         rounds = f"; by all nodes {self.rounds} of {MOST_ROUNDS} times" if self.rounds else ""
-        return f"refused {self.refused} {times} ({self.nodes}{leases}{rounds}): {self.why}"
+        return f"refused {counted(self.refused, 'time')} ({self.nodes}{leases}{rounds}): {self.why}"
 
 
 def note_in(comment: str) -> Note | None:

@@ -189,7 +189,7 @@ class DiskReserve:
         """Complete the reserve if that leaves `leave` bytes free."""
         with suppress(OSError):
             size = self._size()
-            if self._held() >= size or self._free() < size + leave:
+            if self._held() >= size or shutil.disk_usage(self._directory).free < size + leave:
                 return
             flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
             fd = os.open(self._path, flags, 0o600)
@@ -221,9 +221,6 @@ class DiskReserve:
 
     def _size(self) -> int:
         return min(_MOST, shutil.disk_usage(self._directory).total // _DISK_PART)
-
-    def _free(self) -> int:
-        return shutil.disk_usage(self._directory).free
 
 
 KEPT = 3

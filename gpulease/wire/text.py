@@ -197,6 +197,11 @@ def _named(claim: ClaimView) -> str | None:
     return f"{'GPU' if claim.gpus == 1 else 'GPUs'} {', '.join(labels[:-1])} or {labels[-1]}"
 
 
+def on_gpus(amount: str, count: int) -> str:
+    """Write what a lease has on each of its GPUs."""
+    return f"{amount} on {'1 GPU' if count == 1 else f'each of {count} GPUs'}"
+
+
 def user_colour(user: str) -> int:
     """Return the number of a user's colour: of the name alone, so that it is the same everywhere.
 

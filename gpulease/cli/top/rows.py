@@ -92,13 +92,14 @@ class Listing:
         ]
 
     def _waiting(self, job: JobView) -> list[Span]:
+        starts = filter(None, (starts_in(job, self._now), why_waiting(job, self._now)))
         return [
             ("" if job.position is None else str(job.position), "dim"),
             (ids_of([job]), ""),
             (clean(job.user), ""),
             (named(job), ""),
             (requested(job), ""),
-            (_starts(job, self._now), "dim"),
+            (", ".join(starts) or UNKNOWN, "dim"),
         ]
 
     def _stranger(self, stranger: Stranger) -> list[Span]:
@@ -118,10 +119,6 @@ def _leased(job: JobView) -> str:
     if len(job.leases) == 1:
         return leased(job.leases[0])
     return size(sum(lease.memory for lease in job.leases))
-
-
-def _starts(job: JobView, now: datetime) -> str:
-    return ", ".join(filter(None, (starts_in(job, now), why_waiting(job, now)))) or UNKNOWN
 
 
 def _state(job: JobView, now: datetime) -> Span:

@@ -34,6 +34,7 @@ from gpulease.slurm.command.views import (
     requested,
     views_of,
 )
+from gpulease.units import counted
 from gpulease.wire.text import beyond_driver, model
 
 _USABLE = frozenset({"idle", "mixed", "allocated", "completing", "planned", "reserved"})
@@ -103,7 +104,7 @@ def page(
 
 def _head(view: StatusView, now: datetime, user: str, width: int | None) -> Iterator[Block]:
     gpus = [("", _model(gpu)) for node in view.nodes for gpu in node.gpus]
-    nodes = f"{len(view.nodes)} node{'' if len(view.nodes) == 1 else 's'}"
+    nodes = counted(len(view.nodes), "node")
     kinds = models(gpus) if len(set(gpus)) == 1 else f"{len(gpus)} GPUs"
     running = [job for job in view.jobs if job.state != "queued"]
     own = sum(job.user == user for job in running)

@@ -14,6 +14,7 @@ from datetime import UTC, datetime, timedelta
 from gpulease.drawing.words import SUSPENDED, UNKNOWN, clean, clock, instant, sentence, size
 from gpulease.slurm.annotations import ClusterNode, GpuSummary, NodeSummary, read_nodes, shard_size
 from gpulease.slurm.records import requested as requested_in
+from gpulease.units import counted
 from gpulease.wire.text import spoken
 
 _PERIODS = 6
@@ -170,7 +171,7 @@ def requested(job: JobView) -> str:
     """Write what a job asked for: 4G, or 2 GPUs."""
     claim = job.claim
     if claim.exclusive:
-        return "1 GPU" if claim.gpus == 1 else f"{claim.gpus} GPUs"
+        return counted(claim.gpus, "GPU")
     return size(claim.memory)
 
 
