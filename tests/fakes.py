@@ -172,6 +172,7 @@ class MemoryStore:
 
     def __init__(self) -> None:
         self._jobs: dict[JobId, Job] = {}
+        self._live: tuple[Job, ...] = ()
         self._events: list[tuple[JobId, Event]] = []
         self._invocations: dict[JobId, Invocation] = {}
         self.standing: dict[GpuUuid, GpuAvailability] = {}
@@ -213,7 +214,11 @@ class MemoryStore:
         return None
 
     def live(self) -> Sequence[Job]:
-        return tuple(job for job in self._jobs.values() if job.state is not State.ENDED)
+        found = tuple(job for job in self._jobs.values() if job.state is not State.ENDED)
+        # The same object until one changes, as in the store.
+        if found != self._live:
+            self._live = found
+        return self._live
 
     def dependents(self) -> Sequence[Job]:
         return [job for job in self.live() if job.queue.after and job.state is State.QUEUED]

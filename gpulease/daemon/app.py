@@ -220,7 +220,7 @@ def _usage_records(base: Foundation) -> _UsageRecords:
         pools,
         Usage(base.probe.driver, pools.observed()),
         UsageTotals(base.store),
-        MeanUtilization(base.store.live),
+        MeanUtilization(base.store.holding),
         HookReports(base.store, base.clock, base.writer, by_driver=not base.is_simulated),
     )
 
@@ -313,7 +313,7 @@ def _hook_coverage(
     base: Foundation, enforcement: EnforcementSetup, scheduler: Scheduler, hooks: HookReports
 ) -> HookCoverage:
     return HookCoverage(
-        base.store.live,
+        base.store.holding,
         lambda: enforcement.levels.everywhere,
         HOOKS,
         scheduler.notify_owner,

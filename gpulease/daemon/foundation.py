@@ -131,7 +131,7 @@ def open_probe(
     """
     if settings.simulate is not None:
         gpus = simulated_gpus(settings.simulate)
-        return SimulatedGpus(gpus, str(settings.state), lambda: claims(store.live()))
+        return SimulatedGpus(gpus, str(settings.state), lambda: claims(store.holding()))
     if nvml_crashed:
         probe = NvmlProcess(settings.driver_deadline)
         _log.error(probe.restriction())

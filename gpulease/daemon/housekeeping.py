@@ -154,20 +154,20 @@ class Sampler:
                 await self._sample()
 
     async def _sample(self) -> None:
-        """Observe the GPUs, and wake the scheduler if jobs are queued: memory may be free now."""
+        """Observe the GPUs. If jobs are queued, the scheduler looks: memory may be free now."""
         self._skipped = 0
         seen = await self._scheduler.observer.observe()
-        live = self._scheduler.store.live()
+        live, holding = self._scheduler.store.live(), self._scheduler.store.holding()
         # A job that came during a rest was there for a second at most.
         seconds = min(self._since_last(seen.at), 1 if self._is_resting else HOLDS_FOR_S)
         self._is_resting = not live
-        now = snapshot(live, seen, self._scheduler.policy, {}, seen.at)
+        now = snapshot(holding, seen, self._scheduler.policy, {}, seen.at)
         gpus = ledgers(now)
         self._unwritten = [*self._unwritten[1 - _MOST_UNWRITTEN :], Sample(seen.at, gpus)]
-        for span in job_samples(live, gpus, seen, self._pool_of, seconds):
+        for span in job_samples(holding, gpus, seen, self._pool_of, seconds):
             self._job_spans.add(span)
         if any(job.state is State.QUEUED for job in live):
-            self._scheduler.wake()
+            self._scheduler.look(gpus)
         for subscriber in self._subscribers:
             await self._call(subscriber, seen)
 

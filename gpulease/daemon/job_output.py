@@ -75,7 +75,7 @@ class DiskSpace:
 
     async def limit_running(self) -> None:
         """Shorten logs of running jobs until their sum is within most_running_output."""
-        running = [job.id for job in self._store.live() if job.holds_memory]
+        running = [job.id for job in self._store.holding()]
         self._notified &= set(running)
         if not running:
             return
@@ -87,7 +87,7 @@ class DiskSpace:
     async def keep_free(self) -> None:
         """Shorten logs of all jobs until the disk has enough space, and restore the reserve."""
         cut = await self._in_thread(self._keep_free)
-        running = {job.id for job in self._store.live() if job.holds_memory}
+        running = {job.id for job in self._store.holding()}
         await self._notify_owners([job for job in cut if job in running], "the disk is nearly full")
 
     async def _in_thread(self, shorten: Callable[[], list[JobId]]) -> list[JobId]:

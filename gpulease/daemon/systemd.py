@@ -10,7 +10,6 @@ import time
 from collections.abc import Mapping
 
 from gpulease.daemon.app import DaemonApp
-from gpulease.domain.lease import State
 from gpulease.units import counted
 
 REST_S = 5.0
@@ -86,11 +85,11 @@ class Notifier:
 
 def status_line(app: DaemonApp) -> str:
     """Return the numbers of GPUs, of running jobs and of queued jobs."""
-    seen, live = app.scheduler.seen, app.base.store.live()
+    seen, running = app.scheduler.seen, len(app.base.store.holding())
     readings = seen.readings if seen is not None else ()
     unread = sum(reading.fault is not None for reading in readings)
-    queued = sum(job.state is State.QUEUED for job in live)
+    queued = max(0, len(app.base.store.live()) - running)
     gpus = counted(len(readings), "simulated GPU" if app.base.is_simulated else "GPU")
     if unread:
         gpus += f" ({unread} cannot be read)"
-    return f"{gpus}; {counted(len(live) - queued, 'job')} running, {queued} queued"
+    return f"{gpus}; {counted(running, 'job')} running, {queued} queued"

@@ -4,7 +4,7 @@
 decides their order, `backfill` the reservation, `choice` the choice of GPUs.
 """
 
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Container, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from functools import cached_property
@@ -15,6 +15,7 @@ from gpulease.domain.choice import PlannedGpu, Score, best_fit, fits
 from gpulease.domain.eligibility import Block, next_begin
 from gpulease.domain.gpu import GpuMemory, GpuUuid, JobId
 from gpulease.domain.job import Job, grant, worker_started
+from gpulease.domain.lease import Claim
 from gpulease.domain.limits import LimitCheck, OverLimit
 from gpulease.domain.placement import (
     Obstacle,
@@ -72,17 +73,17 @@ class Plan:
     blocked: Mapping[JobId, Block] = field(default_factory=dict)
     """The waiting jobs that may not start now, whatever memory is free."""
     calendar: Calendar = field(default_factory=Calendar)
+    waiting: tuple[Job, ...] = ()
+    """Of the jobs that wait after the grants and may start, one of each claim and user, and those
+    that memory is kept for."""
+    next_give_up: datetime | None = None
+    """When the next job will have waited for as long as it may."""
 
     @property
     def wakes_at(self) -> datetime | None:
-        """The next begin time of a job, at which the queue has to be planned again."""
-        return next_begin(self.blocked)
-
-    @cached_property
-    def holders(self) -> tuple[JobId, ...]:
-        """The jobs that hold memory after the grants."""
-        holding = (job.id for job in self.snapshot.jobs if job.holds_memory)
-        return (*holding, *(job for job, _ in self.grants))
+        """When the queue has to be planned again: a job may begin, or gives up."""
+        instants = next_begin(self.blocked), self.next_give_up
+        return min((at for at in instants if at is not None), default=None)
 
     @cached_property
     def gpus(self) -> tuple[GpuMemory, ...]:
@@ -167,16 +168,57 @@ class Plan:
             found = self._reasons[key] = why_waiting(self, job)
         return found
 
-    def reasons(self) -> Iterator[WaitReason]:
-        """Yield the reasons of all waiting jobs that nothing blocks, each once."""
+    def wanted(self, why: Container[ObstacleKind]) -> frozenset[GpuUuid]:
+        """Return the GPUs that waiting jobs want and do not get for one of these reasons.
+
+        Jobs with one claim meet the same obstacles, but for what is kept for others: who has to
+        leave that free depends on its run time.
+        """
+        found, left = set[GpuUuid](), set[GpuUuid]()
+        depends: dict[tuple[int, Claim], set[GpuUuid]] = {}
+        for job, obstacles in self._refusals:
+            open_to = depends[job.owner.uid, job.claim] = set()
+            for gpu, kind in obstacles.items():
+                if kind is ObstacleKind.EXCESS or (kind is None and gpu in self.reserved):
+                    open_to.add(gpu)
+                elif kind in why:
+                    found.add(gpu)
+            left |= open_to
+        if left := left - found:
+            able = {each for each, open_to in depends.items() if open_to & left}
+            for reason in self.reasons(able):
+                found.update(each.gpu for each in reason.refusal.obstacles if each.kind in why)
+                if left <= found:
+                    break
+        return frozenset(found)
+
+    def reasons(self, able: Container[tuple[int, Claim]] | None = None) -> Iterator[WaitReason]:
+        """Yield the reasons of all waiting jobs that nothing blocks, each once.
+
+        `able` are the only users, by uid, and claims to go through; None: all.
+        """
         granted_now = {job for job, _ in self.grants}
         seen = set()
         for job in self.snapshot.jobs:
             if job.holds_memory or job.id in granted_now or job.id in self.blocked:
                 continue
+            if able is not None and (job.owner.uid, job.claim) not in able:
+                continue
             if id(reason := self.reason(job)) not in seen:
                 seen.add(id(reason))
                 yield reason
+
+    @cached_property
+    def _refusals(self) -> Sequence[tuple[Job, Mapping[GpuUuid, ObstacleKind | None]]]:
+        """What the claims of `waiting` meet on each GPU, but for what is kept for others."""
+        found = []
+        for job in self.waiting:
+            if self.limits.exceeded_by(job) is None:
+                obstacles = ((gpu.uuid, find_obstacle(job.claim, gpu)) for gpu in self.gpus)
+                found.append(
+                    (job, {uuid: None if each is None else each.kind for uuid, each in obstacles})
+                )
+        return found
 
     @cached_property
     def _first(self) -> frozenset[JobId]:
@@ -211,6 +253,8 @@ def plan(snapshot: Snapshot, score: Score = best_fit) -> Plan:
         planning.making_way.promised,
         planning.blocked,
         planning.calendar,
+        planning.one_of_each(),
+        planning.next_give_up(),
     )
 
 

@@ -7,7 +7,7 @@ first; then whatever fits, by score. Preemptible jobs come last. `plan` reads th
 
 import math
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
-from datetime import timedelta
+from datetime import datetime, timedelta
 from functools import partial
 from itertools import islice
 
@@ -434,14 +434,32 @@ class PlanningPass:
 
     def gives_up(self) -> tuple[JobId, ...]:
         """Return the jobs that have waited for as long as they may."""
-        over = [job for job, at in self.queue.impatient.items() if at <= self.at]
-        if self.blocked:
-            over += (
-                job.id
-                for job in self.jobs
-                if job.id in self.blocked and wait_has_expired(job, self.at)
-            )
+        over = (job for job, at in self._longest_waits() if at <= self.at)
         return tuple(sorted(job for job in over if job not in self.grants))
+
+    def next_give_up(self) -> datetime | None:
+        """Return when the next job will have waited for as long as it may."""
+        return min((at for _, at in self._longest_waits() if at > self.at), default=None)
+
+    def _longest_waits(self) -> Iterator[tuple[JobId, datetime]]:
+        yield from self.queue.impatient.items()
+        for job in self.jobs if self.blocked else ():
+            if job.gives_up_at is not None and job.id in self.blocked:
+                yield job.id, job.gives_up_at
+
+    def one_of_each(self) -> tuple[Job, ...]:
+        """Return the jobs that still wait: one of each claim and user, and all with a promise."""
+        kept = {*self.making_way.promised, *(each.job for each in self.reservations)}
+        found = [self.queue.jobs[job] for job in kept - self.grants.keys() & self.queue.jobs.keys()]
+        for groups in self.queue.groups.values():
+            of_user: dict[str, JobId] = {}
+            for group in groups.values():
+                if group.need.user not in of_user:
+                    left = (turn[2] for turn in group.turns if turn[2] not in self.grants)
+                    if (first := next(left, None)) is not None:
+                        of_user[group.need.user] = JobId(first)
+            found += (self.queue.jobs[job] for job in of_user.values())
+        return tuple(found)
 
     def newly_aging(self) -> tuple[JobId, ...]:
         """Return the jobs that are among the first of their user since the grants."""

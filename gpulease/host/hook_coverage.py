@@ -77,7 +77,7 @@ class HookCoverage:
 
     def __init__(
         self,
-        live: Callable[[], Sequence[Job]],
+        holding: Callable[[], Sequence[Job]],
         levels: Callable[[], Sequence[str]],
         hooks: Path,
         tell: Tell,
@@ -86,7 +86,7 @@ class HookCoverage:
     ) -> None:
         """`levels` are the enforcement levels of all leases; `note` records each process."""
         self._note = note
-        self._live = live
+        self._holding = holding
         self._levels = levels
         self._hooks = str(hooks)
         self._tell = tell
@@ -102,7 +102,7 @@ class HookCoverage:
     async def look(self, seen: Observation) -> None:
         """Check the processes on the GPUs, and notify owners at the first one without the hook."""
         # Held leases do not count: their holders may use the lease's environment or not.
-        jobs = {job.id: job for job in self._live() if job.holds_memory and job.holder is None}
+        jobs = {job.id: job for job in self._holding() if job.holder is None}
         if EnforcementLevel.FRAMEWORK not in self._levels():
             jobs = {}
         pids = [pid for pid, job in seen.jobs_by_pid.items() if job in jobs]

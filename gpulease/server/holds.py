@@ -187,8 +187,8 @@ def refuse_within_job(holder: Holder | None, context: RequestContext) -> None:
     process = None if holder is None else holder.process or holder.waiting_client
     if process is None:
         return
-    live = context.scheduler.store.live()
-    running = [job for job in live if job.holder is None and job.holds_memory]
+    holding = context.scheduler.store.holding()
+    running = [job for job in holding if job.holder is None]
     job = context.processes.jobs_of([process.pid], running).get(process.pid)
     if job is not None:
         raise AlreadyLeased(

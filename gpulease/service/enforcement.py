@@ -241,7 +241,7 @@ class EnforcementLoop:
         """
         scheduler, wanted = self._scheduler, self._wanted_now().leased
         watch, failures = self._idle, _Failures()
-        for found in watch.findings(scheduler.store.live(), seen, wanted, self._clock.steady()):
+        for found in watch.findings(scheduler.store.holding(), seen, wanted, self._clock.steady()):
             with failures:
                 await self._act_on_idle(found)
                 watch.settled(found)
@@ -254,16 +254,16 @@ class EnforcementLoop:
             RecordUnwritable: an action failed; the next observation finds its reason again.
         """
         scheduler, watch = self._scheduler, self._overuse
-        wanted, now, live = self._wanted_now(), self._clock.steady(), scheduler.store.live()
+        wanted, now, holding = self._wanted_now(), self._clock.steady(), scheduler.store.holding()
         needed, failures = wanted.asked_back, _Failures()
-        if any(lease.memory_bound is not None for job in live for lease in job.leases):
-            needed |= overdrawn(ledgers(snapshot(live, seen, scheduler.policy, {}, seen.at)))
-        for found in watch.findings(live, seen, wanted.leased, now, wanted.in_use, needed):
+        if any(lease.memory_bound is not None for job in holding for lease in job.leases):
+            needed |= overdrawn(ledgers(snapshot(holding, seen, scheduler.policy, {}, seen.at)))
+        for found in watch.findings(holding, seen, wanted.leased, now, wanted.in_use, needed):
             with failures:
                 await self._act(found)
                 watch.settled(found)
         failures.raise_first()
-        behind = watch.unrecorded(scheduler.store.live())
+        behind = watch.unrecorded(scheduler.store.holding())
         if behind:
             await self._in_writer(lambda: record(scheduler.store, behind))
 
@@ -273,9 +273,10 @@ class EnforcementLoop:
         Raises:
             RecordUnwritable: a notice failed; the next observation repeats it.
         """
-        scheduler, live, failures = self._scheduler, self._scheduler.store.live(), _Failures()
-        gpus = ledgers(snapshot(live, seen, scheduler.policy, {}, seen.at))
-        for found in self._shortfalls.findings(live, gpus, self._clock.steady()):
+        scheduler, failures = self._scheduler, _Failures()
+        holding = scheduler.store.holding()
+        gpus = ledgers(snapshot(holding, seen, scheduler.policy, {}, seen.at))
+        for found in self._shortfalls.findings(holding, gpus, self._clock.steady()):
             with failures:
                 await scheduler.notify_owner(found.job.id, shortfall_warning(found))
                 self._shortfalls.settled(found)

@@ -270,8 +270,8 @@ class HealthWatch:
         affected = {news.gpu.uuid, *mig_devices}
         jobs = [
             job.id
-            for job in self._store.live()
-            if job.holds_memory and any(lease.gpu in affected for lease in job.leases)
+            for job in self._store.holding()
+            if any(lease.gpu in affected for lease in job.leases)
         ]
         now = self._clock.steady()
         self._notified_at = {

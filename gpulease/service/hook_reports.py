@@ -55,7 +55,7 @@ class HookReports:
         self._clock = clock
         self._in_writer = in_writer
         self._reports: dict[JobId, Reports] = {
-            job.id: store.hook_reports(job.id) for job in store.live() if job.holds_memory
+            job.id: store.hook_reports(job.id) for job in store.holding()
         }
         self._unwritten: set[JobId] = set()
         self._silent_since: dict[tuple[JobId, int], datetime] = {}
@@ -122,7 +122,7 @@ class HookReports:
 
     async def observe(self, seen: Observation) -> None:
         """Note the first use of a GPU that is seen, and forget jobs that have ended."""
-        holding = {job.id: job for job in self._store.live() if job.holds_memory}
+        holding = {job.id: job for job in self._store.holding()}
         for known in (self._reports, self._steps):
             for gone in known.keys() - holding.keys():
                 del known[gone]

@@ -22,14 +22,14 @@ class MeanUtilization:
     After a restart of the daemon, the mean is that of the rest of the run.
     """
 
-    def __init__(self, live: Callable[[], Iterable[Job]]) -> None:
-        """`live` returns all jobs that hold memory, and others."""
-        self._live = live
+    def __init__(self, holding: Callable[[], Iterable[Job]]) -> None:
+        """`holding` returns the jobs that hold memory."""
+        self._holding = holding
         self._sums: dict[JobId, _Sum] = {}
 
     async def observe(self, seen: Observation) -> None:
         """Add a sample for each job that runs, and forget those that have ended."""
-        running = [job for job in self._live() if job.state in (State.ACTIVE, State.RELEASING)]
+        running = [job for job in self._holding() if job.state in (State.ACTIVE, State.RELEASING)]
         leases: dict[GpuUuid, int] = {}
         for job in running:
             for lease in job.leases:

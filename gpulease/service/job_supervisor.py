@@ -117,7 +117,7 @@ class JobSupervisor:
 
     def recover(self) -> int:
         """Attend to every job on record that holds memory; return their number."""
-        holders = [job for job in self._store.live() if job.holds_memory]
+        holders = self._store.holding()
         for job in holders:
             self.attend(job.id)
         self._wake()

@@ -119,9 +119,9 @@ def observe(
     read = _with_known_modes(probe.read(), before)
     said_lost = frozenset(each.uuid for each in read if each.fault is Fault.LOST)
     readings = _with_doubt(read, said_lost - (before.said_lost if before else frozenset()))
-    readings += _leased_but_missing(store, readings)
+    holders = store.holding()
+    readings += _leased_but_missing(store, holders, readings)
     pids = {each.pid for reading in readings for each in reading.processes or ()}
-    holders = [job for job in store.live() if job.holds_memory]
     # The driver may still list a dead process. Its pid may by now belong to another job's.
     known = pids - processes.inherited(pids)
     found = processes.jobs_of(known, holders)
@@ -179,14 +179,16 @@ def _of_foreign_pids(
     return Observation(tuple(shown), {}, at, foreign=True, withheld=withheld)
 
 
-def _leased_but_missing(store: Store, readings: Sequence[GpuReading]) -> tuple[GpuReading, ...]:
+def _leased_but_missing(
+    store: Store, holders: Sequence[Job], readings: Sequence[GpuReading]
+) -> tuple[GpuReading, ...]:
     """Return the GPUs that jobs hold but the driver does not list, for example after a restart.
 
     Their leases are kept and shown until the jobs end. While any GPU is unreadable, a missing one
     may be that GPU, or a MIG device of it, so it counts as unreadable too and not as lost.
     """
     shown = {reading.uuid for reading in readings}
-    leased = {lease.gpu for job in store.live() if job.holds_memory for lease in job.leases}
+    leased = {lease.gpu for job in holders for lease in job.leases}
     fault, detail = Fault.LOST, "the driver does not list this GPU"
     if any(reading.fault is Fault.UNREADABLE for reading in readings):
         fault, detail = Fault.UNREADABLE, f"{detail}, and another one cannot be read"

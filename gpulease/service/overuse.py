@@ -74,15 +74,7 @@ class Finding:
 
 def wanted_gpus(plan: Plan | None, why: frozenset[ObstacleKind]) -> frozenset[GpuUuid]:
     """Return the GPUs that a queued job waits for because of one of these reasons."""
-    found: set[GpuUuid] = set()
-    if plan is None:
-        return frozenset(found)
-    for waiting in plan.reasons():
-        found.update(each.gpu for each in waiting.refusal.obstacles if each.kind in why)
-        # In a long queue, the first jobs wait for all of them.
-        if len(found) == len(plan.gpus):
-            break
-    return frozenset(found)
+    return frozenset() if plan is None else plan.wanted(why)
 
 
 def asked_back(plan: Plan | None) -> frozenset[Key]:
@@ -178,7 +170,7 @@ class OveruseWatch:
         """Return the leases that need an action after one observation.
 
         Args:
-            jobs: those that are queued or hold memory.
+            jobs: those that hold memory.
             seen: the observation.
             wanted: the GPUs with leased memory that a queued job waits for.
             now: the time of the observation by the steady clock.

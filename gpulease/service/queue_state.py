@@ -7,11 +7,11 @@ read the history in threads of their own.
 
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
 from gpulease.domain.calendar import Occurrence, WindowId, users_without_limits
-from gpulease.domain.eligibility import blocks
+from gpulease.domain.eligibility import Block, blocks, next_begin
 from gpulease.domain.gpu import GpuMemory, GpuUuid, JobId
 from gpulease.domain.job import Job, Outcome, Owner
 from gpulease.domain.limits import RecentUse
@@ -41,6 +41,36 @@ _TEACHES_NOTHING = frozenset(
 limit, or a cancel) the next run of the same command may well hold its memory for as long."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Live:
+    """What follows from the live jobs, until one of them changes or a begin time comes."""
+
+    jobs: Sequence[Job] = ()
+    """The same object until one changes."""
+    holding: Sequence[Job] = ()
+    owners: Mapping[int, Owner] = field(default_factory=dict)
+    blocked: Mapping[JobId, Block] = field(default_factory=dict)
+    """The jobs that may not start, whatever memory is free."""
+    until: datetime | None = None
+    """The next begin time."""
+
+    @classmethod
+    def at(cls, jobs: Sequence[Job], at: datetime) -> "_Live":
+        """Go through all live jobs."""
+        blocked = blocks(jobs, at)
+        return cls(
+            jobs,
+            tuple(job for job in jobs if job.holds_memory),
+            {job.owner.uid: job.owner for job in jobs},
+            blocked,
+            next_begin(blocked),
+        )
+
+    def is_of(self, jobs: Sequence[Job], at: datetime) -> bool:
+        """Tell whether this is so of `jobs` at an instant."""
+        return self.jobs is jobs and (self.until is None or at < self.until)
+
+
 FindWindows = Callable[[datetime, Collection[Owner]], Sequence[Occurrence]]
 """Returns the current or next time of each window; the owners are those of the live jobs."""
 
@@ -61,11 +91,13 @@ class QueueState:
         self.window_gpus: Mapping[WindowId, tuple[GpuUuid, ...]] = {}
         """The GPUs that the latest plan chose for windows."""
         self._empty: tuple[Observation | None, object, tuple[GpuMemory, ...]] = (None, None, ())
-        self._blocked: frozenset[JobId] = frozenset()
-        """The jobs that could not start at the latest look, whatever memory was free."""
+        self._live = _Live()
+        """As of the latest look."""
         self._unblocked_at: dict[JobId, datetime] = {}
-        """Since when others could."""
+        """Since when jobs can start that were blocked before."""
         self._queue: Queue | None = None
+        self._in_queue: object = None
+        """What the latest look found, as far as the index is of it."""
         self._policy: QueuePolicy | None = None
         self._forget()
 
@@ -88,19 +120,15 @@ class QueueState:
     ) -> Snapshot:
         """Return everything that a decision depends on; `jobs` are all live ones."""
         closed = {**kept_for_slurm(seen.readings, policy.slurm), **drained}
-        bare = snapshot(jobs, seen, policy, closed, at)
+        before = self._live
+        live = self._live = before if before.is_of(jobs, at) else _Live.at(jobs, at)
+        bare = snapshot(live.holding, seen, policy, closed, at)
         gpus = ledgers(bare)
-        blocked = blocks(jobs, at)
-        eligible = (job for job in jobs if job.id not in blocked)
-        queue = self._indexed(eligible, capacity(gpus), policy.queue, at)
-        if self._blocked:
-            self._unblocked_at |= dict.fromkeys(self._blocked - blocked.keys(), at)
-        if self._unblocked_at:
-            self._unblocked_at = {
-                job.id: self._unblocked_at[job.id] for job in jobs if job.id in self._unblocked_at
-            }
-        self._blocked = frozenset(blocked)
-        owners = {job.owner.uid: job.owner for job in jobs}
+        queue = self._indexed(live, capacity(gpus), policy.queue, at)
+        if live is not before:
+            # What jobs that ended were blocked for has been learnt.
+            self._note_unblocked(before, live, at)
+        owners = live.owners
         windows = tuple(
             replace(each, gpus_before=self.window_gpus.get(each.window.id, ()))
             for each in self._windows(at, owners.values())
@@ -115,18 +143,29 @@ class QueueState:
             limits |= {uid: policy.limits(owner) for uid, owner in past if uid not in owners}
         return replace(
             bare,
+            jobs=jobs,
             queue=queue,
             history=self._run_times,
             use=self._use,
             usual_wait_s=_percentile(self._waits, 0.9),
             policy=policy.queue,
             gpus=gpus,
-            blocked=blocked,
+            blocked=live.blocked,
             limits={uid: each for uid, each in limits.items() if each.restrict_starts},
             recent_use=self.recent_use,
             promised=self.promised,
             windows=windows,
         )
+
+    def _note_unblocked(self, before: _Live, now: _Live, at: datetime) -> None:
+        if before.blocked:
+            self._unblocked_at |= dict.fromkeys(before.blocked.keys() - now.blocked.keys(), at)
+        if self._unblocked_at:
+            self._unblocked_at = {
+                job.id: self._unblocked_at[job.id]
+                for job in now.jobs
+                if job.id in self._unblocked_at
+            }
 
     def empty(self, seen: Observation, policy: Policy, at: datetime) -> tuple[GpuMemory, ...]:
         """Return the ledgers of the queue's GPUs as if no job ran; at once for the same `seen`."""
@@ -145,19 +184,22 @@ class QueueState:
         need = self._queue.need(self._queue.jobs[job])
         return timedelta(seconds=need.run_time(self._run_times))
 
-    def _indexed(
-        self, jobs: Iterable[Job], largest: int, policy: QueuePolicy, at: datetime
-    ) -> Queue:
-        """Return the index of `jobs`, built anew when what everything is relative to changed."""
+    def _indexed(self, live: _Live, largest: int, policy: QueuePolicy, at: datetime) -> Queue:
+        """Return the index of the jobs that hold memory or may start.
+
+        It is built anew when what everything is relative to has changed.
+        """
         if self._queue is None or self._queue.capacity != largest or self._policy != policy:
-            self._queue, self._policy = Queue(largest), policy
+            self._queue, self._policy, self._in_queue = Queue(largest), policy, None
             self._store.take_released()
             self._forget()
             for past in self._store.past_jobs(at - REMEMBERED):
                 self._learn(past, largest)
         for past in self._store.take_released():
             self._learn(past, largest)
-        self._queue.update(jobs)
+        if self._in_queue is not live:
+            self._queue.update(job for job in live.jobs if job.id not in live.blocked)
+            self._in_queue = live
         return self._queue
 
     def _learn(self, past: PastJob, largest: int) -> None:

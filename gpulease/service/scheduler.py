@@ -16,13 +16,14 @@ from typing import TypeVar
 from gpulease.domain.eligibility import BlockKind
 from gpulease.domain.explain import UserStanding, standings
 from gpulease.domain.forecast import Start
-from gpulease.domain.gpu import JobId
+from gpulease.domain.gpu import GpuMemory, JobId
 from gpulease.domain.job import Job, Outcome, asked_to_end, grant, one_line, shifted
 from gpulease.domain.lease import IllegalTransition, State, Trigger
 from gpulease.domain.limits import NO_LIMITS, UserLimits
 from gpulease.domain.notifications import NotifyEvent
 from gpulease.domain.plan import Plan, plan
 from gpulease.domain.queue_options import NO_OPTIONS, QueuePause
+from gpulease.domain.snapshot import ledgers
 from gpulease.errors import RecordUnwritable
 from gpulease.service import adoption, editing, jobs, submission
 from gpulease.service.adoption import Adoption
@@ -74,7 +75,6 @@ def reconcile(
     with change_jobs(store) as tx:
         at = clock.now()
         tx.add_gpus(seen.readings, at)
-        live = {job.id: job for job in tx.live()}
         decided = planned(tx, seen, policy, at, closed, state)
         state.window_gpus = decided.calendar.gpus
         state.promised = decided.promised
@@ -82,7 +82,7 @@ def reconcile(
             return decided
         for job_id, placement in decided.grants:
             job = replace(
-                live[job_id],
+                jobs.existing(tx, job_id),
                 predicted_run_for=state.predicted(job_id),
             )
             if (start := predicted.get(job_id)) is not None:
@@ -97,8 +97,9 @@ def reconcile(
         tx.note_aging(decided.aging, at)
         tx.note_aging(decided.stops_aging, None)
         for job_id in decided.gives_up:
-            why = _why_not_yet(decided, live[job_id])
-            ended = asked_to_end(live[job_id], Trigger.EXPIRE, Outcome.GAVE_UP, why, at)
+            job = jobs.existing(tx, job_id)
+            why = _why_not_yet(decided, job)
+            ended = asked_to_end(job, Trigger.EXPIRE, Outcome.GAVE_UP, why, at)
             if ended is not None:
                 tx.save(ended, Event(at, Trigger.EXPIRE, "its --wait time is over"))
     return decided
@@ -201,6 +202,20 @@ _PAUSE = 2.0
 
 _STOPS_AT_ONCE = 32
 """Jobs that are stopped at the same time; each takes a connection to its shim."""
+
+
+def _room(gpu: GpuMemory) -> tuple[object, ...]:
+    """Return what a plan depends on of a GPU, besides its leases; use within a lease is not."""
+    reading = gpu.reading
+    return (
+        gpu.uuid, gpu.allocatable, gpu.headroom, gpu.unmanaged, gpu.jobs_without_lease,
+        gpu.has_unmanaged_process, gpu.has_unmanaged_compute, gpu.one_process,
+        tuple(entry.excess for entry in gpu.entries),
+        reading.fault, reading.compute_mode, reading.mig_mode,
+        # While nothing is free, it does not matter how busy the jobs are.
+        gpu.headroom and reading.utilization,
+    )  # fmt: skip
+
 
 Obstacle = Callable[[], Awaitable[str | None]]
 """Returns why no job can start on this machine now, or None."""
@@ -560,6 +575,20 @@ class Scheduler:
         """Request a pass soon."""
         self._awake.set()
 
+    def look(self, gpus: Sequence[GpuMemory]) -> None:
+        """Request a pass if the latest plan is not about these live jobs and GPUs.
+
+        Time alone changes little: what becomes due is found by the pass that `run` makes anyway.
+        `gpus` are ledgers of the latest observation.
+        """
+        plan = self.plan
+        if (
+            plan is None
+            or plan.snapshot.jobs is not self.store.live()
+            or list(map(_room, gpus)) != list(map(_room, ledgers(plan.snapshot)))
+        ):
+            self.wake()
+
     async def run(
         self, rest_s: float | None = None, passed: Callable[[], None] = lambda: None
     ) -> None:
@@ -591,7 +620,8 @@ class Scheduler:
         """Observe, decide, commit, and launch the granted jobs.
 
         Grants are based on an observation of this pass only. A pass without grants uses the
-        latest observation and takes none: the sampling timer takes one, and wakes the scheduler.
+        latest observation and takes none: the sampling timer takes one, and has the scheduler
+        look at it.
         """
         begun, is_complete = self._clock.steady(), False
         try:
@@ -619,7 +649,7 @@ class Scheduler:
         self.closed = closed or said(self.store.pause())
         self.plan = decided
         # All holders and not only the new grants: an earlier pass may have failed after its commit.
-        self.supervisor.attend_all(decided.holders)
+        self.supervisor.attend_all(job.id for job in self.store.holding())
         self._changes.notify()
         for victim, winner in decided.preempts:
             await self._preempt(victim, winner)

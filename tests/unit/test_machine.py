@@ -8,22 +8,39 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from fakes import ALICE, BOB, FakeClock, FakeFinder, FakeGpus, G, MemoryStore, hold_order, order
+from fakes import (
+    ALICE,
+    BOB,
+    NOON,
+    FakeClock,
+    FakeFinder,
+    FakeGpus,
+    G,
+    MemoryStore,
+    hold_order,
+    order,
+)
 from gpulease.domain.gpu import JobId
 from gpulease.domain.job import QUEUED_AGAIN, Exit, Outcome
 from gpulease.domain.lease import State
-from gpulease.domain.queue_options import Priority, QueueOptions
+from gpulease.domain.plan import Plan, plan
+from gpulease.domain.queue_options import Priority, QueueOptions, QueuePolicy
 from gpulease.errors import BadValue, CannotLease, GpuleaseError, NoRoomNow, WrongState
 from gpulease.service import jobs, submission
 from gpulease.service.job_list import JobQuery
 from gpulease.service.jobs import extend
 from gpulease.service.observation import observe
+from gpulease.service.overuse import HELD_BY_OTHERS, IN_USE
 from gpulease.service.ports import MainExited, Policy, Store, WorkerExited, WorkerStarted
 from gpulease.service.queue_state import QueueState
 from gpulease.service.scheduler import reconcile
 
 SIZES = {"GPU-a": 8 * G, "GPU-b": 8 * G, "GPU-c": 4 * G}
-POLICY = Policy(margin=0, smallest_lease=0)
+POLICY = Policy(
+    margin=0,
+    smallest_lease=0,
+    queue=QueuePolicy(soft_reservation_after=timedelta(hours=1)),
+)
 gpu_names = st.sampled_from(sorted(SIZES))
 halves = st.integers(min_value=1, max_value=20).map(lambda count: count * G // 2)
 
@@ -62,6 +79,7 @@ class Machine(RuleBasedStateMachine):
             requeue=st.booleans(),
             retries=st.integers(0, 2),
             preemptible=st.booleans(),
+            begin_at=st.sampled_from([None, None, NOON + timedelta(hours=4)]),
         ),
     )
     def submit(self, memory, gpus, exclusive, patient, owner, hours, options) -> None:  # type: ignore[no-untyped-def]
@@ -133,6 +151,28 @@ class Machine(RuleBasedStateMachine):
                 assert ledger.allocatable is not None
                 assert ledger.unmanaged is not None
                 assert ledger.committed + ledger.unmanaged <= ledger.allocatable
+        self.what_is_kept_between_passes_changes_nothing(decided)
+
+    def what_is_kept_between_passes_changes_nothing(self, decided: Plan) -> None:
+        anew = plan(replace(decided.snapshot, queue=None, gpus=None, blocked=None))
+        assert anew.grants == decided.grants
+        assert anew.blocked == decided.blocked
+        assert anew.preempts == decided.preempts
+        assert [each.job for each in anew.reservations] == [
+            each.job for each in decided.reservations
+        ]
+        waiting = [
+            job
+            for job in decided.after.jobs
+            if not job.holds_memory and job.id not in decided.blocked
+        ]
+        for why in (HELD_BY_OTHERS, IN_USE):
+            assert decided.wanted(why) == {
+                each.gpu
+                for job in waiting
+                for each in decided.reason(job).refusal.obstacles
+                if each.kind in why
+            }
 
     @rule(gpu=gpu_names, memory=st.integers(0, 8))
     def a_stranger_comes_or_goes(self, gpu: str, memory: int) -> None:
@@ -234,6 +274,12 @@ class Machine(RuleBasedStateMachine):
                 if lease.gpu == gpu
             )
             assert leased <= size, gpu
+
+    @invariant()
+    def the_index_of_the_holders_leaves_none_out(self) -> None:
+        if hasattr(self, "store"):
+            holding = [job for job in self.store.live() if job.holds_memory]
+            assert list(self.store.holding()) == holding
 
     @invariant()
     def exactly_the_holders_have_a_gpu(self) -> None:

@@ -20,6 +20,7 @@ from gpulease.domain.gpu import GpuUuid, JobId
 from gpulease.domain.job import Job, Owner, aging
 from gpulease.domain.lease import Claim
 from gpulease.domain.limits import UserLimits
+from gpulease.domain.placement import ObstacleKind
 from gpulease.domain.plan import Plan, plan, started, why_waiting
 from gpulease.domain.queue_options import ArrayElement, PolicyName, Priority, QueuePolicy
 from gpulease.domain.snapshot import Snapshot
@@ -75,6 +76,21 @@ def test_a_reservation_for_an_element_of_an_array_is_named_as_people_see_it() ->
     assert (waiting.behind, waiting.behind_label) == (2, "2_7")
     assert "job 2_7" in (waiting.why or "")
     assert any("job 2_7" in each.why for each in waiting.refusals)
+
+
+def test_a_gpu_that_is_kept_for_the_oldest_is_wanted_by_those_who_would_fit_beside_its_jobs() -> (
+    None
+):
+    pair = Claim(20 * G, 2, model="T4")
+    oldest = replace(job(2, 20, age=40), claim=pair)
+    beside = running(job(6, 2, time_limit=30 * HOUR), 1)
+    short, long = (job(n, 20, CAROL, named=(CARDS[1].uuid,), time_limit=n * HOUR) for n in (9, 20))
+    decided = decide(TEST_GPU, beside, oldest, short)
+    assert dict(decided.grants).keys() == {short.id}, "it ends before the oldest can start"
+    decided = decide(TEST_GPU, beside, oldest, long)
+    assert not decided.grants
+    assert decided.wanted({ObstacleKind.LEASED}) == {"GPU-0"}
+    assert decided.wanted({ObstacleKind.LEASED, ObstacleKind.RESERVED}) == {"GPU-0", "GPU-1"}
 
 
 def test_small_jobs_do_not_overtake_a_large_one_for_as_long_as_they_come() -> None:

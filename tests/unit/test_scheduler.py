@@ -29,12 +29,13 @@ from gpulease.domain.gpu import GpuReading, JobId
 from gpulease.domain.job import Exit, Job, Outcome
 from gpulease.domain.lease import State
 from gpulease.domain.queue_options import QueueOptions
+from gpulease.domain.snapshot import ledgers
 from gpulease.errors import CommandNotFound, LaunchDeferred, NoRoomNow, RecordUnwritable
 from gpulease.service.drains import Pauses
 from gpulease.service.job_list import JobQuery
 from gpulease.service.job_supervisor import LAUNCHES_AT_ONCE
 from gpulease.service.jobs import Settle, take_back_grants
-from gpulease.service.observation import GpuObserver
+from gpulease.service.observation import GpuObserver, snapshot
 from gpulease.service.ports import MainExited, Policy, WorkerExited, WorkerStarted
 from gpulease.service.scheduler import Scheduler
 
@@ -370,6 +371,54 @@ async def test_who_waited_long_enough_gives_up(world: World) -> None:
     await world.scheduler.one_pass()
     ended = world.job(impatient)
     assert ended.outcome is Outcome.GAVE_UP
+
+
+@play
+async def test_a_begin_time_comes_though_nothing_else_has_changed(world: World) -> None:
+    options = QueueOptions(begin_at=NOON + timedelta(hours=1))
+    job = (await world.scheduler.submit(replace(order(), queue=options))).id
+    for state in (State.QUEUED, State.QUEUED, State.GRANTED):
+        assert (await world.scheduler.one_pass()) and world.state(job) is state
+        world.clock.forward(minutes=30)
+
+
+@play
+async def test_a_look_requests_a_pass_only_where_that_may_decide_otherwise(world: World) -> None:
+    passes = 0
+
+    async def looks() -> bool:
+        """Look at the GPUs, and return whether a pass was made."""
+        nonlocal passes
+        seen = await world.scheduler.observer.observe()
+        holding = world.store.holding()
+        world.scheduler.look(ledgers(snapshot(holding, seen, world.policy, {}, seen.at)))
+        await world.settle()
+        before, passes = passes, sum(world.scheduler.passes.counts)
+        return passes > before
+
+    running, waiting = await world.submit(), await world.submit()
+    world.finder.jobs[7] = running
+    await world.settle()
+    await looks()
+    assert not await looks()
+    world.gpus.processes["GPU-a"] = {7: 3 * G}
+    assert not await looks(), "a job uses its lease"
+    world.gpus.unmanaged["GPU-a"] = G
+    assert await looks()
+    assert not await looks()
+    with world.store.write() as tx:
+        tx.note_aging([waiting], NOON - timedelta(hours=1))
+    assert await looks()
+    assert not await looks()
+
+
+@play
+async def test_the_end_of_a_wait_is_not_missed(world: World) -> None:
+    await world.submit()
+    await world.submit(wait_for=timedelta(minutes=5))
+    await world.settle()
+    decided = await world.scheduler.one_pass()
+    assert decided.wakes_at == NOON + timedelta(minutes=5)
 
 
 @play
