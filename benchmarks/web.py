@@ -60,6 +60,9 @@ def run() -> Iterator[Figure]:
             median(each.web for each in many), "ms", 10.0,
             median(each.web for each in one), "one browser",
         )  # fmt: skip
+        sent, plain = (_bytes_a_second(port, each) for each in ("gzip", "identity"))
+        what = f"bytes a second of a tab that follows {JOBS} jobs"
+        yield Figure(what, sent, "bytes", 0.2, plain, "not compressed")
         for job in client.status(queue=0).jobs:
             client.cancel(job.id, grace=0)
 
@@ -74,6 +77,17 @@ def _following(daemon: Running, web: int, port: int, browsers: int) -> _Cost:
         before, mine = _cpu_ms(daemon.pid), _cpu_ms(web)
         time.sleep(FOLLOWS_S)
         return _Cost((_cpu_ms(daemon.pid) - before) / FOLLOWS_S, (_cpu_ms(web) - mine) / FOLLOWS_S)
+
+
+def _bytes_a_second(port: int, encoding: str) -> float:
+    """Return what a browser receives, without the first state."""
+    with closing(socket.create_connection(("127.0.0.1", port))) as link:
+        head = f"GET /events HTTP/1.1\r\nHost: localhost\r\nAccept-Encoding: {encoding}"
+        link.sendall(f"{head}\r\n\r\n".encode())
+        time.sleep(1.5)
+        link.recv(1 << 24)
+        time.sleep(FOLLOWS_S)
+        return len(link.recv(1 << 24)) / FOLLOWS_S
 
 
 def _drained(link: socket.socket) -> Callable[[], None]:

@@ -6,9 +6,11 @@ listener that reads slowly gets the latest state, not each state: nothing is que
 
 import asyncio
 import contextlib
-from collections.abc import Coroutine, Mapping
-from typing import Any
+import zlib
+from collections.abc import Coroutine, Mapping, Sequence
+from typing import Any, NamedTuple
 
+from starlette.datastructures import Headers
 from starlette.responses import PlainTextResponse, Response
 from starlette.types import Receive, Scope, Send
 
@@ -26,11 +28,58 @@ _KEEP_ALIVE_S = 15.0
 _WRITTEN_WITHIN_S = 30.0
 MOST_LISTENERS = 500
 _AGAIN_AFTER_S = 30
-_KEEP_ALIVE = b": keep-alive\n\n"
 _HEADERS = {
     "content-type": "text/event-stream; charset=utf-8",
     "x-accel-buffering": "no",  # nginx would collect events until its buffer is full
 }
+_GZIP = {"content-encoding": "gzip", "vary": "accept-encoding"}
+_GZIP_HEAD = b"\x1f\x8b\x08\0\0\0\0\0\0\xff"
+"""RFC 1952: deflate, no name, no time, unknown system."""
+_LAST_BLOCK = b"\x03\0"
+
+
+class _Part(NamedTuple):
+    """A part of the stream, compressed once for all listeners."""
+
+    plain: bytes
+    packed: bytes
+    """Blocks of deflate that refer to nothing before them: any parts make a stream."""
+
+
+def _part(plain: bytes) -> _Part:
+    packer = zlib.compressobj(wbits=-zlib.MAX_WBITS)
+    return _Part(plain, packer.compress(plain) + packer.flush(zlib.Z_FULL_FLUSH))
+
+
+_KEEP_ALIVE = _part(b": keep-alive\n\n")
+
+
+class _Encoding:
+    """How one listener gets the parts: as they are, or as a gzip stream."""
+
+    def __init__(self, scope: Scope) -> None:
+        accepted = Headers(scope=scope).get("accept-encoding", "")
+        words = [each.strip() for each in accepted.split(",")]
+        self._packs = "gzip" in words
+        self._crc, self._size = 0, 0
+        self.headers = _HEADERS | (_GZIP if self._packs else {})
+        self.head = _GZIP_HEAD if self._packs else b""
+
+    def body(self, parts: Sequence[_Part]) -> bytes:
+        """Return parts as they are sent."""
+        if not self._packs:
+            return b"".join(each.plain for each in parts)
+        for each in parts:
+            self._crc = zlib.crc32(each.plain, self._crc)
+            self._size += len(each.plain)
+        return b"".join(each.packed for each in parts)
+
+    def tail(self) -> bytes:
+        """Return what ends the stream."""
+        if not self._packs:
+            return b""
+        checks = (self._crc, self._size & 0xFFFF_FFFF)
+        return _LAST_BLOCK + b"".join(each.to_bytes(4, "little") for each in checks)
 
 
 class LiveStatus:
@@ -44,7 +93,7 @@ class LiveStatus:
         self._most = most
         self._listeners = 0
         self._closed = False
-        self._events: dict[str, bytes] = {}
+        self._events: dict[str, _Part] = {}
         """The latest event of each section; another object if it has changed."""
         self._changed = asyncio.Event()
         """Set at the next change, and then replaced."""
@@ -70,7 +119,7 @@ class LiveStatus:
         if self._asking is None:
             self._asking = asyncio.create_task(self._poll(), name="status")
         try:
-            await _first_of(self._write(send), _gone(receive))
+            await _first_of(self._write(send, _Encoding(scope)), _gone(receive))
         finally:
             self._listeners -= 1
             if not self._listeners:
@@ -83,21 +132,22 @@ class LiveStatus:
         self._closed = True
         self._wake()
 
-    async def _write(self, send: Send) -> None:
-        headers = [(name.encode(), value.encode()) for name, value in _HEADERS.items()]
+    async def _write(self, send: Send, encoding: _Encoding) -> None:
+        headers = [(name.encode(), value.encode()) for name, value in encoding.headers.items()]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
-        sent: dict[str, bytes] = {}
+        sent: dict[str, _Part] = {}
+        head = encoding.head
         while not self._closed:
             changed = self._changed
             news = [each for name, each in self._events.items() if sent.get(name) is not each]
             sent = dict(self._events)
-            body = b"".join(news) or _KEEP_ALIVE
+            body, head = head + encoding.body(news or [_KEEP_ALIVE]), b""
             async with asyncio.timeout(_WRITTEN_WITHIN_S):
                 await send({"type": "http.response.body", "body": body, "more_body": True})
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_KEEP_ALIVE_S):
                     await changed.wait()
-        await send({"type": "http.response.body", "body": b""})
+        await send({"type": "http.response.body", "body": head + encoding.tail()})
 
     async def _poll(self) -> None:
         loop = asyncio.get_running_loop()
@@ -117,9 +167,9 @@ class LiveStatus:
     def _publish(self, drawn: Mapping[str, str]) -> None:
         changed = False
         for name, html in drawn.items():
-            event = _event(name, html)
-            if self._events.get(name) != event:
-                self._events[name] = event
+            event, before = _event(name, html), self._events.get(name)
+            if before is None or before.plain != event:
+                self._events[name] = _part(event)
                 changed = True
         if changed:
             self._wake()

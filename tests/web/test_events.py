@@ -6,8 +6,10 @@ import select
 import socket
 import threading
 import time
+import zlib
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
+from http.client import HTTPConnection
 from pathlib import Path
 
 from daemon_rig import PATIENCE_S, Daemon, open_folder, wait_for
@@ -134,6 +136,33 @@ def test_only_what_has_changed_is_sent(daemon: Daemon, served: Web) -> None:
         wait_for("it sees it", lambda: b"held" in browser.text[len(first) :])
         later = browser.text[len(first) :]
         assert b"event: jobs" not in later, "no job has started"
+
+
+def test_a_browser_that_accepts_gzip_gets_the_same_in_fewer_bytes(
+    daemon: Daemon, served: Web
+) -> None:
+    daemon.run("run", "--mem", "300M", "--array", "1-20", "--name", "row", "sleep", "600")
+
+    def first(**headers: str) -> tuple[bytes, bytes]:
+        with closing(HTTPConnection("127.0.0.1", served.port, timeout=PATIENCE_S)) as link:
+            link.request("GET", "/events", headers=headers)
+            reply = link.getresponse()
+            is_packed = reply.headers["content-encoding"] == "gzip"
+            unpack = zlib.decompressobj(wbits=16 + zlib.MAX_WBITS).decompress
+            received = text = b""
+            while b"event: queue" not in text:
+                piece = reply.read1(_PIECE)
+                received, text = received + piece, text + (unpack(piece) if is_packed else piece)
+            return received, text
+
+    plain, packed = first(), first(**{"Accept-Encoding": "br, gzip"})
+    assert plain[0] == plain[1]
+    assert _names(plain[1]) == _names(packed[1])
+    assert len(packed[0]) < len(plain[0]) / 5
+
+
+def _names(text: bytes) -> list[bytes]:
+    return re.findall(rb"^event: (\w+)$", text, re.MULTILINE)
 
 
 def test_browsers_beyond_the_limit_are_refused_and_one_that_left_makes_room(
