@@ -8,6 +8,7 @@ import typer
 
 from gpulease.cli.connect import SocketOption, connect
 from gpulease.cli.job_selection import for_each
+from gpulease.cli.options import JsonOption
 from gpulease.cli.render import local_time, print_stdout, show_page
 from gpulease.cli.window_page import page, sentence
 from gpulease.client import Client, decode
@@ -181,7 +182,7 @@ def reserve(  # noqa: PLR0913, PLR0917  typer reads the options from the argumen
         str | None, typer.Option("--cancel", metavar="NAME", help="Remove a window.")
     ] = None,
     shows: Annotated[bool, typer.Option("--list", help="Show the windows; the default.")] = False,
-    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    json: JsonOption = False,
     socket: SocketOption = None,
 ) -> None:
     """Set GPUs apart for a time, called a window. For admins and root; everyone may list.

@@ -13,6 +13,7 @@ import typer
 import gpulease
 from gpulease.cli.caller import trusted_environment, working_directory
 from gpulease.cli.connect import SocketOption, connect, named_socket
+from gpulease.cli.options import JsonOption
 from gpulease.cli.program import python_of
 from gpulease.cli.prove import prove as prove_levels
 from gpulease.cli.render import print_stderr, print_stdout, show_page
@@ -46,7 +47,7 @@ _INDENT = 8
 
 def doctor(
     ctx: typer.Context,
-    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    json: JsonOption = False,
     prove: Annotated[
         bool, typer.Option("--prove", help="Run jobs that try to exceed their leases.")
     ] = False,

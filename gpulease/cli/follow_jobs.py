@@ -11,10 +11,9 @@ from gpulease.cli.job_watch import RECONNECT_EVERY
 from gpulease.cli.light_connection import light_client
 from gpulease.cli.render import print_stderr, write_output
 from gpulease.cluster_choice import acts_on_slurm
-from gpulease.drawing.words import clean, id_of, sentence
+from gpulease.drawing.words import because, clean, id_of, in_line
 from gpulease.errors import EXIT_GAVE_UP, BadUsage, NoDaemon, WrongState
 from gpulease.units import parse_span
-from gpulease.wire.text import ordinal
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -158,15 +157,13 @@ def _follow(ask: Callable[..., Iterator[tuple[FrameKind, bytes]]], tail: int | N
 
 def why_no_output(job: JobView) -> str | None:
     """Say why a job has no output, if it has not started."""
-    why = f": {sentence(job.reason, job.hint)}" if job.reason else ""
     match job.state:
         case "queued":
-            place = f", {ordinal(job.position)} in line" if job.position else ""
-            return f"job {id_of(job)} has not started; it waits{place}{why}"
+            return f"job {id_of(job)} has not started; it waits{in_line(job)}{because(job)}"
         case "granted":
             return f"job {id_of(job)} has not started yet, but its lease is granted"
         case "ended" if job.started_at is None and job.kind == "run":
-            return f"job {id_of(job)} never started{why}"
+            return f"job {id_of(job)} never started{because(job)}"
         case _:
             return None
 

@@ -8,11 +8,12 @@ from pathlib import Path
 
 from gpulease.cli.exit_codes import SIGNALED
 from gpulease.drawing.words import (
+    because,
     clean,
     clock,
     id_of,
+    in_line,
     reason_of,
-    sentence,
     shorten,
     size,
     starts_in,
@@ -21,7 +22,7 @@ from gpulease.drawing.words import (
 from gpulease.errors import TooMany
 from gpulease.units import format_span
 from gpulease.wire.jobs import JobView
-from gpulease.wire.text import leased, ordinal
+from gpulease.wire.text import leased
 
 _LONGEST_VALUE = 100
 _ENDS = {
@@ -158,14 +159,10 @@ def _how(job: JobView) -> str:
         case "signaled" if job.exit_status is not None:
             return f"was ended by {_signal_name(job.exit_status - SIGNALED)}"
         case outcome if outcome in _ENDS:
-            return f"{_ENDS[outcome]}{_reason_of_end(job)}"
+            return f"{_ENDS[outcome]}{because(job)}"
         case _:
             with_status = "" if job.exit_status is None else f" with exit status {job.exit_status}"
             return f"ended{with_status}"
-
-
-def _reason_of_end(job: JobView) -> str:
-    return f": {sentence(job.reason, job.hint)}" if job.reason else ""
 
 
 def last_words(job: JobView) -> str | None:
@@ -173,7 +170,7 @@ def last_words(job: JobView) -> str | None:
     if job.outcome == "time_limit":
         return f"gpulease: job {id_of(job)} reached its time limit"
     if job.out_of_memory or job.retried_as is not None:
-        return f"gpulease: job {id_of(job)}{_reason_of_end(job)}"
+        return f"gpulease: job {id_of(job)}{because(job)}"
     return f"gpulease: job {id_of(job)} {_how(job)}" if job.outcome in _ENDS else None
 
 
@@ -188,9 +185,8 @@ def waiting_text(job: JobView, blocker: JobView | None, now: datetime) -> str:
     """Say where a job is in the queue, why it waits, and after which job."""
     if job.state != "queued":
         return f"gpulease: job {id_of(job)} is starting"
-    place = f", {ordinal(job.position)} in line" if job.position else ""
     owner = "" if blocker is None else _owner(blocker, now)
-    return f"gpulease: job {id_of(job)} waits{place}{why_and_when(job, now, owner)}"
+    return f"gpulease: job {id_of(job)} waits{in_line(job)}{why_and_when(job, now, owner)}"
 
 
 def shorter_waiting_texts(job: JobView, now: datetime) -> list[str]:
@@ -200,9 +196,8 @@ def shorter_waiting_texts(job: JobView, now: datetime) -> list[str]:
         return []  # the full text has at its end what matters least
     starts = f"starts probably {when}" if when not in ("soon", "late") else f"starts {when}"
     why = f": {reason}" if (reason := reason_of(job, now)) else ""
-    place = f", {ordinal(job.position)} in line" if job.position else ""
     return [
-        f"gpulease: job {id_of(job)} {starts}{place}{why}",
+        f"gpulease: job {id_of(job)} {starts}{in_line(job)}{why}",
         f"job {id_of(job)} {starts}{why}",
     ]
 

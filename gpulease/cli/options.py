@@ -41,6 +41,7 @@ def _type_of(option: Option) -> Any:
     return kind | None if option.default is None else kind
 
 
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 NamePatternOption = declared(OPTIONS["show"]["name"])
 AllOption = declared(OPTIONS["show"]["every"])
 

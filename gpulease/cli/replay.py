@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from gpulease.cli.options import JsonOption
 from gpulease.cli.render import print_stderr, print_stdout, show_page
 from gpulease.cli.tables import Column, Line, Page, Table, line
 from gpulease.client import encode
@@ -76,7 +77,7 @@ def replay(
     skip_too_large: Annotated[
         bool, typer.Option("--skip-too-large", help="Leave out jobs that fit on no server.")
     ] = False,
-    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    json: JsonOption = False,
 ) -> None:
     """Replay recorded jobs through the scheduler, on a virtual clock.
 

@@ -11,6 +11,7 @@ import typer
 
 from gpulease.cli.caller import refuse_unknown_user
 from gpulease.cli.connect import SocketOption, connect
+from gpulease.cli.options import JsonOption
 from gpulease.cli.render import print_stdout, show_page, write_stdout
 from gpulease.cli.tables import Column, Line, Page, Table, line
 from gpulease.client import Client, decode, encode
@@ -54,7 +55,7 @@ def report(
         ),
     ] = False,
     as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV.")] = False,
-    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    json: JsonOption = False,
     socket: SocketOption = None,
 ) -> None:
     """Compare what jobs asked for with what they used, and show how long they waited.

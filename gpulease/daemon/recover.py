@@ -43,6 +43,7 @@ from gpulease.store.database_file import (
     is_sound,
     last_possible_id,
     refuse_other_database,
+    sync,
 )
 from gpulease.store.schema import known_revisions
 from gpulease.store.store import SqlStore
@@ -270,21 +271,13 @@ def _keep_aside(path: Path, report: list[str]) -> None:
 
 
 def _put_in_place(target: Path, path: Path) -> None:
-    _sync(target)
+    sync(target)
     # SQLite would apply the old write-ahead log to the new file.
     for end in ("-wal", "-shm"):
         path.with_name(path.name + end).unlink(missing_ok=True)
     target.chmod(0o600)
     target.replace(path)
-    _sync(path.parent)
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    sync(path.parent)
 
 
 def _summary(store: SqlStore) -> str:

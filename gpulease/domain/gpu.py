@@ -13,6 +13,8 @@ from gpulease.units import MIB
 
 GpuUuid = NewType("GpuUuid", str)
 JobId = NewType("JobId", int)
+LARGEST_ID = (1 << 63) - 1
+"""The largest integer that SQLite stores."""
 
 
 class Fault(StrEnum):

@@ -353,6 +353,10 @@ class Job:
     def holds_memory(self) -> bool:
         return self.state in HOLDS_MEMORY
 
+    def is_kept(self, at: datetime) -> bool:
+        """Return whether idleness has no consequences then."""
+        return self.kept_until_at is not None and at < self.kept_until_at
+
     @property
     def expires_at(self) -> datetime | None:
         """When its time limit ends it; None if it has not started or has no limit."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 
 from gpulease.units import format_instant, format_size, format_span
-from gpulease.wire.text import claimed, most_of, ranges, spoken
+from gpulease.wire.text import claimed, most_of, ordinal, ranges, spoken
 from gpulease.wire.text import clean as clean  # noqa: PLC0414 -- a word for people, too
 
 TYPE_CHECKING = False
@@ -28,6 +28,16 @@ _LONG_IDLE = timedelta(hours=1)
 def sentence(reason: str, hint: str | None = None) -> str:
     """Return a reason, with its hint, on one line."""
     return clean(f"{reason}; hint: {hint}" if hint else reason)
+
+
+def because(job: JobView) -> str:
+    """Write the reason of a job as it follows what happens to it: ": no GPU has 4G free"."""
+    return f": {sentence(job.reason, job.hint)}" if job.reason else ""
+
+
+def in_line(job: JobView) -> str:
+    """Write the place of a job as it follows "waits": ", 3rd in line"."""
+    return f", {ordinal(job.position)} in line" if job.position else ""
 
 
 _NARROW = dict.fromkeys(map(ord, "█▒▚░▓╱…"))

@@ -9,7 +9,7 @@ import msgspec
 from gpulease.domain.gpu import GpuReading, GpuUuid, JobId
 from gpulease.domain.job import Invocation, Job
 from gpulease.domain.lease import State
-from gpulease.errors import BadValue, NoSuchJob
+from gpulease.errors import BadValue
 from gpulease.server.auth import Caller, Rights, caller_in
 from gpulease.server.job_views import JobViews
 from gpulease.server.listings import Listings
@@ -19,6 +19,7 @@ from gpulease.server.request_limits import slot_in
 from gpulease.server.validation import Defaults
 from gpulease.server.view_sources import redact_job
 from gpulease.service.hook_reports import HookReports
+from gpulease.service.jobs import existing
 from gpulease.service.ports import Clock, Event, ProcessFinder
 from gpulease.service.refusals import named
 from gpulease.service.scheduler import Scheduler
@@ -28,8 +29,6 @@ from gpulease.wire.jobs import JobView
 
 Body = TypeVar("Body")
 
-LARGEST_ID = (1 << 63) - 1
-"""Of an integer in SQLite."""
 _MOST_DETAIL = 200
 """Characters of a parser's message that are shown."""
 
@@ -77,10 +76,7 @@ class RequestContext:
         Raises:
             NoSuchJob: there is none with this id.
         """
-        job = self.scheduler.store.job(JobId(job_id)) if 0 < job_id <= LARGEST_ID else None
-        if job is None:
-            raise NoSuchJob(f"no job {job_id}", "gpulease list --all shows all jobs")
-        return job
+        return existing(self.scheduler.store, JobId(job_id))
 
     async def gpu(self, name: str) -> GpuReading:
         """Return the GPU with an index, a UUID, or the only one with a prefix of its UUID.

@@ -8,10 +8,11 @@ from typing import Annotated, cast
 
 from msgspec import Meta
 
+from gpulease.domain.gpu import LARGEST_ID
 from gpulease.domain.job import Outcome
 from gpulease.domain.lease import State
 from gpulease.errors import BadValue
-from gpulease.server.context import LARGEST_ID, Request, RequestContext
+from gpulease.server.context import Request, RequestContext
 from gpulease.server.messages import JSON, Response, json_response
 from gpulease.server.reasons import shell_status
 from gpulease.server.validation import LookBack, NamePattern

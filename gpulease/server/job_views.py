@@ -407,7 +407,7 @@ class JobViews:
         policy = self._sources.idleness.policy(job)
         if seen is None or idle.idle_for is None or policy.release is Release.OFF:
             return None, None
-        if job.kept_until_at is not None and seen.at < job.kept_until_at:
+        if job.is_kept(seen.at):
             # Kept since the latest observation: its idle time starts again at the end of that.
             return None, None
         left = idle.left(policy)

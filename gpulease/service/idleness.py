@@ -85,7 +85,7 @@ class IdleWatch:
                 before,
                 policy,
                 wanted=any(lease.gpu in wanted for lease in job.leases),
-                kept=job.kept_until_at is not None and seen.at < job.kept_until_at,
+                kept=job.is_kept(seen.at),
                 now=now,
             )
             if action is IdleAction.NOTHING:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime, timedelta
 
 from gpulease.domain.enforcement import AppliedEnforcement, with_driver_limits, with_enforcement
-from gpulease.domain.gpu import GpuUuid, JobId
+from gpulease.domain.gpu import LARGEST_ID, GpuUuid, JobId
 from gpulease.domain.job import (
     QUEUED_AGAIN,
     Exit,
@@ -298,13 +298,13 @@ def note_notice(
             add_once(tx, job, about(job, event, text), at)
 
 
-def existing(tx: Transaction, job_id: JobId) -> Job:
+def existing(records: Transaction | Store, job_id: JobId) -> Job:
     """Return a job.
 
     Raises:
         NoSuchJob: no job has this id.
     """
-    job = tx.job(job_id)
+    job = records.job(job_id) if 0 < job_id <= LARGEST_ID else None
     if job is None:
         raise NoSuchJob(f"no job {job_id}", "gpulease list --all shows all jobs")
     return job

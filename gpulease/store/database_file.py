@@ -130,11 +130,7 @@ class FilePresence:
         # Does not replace another file that has been created there meanwhile.
         os.link(copy, self._path)
         copy.unlink()
-        descriptor = os.open(self._path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+        sync(self._path.parent)
         self._open_again()
         _log.warning("the database %s was removed while in use and has been restored", self._path)
 
@@ -225,6 +221,15 @@ class DiskReserve:
 
 KEPT = 3
 _NAME = re.compile(r"\.auto-(\d+)\.backup")
+
+
+def sync(path: Path) -> None:
+    """Have the kernel write a file, or the entries of a directory, to the disk."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def back_up(path: Path) -> Path:
