@@ -194,14 +194,12 @@ class Claim:
         return _written(self.memory, self.memory_bound)
 
     def __str__(self) -> str:
-        # Its guarantee is enough for it to start.
-        memory = _written(self.memory)
         if self.gpus > 1:
             gpus = "of the GPUs asked for" if self.is_choosy else "GPUs"
             alike = " of one model" if self.same_model else ""
-            each = f"{memory} on each of {self.gpus} {gpus}{alike}"
+            each = f"{self.size} on each of {self.gpus} {gpus}{alike}"
         else:
-            each = f"{memory} on a GPU asked for" if self.is_choosy else memory
+            each = f"{self.size} on a GPU asked for" if self.is_choosy else self.size
         return f"{each}, exclusive" if self.exclusive else each
 
 

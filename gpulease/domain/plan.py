@@ -280,7 +280,7 @@ def started(job: Job, placement: Placement, at: datetime) -> Job:
 
 def kind_of(job: Job) -> Hashable:
     """Return what decides why a job waits: waiting jobs with the same kind wait for the same."""
-    return job.claim, job.owner.user, job.usage.fingerprint
+    return job.claim, job.owner.user, job.usage.fingerprint, job.queue.preemptible
 
 
 def why_waiting(plan_: Plan, job: Job) -> WaitReason:
@@ -308,10 +308,9 @@ def why_waiting(plan_: Plan, job: Job) -> WaitReason:
     reserved = frozenset(
         gpu for each in plan_.reservations if each.job == job.id for gpu in each.memory
     )
-    is_promised = job.id in plan_.promised
-    return WaitReason(
-        refusal, reserved, asks_back=() if is_promised else asked_back(job.claim, refusal)
-    )
+    # A preemptible job uses idle memory only; another may have had memory freed for it already.
+    asks = not need.preemptible and job.id not in plan_.promised
+    return WaitReason(refusal, reserved, asks_back=asked_back(job.claim, refusal) if asks else ())
 
 
 def _why_kept(plan_: Plan, need: Need, job: JobId, gpu: GpuMemory) -> Obstacle | None:

@@ -4,7 +4,7 @@ In a long queue most jobs wait for the same reason: `WaitReasonCache` draws it o
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 from gpulease.domain.eligibility import Block
@@ -191,7 +191,8 @@ def why_it_waits(claim: Claim, waiting: WaitReason, gpus: int) -> str | None:
         jobs = sorted({job for each in waiting.asks_back for job in each.waits_for})
         labels = ", ".join(waiting.refusal.labels_of(jobs))
         return f"waits for job{'s' * (len(jobs) > 1)} {labels} to give back {excess}"
-    return _why_no_gpu(claim, waiting.refusal)
+    # Its guarantee is enough for it to start.
+    return _why_no_gpu(replace(claim, memory_bound=None), waiting.refusal)
 
 
 def _why_no_gpu(claim: Claim, refusal: Refusal) -> str | None:

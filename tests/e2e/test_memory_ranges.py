@@ -1,6 +1,7 @@
 """A job with a range of memory, on real memory: it grows, gives back, or is stopped."""
 
-import sys
+import json
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -10,7 +11,7 @@ from goldens import mentions
 
 from .test_overuse import Appetite, ended, notices
 
-M = 1 << 20
+M, PID = 1 << 20, str(os.getpid())
 SETTINGS = {"grace": "2s", "overuse_tolerance": "32M", "overuse_grace": "6s", "margin": "0"}
 ENDS = ("", "_GUARANTEED", "_FRACTION")
 SHOW = f"import os; print(*(os.environ['GPULEASE_MEMORY' + end] for end in {ENDS}))"
@@ -79,12 +80,18 @@ def test_above_its_bound_a_job_is_stopped_without_a_waiter(
     assert mentions(end["hint"], "--mem 300M..")
 
 
-def test_programs_find_the_guarantee_and_the_bound_and_a_waiting_job_can_be_edited(
-    make_daemon: Callable[..., Daemon],
+def test_every_way_to_ask_takes_a_range_and_programs_find_both_ends(
+    make_daemon: Callable[..., Daemon], tmp_path: Path
 ) -> None:
     daemon = make_daemon(simulate="1x1200M", settings=SETTINGS).start()
-    seen = daemon.run("run", "--mem", "300M..50%", "--", sys.executable, "-c", SHOW)
-    assert seen.stdout.split() == [str(600 * M), str(300 * M), "0.500000"]
+    script, both = tmp_path / "train.py", [str(600 * M), str(300 * M), "0.500000"]
+    script.write_text(f"# gpulease: --mem 300M..50%\n{SHOW}\n")
+    assert daemon.run("run", str(script)).stdout.split() == both
+    held = json.loads(
+        daemon.run("hold", "--mem", "300M..600M", "--for", "1m", "--json", "--pid", PID).stdout
+    )
+    assert [held["set"][f"GPULEASE_MEMORY{end}"] for end in ENDS] == both
+    daemon.run("cancel", str(held["job"]["id"]))
     job = daemon.submit("--mem", "300M..2G", "--held", "--", "true")
     daemon.run("edit", str(job), "--mem", "30%..500M")
     claim = daemon.job(job)["claim"]

@@ -24,6 +24,7 @@ from gpulease.domain.placement import (
 )
 from gpulease.domain.plan import order_after
 from gpulease.errors import BadValue, CannotLease
+from gpulease.options import read_fields
 from gpulease.server.reasons import why_it_waits
 from gpulease.server.validation import Defaults, claim_of
 from gpulease.service.overuse import overdrawn
@@ -46,6 +47,13 @@ def test_a_range_is_read_with_sizes_and_shares() -> None:
         assert mentions(refused.value.text(), missing, "4G..10G")
     with pytest.raises(BadValue):
         parse_memory_range("4G..10G..12G")
+
+
+def test_the_table_of_options_sets_both_ends_and_clears_what_an_edit_does_not_name() -> None:
+    assert read_fields({"mem": "4G..40%"})["claim"] == {
+        "memory": 4 * G, "share": None, "memory_bound": None, "share_bound": 40.0,
+    }  # fmt: skip
+    assert read_fields({"mem": 4 * G})["claim"]["memory_bound"] is None
 
 
 def test_a_bound_below_the_guarantee_is_refused_and_the_same_size_is_no_range() -> None:
@@ -240,6 +248,16 @@ async def test_nobody_is_asked_for_a_job_that_does_not_fit_all_the_same(world: R
 
 
 @play
+async def test_nothing_is_asked_back_for_a_preemptible_job(world: Ranged) -> None:
+    job = await world.range()
+    world.use(j1=6)
+    asked = order(5 * G)
+    await world.scheduler.submit(replace(asked, queue=replace(asked.queue, preemptible=True)))
+    await world.look(60)
+    assert world.told(job) == []
+
+
+@play
 async def test_the_waiter_may_go_and_the_job_is_told_that_all_is_well(world: Ranged) -> None:
     job = await world.range()
     world.use(j1=6)
@@ -274,6 +292,16 @@ async def test_the_expected_start_of_the_waiter_counts_on_the_guarantee(world: R
 
 
 @play
+async def test_a_job_with_a_range_waits_for_its_guarantee_only(world: Ranged) -> None:
+    await running(world, 7 * G)
+    asked = order(2 * G)
+    asked = replace(asked, claim=replace(asked.claim, memory_bound=6 * G))
+    waiter = (await world.scheduler.submit(asked)).id
+    await world.look(2)
+    assert world.why(waiter) == "needs a gap of 2G, 1G there now"
+
+
+@play
 async def test_a_range_cannot_be_exclusive(world: Ranged) -> None:
     with pytest.raises(CannotLease):
         await world.range(exclusive=True)
@@ -281,5 +309,5 @@ async def test_a_range_cannot_be_exclusive(world: Ranged) -> None:
 
 def test_a_lease_of_a_range_says_both_ends() -> None:
     assert Claim(4 * G, memory_bound=10 * G).size == "4G..10G"
-    assert str(Claim(4 * G, memory_bound=10 * G)) == "4G", "the gap that it waits for"
+    assert str(Claim(4 * G, 2, memory_bound=10 * G)) == "4G..10G on each of 2 GPUs"
     assert Claim(512 * MIB).size == "512M"
