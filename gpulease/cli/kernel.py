@@ -62,7 +62,7 @@ def kernel(
     ] = None,
     mem: Annotated[
         str | None,
-        typer.Option("--mem", metavar="SIZE", help="Memory on each GPU: 4G, 4096M, 40%."),
+        typer.Option("--mem", metavar="SIZE", help="Memory on each GPU: 4G, 40%, 4G..10G."),
     ] = None,
     time: str | None = None,
     idle: Annotated[
