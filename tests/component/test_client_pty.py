@@ -174,7 +174,7 @@ def test_the_first_detach_key_says_what_it_waits_for(sit: Sit, shim: ShimStandIn
     terminal.read_until("text")
     terminal.type(b"a\x1c")
     terminal.read_until("text\r\ngpulease: d ")
-    assert shim.stdin == b"a"
+    shim.until(lambda: shim.stdin == b"a")
     terminal.type(b"b")
     shim.until(lambda: shim.stdin == b"a\x1cb")
     shim.exit()
@@ -184,9 +184,10 @@ def test_the_first_detach_key_says_what_it_waits_for(sit: Sit, shim: ShimStandIn
 def test_other_detach_keys_can_be_chosen_or_none(sit: Sit, shim: ShimStandIn) -> None:
     terminal = sit("attach", "17", GPULEASE_DETACH_KEYS="ctrl-p,ctrl-q")
     terminal.read_until("Ctrl-p Ctrl-q")
+    terminal.until(lambda: terminal.is_raw)
     terminal.type(b"\x1cd\x10\x11")
     assert terminal.finish() == 0
-    assert shim.stdin == b"\x1cd"
+    shim.until(lambda: shim.stdin == b"\x1cd")
 
 
 def test_an_option_beats_the_environment_for_detach_keys(sit: Sit, shim: ShimStandIn) -> None:
