@@ -265,4 +265,4 @@ def result_of_keep(job: JobView, span: timedelta, now: datetime) -> str:
     if stops_at is None:
         return kept
     left = until(stops_at, now)
-    return f"{kept}; the job is over its lease, and is stopped in {left} unless that ends"
+    return f"{kept}; the job holds too much memory, and is stopped in {left} unless that ends"

@@ -199,6 +199,7 @@ _FILTERS: Mapping[str, Callable[..., Any]] = {
     "reason_of": reason_of,
     "shown_command": shown_command,
     "size": known_size,
+    "is_asked_back": words.is_asked_back,
     "leased": leased,
     "span": span,
     "starts_in": words.starts_in,

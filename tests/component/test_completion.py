@@ -215,7 +215,9 @@ def test_bash_on_a_terminal_inserts_what_is_completed(shell: Shell) -> None:
 
 def test_fish_completes_verbs_options_and_jobs(shell: Shell) -> None:
     assert {line.split("\t")[0] for line in shell.fish("gpulease ")} == set(VERBS)
-    assert shell.fish("gpulease run --me") == ["--mem\tMemory on each GPU: 4G, 40%; 4G..10G: more while free"]
+    assert shell.fish("gpulease run --me") == [
+        "--mem\tMemory on each GPU: 4G, 40%; 4G..10G: more while free"
+    ]
     assert shell.fish("gpulease run --visible=i")[0].startswith("--visible=index")
     assert shell.fish("gpulease run --visible i")[0].startswith("index")
     assert [line.split("\t")[0] for line in shell.fish("gpulease cancel ")] == ["12", "17"]

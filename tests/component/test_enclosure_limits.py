@@ -86,7 +86,13 @@ class Rig:
     async def note(self, job: JobId, enclosed: AppliedEnforcement) -> None:
         self.noted.append(enclosed)
 
-    def lease(self, directory: Path, memory: dict[GpuUuid, int], **variables: str) -> Any:
+    def lease(
+        self,
+        directory: Path,
+        memory: dict[GpuUuid, int],
+        bound: int | None = None,
+        **variables: str,
+    ) -> Any:
         """Launch a job with leases as the daemon does; return what it found in its environment."""
         cards = {uuid: reading(uuid, total=80 * G) for uuid in (FIRST, SECOND)}
         around = LaunchContext(
@@ -100,7 +106,7 @@ class Rig:
             grace=timedelta(seconds=30),
             log_limit=1 << 20,
         )
-        leases = tuple(Lease(uuid, size, NOON) for uuid, size in memory.items())
+        leases = tuple(Lease(uuid, size, NOON, memory_bound=bound) for uuid, size in memory.items())
         claim = Claim(memory=max(memory.values()), gpus=len(memory))
         job = Job(JobId(self.job), ALICE, "", "env", claim, NOON, leases=leases)
         invocation = Invocation(argv=("/usr/bin/env",), cwd="/", environment=variables)
@@ -164,6 +170,17 @@ def test_the_limits_are_there_before_the_first_process_and_are_noted_as_the_driv
     for uuid, limit in kept.items():
         assert f"{uuid} 0 {limit} {rig.scope}" in seen.splitlines()
     assert f"0::/gpulease.slice/{rig.scope.name}" in seen.splitlines()
+
+
+def test_a_job_with_a_range_is_limited_to_its_bound(rig: Rig, directory: Path) -> None:
+    found = rig.lease(directory, {FIRST: 4 * G}, bound=6 * G)
+
+    assert rig.limits() == {FIRST: 6 * G}
+    (gpu,) = json.loads(found["GPULEASE_HOOK"])["gpus"]
+    pool = 6 * G - default_overhead("jax", 1, driver="615.10")
+    assert (gpu["memory"], gpu["whole"], gpu["pools"]["jax"]) == (6 * G, 6 * G, pool)
+    assert found["GPULEASE_MEMORY"] == str(6 * G)
+    assert found["GPULEASE_MEMORY_GUARANTEED"] == str(4 * G)
 
 
 def test_where_the_driver_limits_a_job_its_shares_are_of_the_limit(

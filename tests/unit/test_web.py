@@ -12,7 +12,7 @@ from gpulease.cli.chart import owner_style
 from gpulease.cli.plot_file import FILLS
 from gpulease.domain.job import NOT_FAILED, Outcome
 from gpulease.drawing.arrays import array_of, indices_of
-from gpulease.drawing.words import clock, ids_of, jobs_in, remark_on, span_in_minutes, until
+from gpulease.drawing.words import clock, ids_of, jobs_in, remark_on, size, span_in_minutes, until
 from gpulease.errors import BadUsage, GpuleaseError
 from gpulease.web.app import is_known
 from gpulease.web.charts import PLOT_HEIGHT, PLOT_WIDTH, Curve, memory_chart
@@ -193,6 +193,12 @@ def test_a_job_that_simply_runs_has_no_remark_and_a_short_command() -> None:
     assert remark_on(over, over.leases, views.NOW, write=span_in_minutes) == (
         "over, stops in 5m",
         "bad",
+    )
+    over.leases[0].memory_bound = over.leases[0].used
+    assert remark_on(over, over.leases, views.NOW)[0].startswith("asked back, stops in")
+    assert (
+        f"{size(over.leases[0].memory)}..{size(over.leases[0].used)}"
+        in (sections(views.status(jobs=[over]))["jobs"])
     )
     stopped = views.running(12, suspended=True)
     assert remark_on(stopped, stopped.leases, views.NOW) == ("suspended", "warn")
