@@ -46,8 +46,9 @@ from gpulease.wire.text import leased, most_of, ordinal, spoken
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+    from gpulease.slurm.command.views import JobView as ClusterJobView
     from gpulease.wire.jobs import (
         JobView,
         LeaseView,
@@ -79,7 +80,7 @@ def page(job: JobView, now: datetime, indexes: Mapping[str, str] | None = None) 
     own_id = f"  (id {job.id})" if id_of(job) != str(job.id) else ""
     return [
         (Span(f"job {id_of(job)}", "title"), Span(f"  {named(job)}{own_id}")),
-        *(labelled(name, text) for name, text in fields(job, now, indexes) if text),
+        *labelled_lines(fields(job, now, indexes)),
         *lease_table(job, indexes),
         *hook_table(job, indexes),
         *unhooked_lines(job),
@@ -93,9 +94,13 @@ def page(job: JobView, now: datetime, indexes: Mapping[str, str] | None = None) 
 _ADOPTED = "it used its GPUs before it had the lease, so no framework in it is limited"
 
 
-def labelled(name: str, text: str) -> Block:
-    """Lay out a name and its text."""
-    return Hanging((Span(f"  {name:<{_LABELS}}", "dim"), Span(text)), _LABELS + 2)
+def labelled_lines(found: Iterable[tuple[str, str | None]]) -> Page:
+    """Lay out names and their texts; those without a text are left out."""
+    return [
+        Hanging((Span(f"  {name:<{_LABELS}}", "dim"), Span(text)), _LABELS + 2)
+        for name, text in found
+        if text
+    ]
 
 
 def fields(
@@ -129,7 +134,7 @@ def fields(
     yield "user", clean(job.user)
     yield "command", clean(job.command)
     yield "script", script_change(job)
-    yield "asks", _requested(job)
+    yield "asks", limited(requested(job), job.claim.time_limit)
     yield "size", clean(job.sized) if job.sized else None
     yield "used", _used(job)
     yield "util", utilization(job)
@@ -148,20 +153,29 @@ def fields(
             for name, _, after in events
         ),
     )
-    yield "submitted", clock(job.submitted_at, now)
-    yield "started", clock(job.started_at, now) if job.started_at else None
-    yield "ended", clock(job.ended_at, now) if job.ended_at else None
-    yield (
-        "running for" if job.ended_at is None else "ran for",
-        between(job.started_at, job.ended_at, now) if job.started_at else None,
-    )
-    ends = job.expires_at if job.state != "ended" else None
-    yield "time left", f"{until(ends, now)} (until {clock(ends, now)})" if ends else None
+    yield from times(job, now)
     yield "process", None if job.pid is None or job.state == "ended" else str(job.pid)
     yield "terminal", "yes" if job.terminal else None
     # Only users who may attach see the directory.
     may_attach = job.kind == "run" and job.state == "active" and job.directory is not None
     yield "attach", f"gpulease attach {id_of(job)}" if may_attach else None
+
+
+def times(job: JobView | ClusterJobView, now: datetime) -> Iterator[tuple[str, str | None]]:
+    """Yield when a job was submitted, started and ended, and how long it runs."""
+    yield "submitted", clock(job.submitted_at, now)
+    yield "started", clock(job.started_at, now) if job.started_at else None
+    yield "ended", clock(job.ended_at, now) if job.ended_at else None
+    ran = "running for" if job.ended_at is None else "ran for"
+    yield ran, between(job.started_at, job.ended_at, now)
+    ends = job.expires_at if job.state != "ended" else None
+    yield "time left", f"{until(ends, now)} (until {clock(ends, now)})" if ends else None
+
+
+def limited(asked: str, limit: float | None) -> str:
+    """Write what a job asked for, with its time limit in seconds."""
+    span = "" if limit is None else format_span(timedelta(seconds=limit))
+    return f"{asked} for at most {span}" if span else asked
 
 
 def _frameworks(job: JobView) -> str | None:
@@ -275,13 +289,6 @@ def _signal(number: int) -> str:
     from signal import Signals
 
     return f"{number} ({Signals(number).name})" if number in list(Signals) else str(number)
-
-
-def _requested(job: JobView) -> str:
-    limit = job.claim.time_limit
-    if limit is None:
-        return requested(job)
-    return f"{requested(job)} for at most {format_span(timedelta(seconds=limit))}"
 
 
 def _try(job: JobView) -> str | None:

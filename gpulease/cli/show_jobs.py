@@ -130,7 +130,7 @@ def array_page(elements: Sequence[JobView], now: datetime) -> Page:
     array = array_of(elements, now)
     return [
         (Span(f"array {array.first.id}", "title"), Span(f"  {named(array.first)}")),
-        *(job_page.labelled(name, text) for name, text in _fields_of_array(array, now)),
+        *job_page.labelled_lines(_fields_of_array(array, now)),
         *_groups_of(array, now),
     ]
 
@@ -217,7 +217,7 @@ def dry_run_page(view: ExplainView, now: datetime) -> Page:
     """Lay out what would happen to a job."""
     return [
         (Span(_summary(view), "title"),),
-        *(job_page.labelled(name, text) for name, text in _fields_of_dry_run(view, now) if text),
+        *job_page.labelled_lines(_fields_of_dry_run(view, now)),
         *job_page.refusal_table(view.refusals),
     ]
 

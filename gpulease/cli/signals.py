@@ -40,20 +40,20 @@ ENDING = frozenset({signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGHUP
 """Signals that end a wait in the queue; the others are dropped until the job runs."""
 
 
-class Interrupted(Exception):
+class Signalled(Exception):
+    """A signal arrived."""
+
+    def __init__(self, signum: int) -> None:
+        super().__init__(f"signal {signum}")
+        self.signum = signum
+
+
+class Interrupted(Signalled):
     """A signal ended a wait."""
 
-    def __init__(self, signum: int) -> None:
-        super().__init__(f"signal {signum}")
-        self.signum = signum
 
-
-class Killed(Exception):
+class Killed(Signalled):
     """This command ends by a signal, so that its parent sees that signal."""
-
-    def __init__(self, signum: int) -> None:
-        super().__init__(f"signal {signum}")
-        self.signum = signum
 
     def take_effect(self) -> None:
         """End this process by that signal."""

@@ -14,7 +14,7 @@ from gpulease.cli.attachment.console import Console
 from gpulease.cli.attachment.keyboard import AGAIN_WITHIN, name_of
 from gpulease.cli.attachment.shim_connection import ShimConnection, read_json
 from gpulease.cli.exit_codes import JobEnd
-from gpulease.cli.signals import DEADLY, WHILE_ATTACHED, Killed, can_be_continued
+from gpulease.cli.signals import DEADLY, WHILE_ATTACHED, Killed, Signalled, can_be_continued
 from gpulease.client.unix_socket import dial
 from gpulease.event_loop import EventLoop
 from gpulease.record import record, replace
@@ -49,12 +49,8 @@ class Hooks:
     """Break a message into lines of the terminal."""
 
 
-class Left(Exception):
+class Left(Signalled):
     """We left and the job continues: the terminal closed, or a signal ended this command."""
-
-    def __init__(self, signum: int) -> None:
-        super().__init__(f"signal {signum}")
-        self.signum = signum
 
 
 class Detached(Exception):

@@ -1,14 +1,14 @@
 """`gpulease show` on a cluster: jobs of Slurm in detail."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from datetime import datetime, timedelta
+from collections.abc import Iterator, Sequence
+from datetime import datetime
 
-from gpulease.cli.job_page import labelled
+from gpulease.cli.job_page import labelled_lines, limited, times
 from gpulease.cli.job_selection import Selection
 from gpulease.cli.render import local_time, print_stdout, show_page, stdout_screen
 from gpulease.cli.tables import Page, Span, line
-from gpulease.drawing.words import UNKNOWN, between, clean, clock, size, until
+from gpulease.drawing.words import UNKNOWN, clean, size
 from gpulease.light_json import encode, indent
 from gpulease.slurm.command.jobs import order_of, with_gpus
 from gpulease.slurm.command.list_page import table
@@ -26,7 +26,6 @@ from gpulease.slurm.command.views import (
     requested,
     shard_and_used,
 )
-from gpulease.units import format_span
 
 _MOST_ROWS = 30
 """Elements of an array that a page shows."""
@@ -80,12 +79,8 @@ def page(job: JobView, now: datetime, output: str | None = None) -> Page:
     """Lay out one job; `output` has the names of the files with its output."""
     number = f"  (Slurm's JobId {job.id})" if job.array is not None and job.array != job.id else ""
     head = (Span(f"job {job.label}", "title"), Span(f"  {clean(job.name)}{number}"))
-    return [head, *labelled_lines(fields(job, now)), *labelled_lines([("output", output)])]
-
-
-def labelled_lines(found: Iterable[tuple[str, str | None]]) -> Page:
-    """Lay out names and their texts; those without a text are left out."""
-    return [labelled(name, text) for name, text in found if text and text != UNKNOWN]
+    found = [*fields(job, now), ("output", output)]
+    return [head, *labelled_lines((name, text) for name, text in found if text != UNKNOWN)]
 
 
 def fields(job: JobView, now: datetime) -> Iterator[tuple[str, str | None]]:
@@ -96,23 +91,13 @@ def fields(job: JobView, now: datetime) -> Iterator[tuple[str, str | None]]:
     when = expected(job, now)
     yield "starts", None if when == UNKNOWN else f"{when} (a prediction of Slurm)"
     yield "user", clean(job.user)
-    limit = job.claim.time_limit
-    at_most = "" if limit is None else f" for at most {format_span(timedelta(seconds=limit))}"
-    yield "asks", f"{requested(job)}{at_most}"
+    yield "asks", limited(requested(job), job.claim.time_limit)
     yield "used", None if job.used is None else f"{size(job.used)} at most"
     yield "node", nodes_of(job)
     yield "GPU", gpus_of(job)
     yield "partition", clean(job.partition)
     yield "requeued", f"{job.requeued}x" if job.requeued else None
-    yield "submitted", clock(job.submitted_at, now)
-    yield "started", clock(job.started_at, now)
-    yield "ended", clock(job.ended_at, now)
-    yield (
-        "running for" if job.ended_at is None else "ran for",
-        between(job.started_at, job.ended_at, now),
-    )
-    end = job.expires_at
-    yield "time left", f"{until(end, now)} (until {clock(end, now)})" if end else None
+    yield from times(job, now)
     yield "exit status", None if job.exit_status is None else str(job.exit_status)
     why = f", {clean(job.slurm_reason)}" if job.slurm_reason else ""
     yield "in Slurm", f"{clean(job.slurm_state)}{why}"

@@ -20,23 +20,21 @@ _WHAT = {
     "adopt": "lease the memory of a process",
     "doctor": "check the daemon",
     "drain": "drain a GPU",
+    "edit": "edit a job of Slurm",
     "hold": "hold a lease",
+    "keep": "keep the lease of a job of Slurm",
+    "move": "move a job of Slurm",
     "notify": "read notifications",
     "pause": "pause the queue",
     "plot": "draw memory over time",
     "report": "compare what jobs asked for and used",
+    "requeue": "requeue a job of Slurm",
     "reserve": "reserve GPUs",
     "resume": "resume a GPU",
     "top": "show GPUs live",
     "unpause": "start jobs again",
 }
 """What verbs do, as it reads after "cannot"; of others, their name."""
-_OF_QUEUE = {
-    "edit": "edit a job of Slurm",
-    "keep": "keep the lease of a job of Slurm",
-    "move": "move a job of Slurm",
-    "requeue": "requeue a job of Slurm",
-}
 
 
 def no_daemon_here(verb: str | None) -> NoDaemon:
@@ -55,7 +53,7 @@ def not_for_slurm(verb: str) -> WrongState:
     The daemon counts its jobs by itself: a number of Slurm would mean another job there.
     """
     return WrongState(
-        f"cannot {_OF_QUEUE[verb]}: gpulease {verb} is for the queue of one machine",
+        f"cannot {_WHAT[verb]}: gpulease {verb} is for the queue of one machine",
         f"{_INSTEAD[verb]}; for a job of the local queue: GPULEASE_CLUSTER=none gpulease {verb}",
     )
 
