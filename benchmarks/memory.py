@@ -25,9 +25,10 @@ def run() -> Iterator[Figure | str]:
         yield Figure("memory at rest (PSS), all processes, after a job", at_rest, "MiB", MOST_MIB)
         with occupied(daemon):
             queue(daemon)
+            daemon.client().jobs_json()
             daemon.client().cancel_all(CancelJobsRequest(name="true"))
         time.sleep(SETTLES_S)
-        what = f"memory after {QUEUED} queued jobs, all processes"
+        what = f"memory after {QUEUED} queued jobs and a list of all, all processes"
         yield Figure(what, daemon.pss_mib(), "MiB", 1.5, at_rest, "before them")
 
 
