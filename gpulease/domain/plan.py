@@ -192,6 +192,22 @@ class Plan:
                     break
         return frozenset(found)
 
+    def asked_back(self) -> frozenset[tuple[JobId, GpuUuid]]:
+        """Return the leases of which waiting jobs need what is used above the guarantee."""
+        found = set[tuple[JobId, GpuUuid]]()
+        able = {
+            (job.owner.uid, job.claim)
+            for job, obstacles in self._refusals
+            if ObstacleKind.EXCESS in obstacles.values()
+        }
+        most = sum(bool(entry.excess) for gpu in self.gpus for entry in gpu.entries)
+        for reason in self.reasons(able) if able else ():
+            found.update((job, each.gpu) for each in reason.asks_back for job in each.waits_for)
+            # In a long queue, the first jobs need all of it.
+            if len(found) == most:
+                break
+        return frozenset(found)
+
     def reasons(self, able: Container[tuple[int, Claim]] | None = None) -> Iterator[WaitReason]:
         """Yield the reasons of all waiting jobs that nothing blocks, each once.
 

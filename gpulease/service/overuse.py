@@ -79,14 +79,7 @@ def wanted_gpus(plan: Plan | None, why: frozenset[ObstacleKind]) -> frozenset[Gp
 
 def asked_back(plan: Plan | None) -> frozenset[Key]:
     """Return the leases of which a queued job needs what is used above the guarantee."""
-    found: set[Key] = set()
-    gpus = () if plan is None else plan.gpus
-    every = {(entry.job, gpu.uuid) for gpu in gpus for entry in gpu.entries if entry.excess}
-    for reason in plan.reasons() if plan is not None and every else ():
-        found.update((job, each.gpu) for each in reason.asks_back for job in each.waits_for)
-        if len(found) == len(every):
-            break
-    return frozenset(found)
+    return frozenset() if plan is None else plan.asked_back()
 
 
 def overdrawn(gpus: Iterable[GpuMemory]) -> frozenset[Key]:
