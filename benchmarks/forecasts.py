@@ -2,8 +2,9 @@
 
 Replays of the traces of `benchmarks.scheduling` and of the month of a made-up lab. Of the jobs that
 wait when they are submitted, some are predicted at once, as `gpulease run` shows it: how many start
-within the range, how often "within the hour" holds, and how large the median error is against that
-of a forward run by the means of run times. GPULEASE_TRACES names the directory with the traces.
+within the range, how often "within the hour" holds, how wide ranges are, and how large the median
+error is against that of a forward run by the means of run times. GPULEASE_TRACES names the
+directory with the traces.
 """
 
 import argparse
@@ -44,6 +45,8 @@ class Shown:
     expected: timedelta
     by_means: timedelta | None
     in_range: bool
+    width: float | None
+    """The end of the range over its beginning; None if it begins at once."""
     within_hour: bool
     """The range ends within the hour."""
 
@@ -94,6 +97,7 @@ class Submissions:
                     start.at - now,
                     None if by_means is None else by_means.at - now,
                     start.earliest <= now + left <= start.latest,
+                    (start.latest - now) / (start.earliest - now) if start.earliest > now else None,
                     start.latest <= now + HOUR,
                 )
             )
@@ -154,8 +158,8 @@ def main(arguments: Sequence[str]) -> int:
     if "GPULEASE_TRACES" not in os.environ:
         sys.exit("GPULEASE_TRACES names no directory with the traces")
     todo = sources(options.quick)
-    titles = f"{'jobs':>6}{'in range':>10}{'the hour':>14}{'error':>9}{'by means':>10}{'ratio':>7}"
-    print(" " * 24 + titles)
+    titles = f"{'jobs':>6}{'in range':>10}{'the hour':>14}{'high/low':>10}"
+    print(" " * 24 + titles + f"{'error':>9}{'by means':>10}{'ratio':>7}")
     sets: dict[str, list[Shown]] = {}
     took_s = by_means_s = 0.0
     with ProcessPoolExecutor(options.processes) as executor:
@@ -167,14 +171,16 @@ def main(arguments: Sequence[str]) -> int:
         in_range = statistics.fmean(each.in_range for each in all_shown)
         hour = [each.left <= HOUR for each in all_shown if each.within_hour]
         held = f"{statistics.fmean(hour):.0%} of {len(hour)}" if hour else "not said"
+        widths = [each.width for each in all_shown if each.width is not None]
+        width = f"{statistics.median(widths):.1f}" if widths else "from now"
         both = [(each, each.by_means) for each in all_shown if each.by_means is not None]
         error = statistics.median(abs(each.left - each.expected) for each, _ in both) / HOUR
         means = statistics.median(abs(each.left - other) for each, other in both) / HOUR
         covered.append(in_range)
         ratios.append(error / means)
         print(
-            f"{name:24}{len(all_shown):6}{in_range:10.0%}{held:>14}{error:7.2f} h{means:8.2f} h"
-            f"{error / means:7.2f}"
+            f"{name:24}{len(all_shown):6}{in_range:10.0%}{held:>14}{width:>10}"
+            f"{error:7.2f} h{means:8.2f} h{error / means:7.2f}"
         )
     reached = min(covered) >= COVERED, statistics.fmean(ratios) <= ERROR
     verdicts = ["reached" if each else "MISSED" for each in reached]

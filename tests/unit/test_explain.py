@@ -107,18 +107,19 @@ def known(*hours: float) -> RunTimes:
     return history
 
 
-def test_a_start_is_expected_from_a_third_to_three_times_the_median_from_now() -> None:
-    decided = world([running(1, 8 * G)], [job(2, 8 * G)], gpus(), history=known(4, 4, 4, 40))
+def test_a_start_is_expected_from_a_third_by_the_medians_to_three_times_that_by_the_means() -> None:
+    decided = world([running(1, 8 * G)], [job(2, 8 * G)], gpus(), history=known(7, 7, 7, 47))
     start = Explanations(decided).starts[JobId(2)]
-    assert (start.at, start.after) == (NOON + 3 * HOUR, 1)
-    assert (start.earliest, start.latest) == (NOON + HOUR, NOON + 9 * HOUR)
+    assert (start.at, start.after) == (NOON + 6 * HOUR, 1)
+    assert (start.earliest, start.latest) == (NOON + 2 * HOUR, NOON + 3 * 16 * HOUR)
 
 
-def test_within_the_hour_is_said_if_the_means_agree() -> None:
-    for hours, most in (((1.5, 1.5, 1.5), 1), ((1.5, 1.5, 30), 3)):
-        decided = world([running(1, 8 * G)], [job(2, 8 * G)], gpus(), history=known(*hours))
+def test_within_the_hour_is_said_if_that_is_three_times_the_time_by_medians_and_by_means() -> None:
+    for limit_min, hours, most in ((61, 4, 1), (75, 4, 1), (90, 4, 3), (None, 4, 9)):
+        limit = None if limit_min is None else timedelta(minutes=limit_min)
+        first = running(1, 8 * G, limit=limit)
+        decided = world([first], [job(2, 8 * G)], gpus(), history=known(hours, hours))
         start = Explanations(decided).starts[JobId(2)]
-        assert start.at == NOON + HOUR  # it has run for an hour
         assert (start.earliest, start.latest) == (NOON, NOON + most * HOUR)
 
 
