@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, 
 from datetime import datetime, timedelta
 from functools import partial
 from itertools import islice
+from operator import ge
 
 from gpulease.domain.backfill import (
     End,
@@ -32,6 +33,9 @@ from gpulease.domain.preemption import MakingWay, Wanted
 from gpulease.domain.queue import PREEMPTIBLE_RANKS, Group, Holding, Need, Order, Queue
 from gpulease.domain.queue_options import PolicyName
 from gpulease.domain.snapshot import Snapshot, capacity, ledgers
+
+_MOST_REFUSED = 8
+"""So many refused jobs of each kind are compared with those after them: the least come early."""
 
 
 class PlanningPass:
@@ -251,13 +255,39 @@ class PlanningPass:
     def _start_what_fits(self, ranks: Collection[int]) -> None:
         """Start every job of these ranks that fits and delays no reservation, by score."""
         candidates = self._candidates(self._groups_that_fit(ranks))
+        refused: dict[Hashable, list[Sequence[float]]] = {}
         for each in candidates:
             if self.limits.exceeded_by(each.job) is not None:
                 candidates.refused(each, partial(_has_user, each.need.user))
-            elif self._start(each.job, each.need):
+                continue
+            # What is free only becomes less: who asks for no less than a refused job is refused.
+            kind, asked = self._asked(each.need) if refused else (None, ())
+            if any(all(map(ge, asked, less)) for less in refused.get(kind, ())):
+                continue
+            if self._start(each.job, each.need):
                 candidates.started(each)
-            elif not candidates.is_last(each):
+                continue
+            kind, asked = self._asked(each.need)
+            known = refused.setdefault(kind, [])
+            if len(known) < _MOST_REFUSED:
+                known.append(asked)
+            if not candidates.is_last(each):
                 candidates.refused(each, self._is_worse_than(each.need))
+
+    def _asked(self, need: Need) -> tuple[Hashable, Sequence[float]]:
+        """Return how much a job asks for, of each that matters, and what makes it comparable."""
+        claim, limit_s, history = need.claim, need.limit_s, self.history
+        user = need.user if self.calendar.begins_against(need.user) else None
+        size = claim.memory if isinstance(claim.memory, int) else 0
+        part = None if isinstance(claim.memory, int) else claim.memory
+        unlimited = self.policy.unlimited_run_time.total_seconds()
+        return (claim.gpus, claim.choice, claim.exclusive, part, user), (
+            size,
+            need.run_time(history),
+            need.utilization(history),
+            math.inf if limit_s is None else limit_s,
+            unlimited if limit_s is None else limit_s,
+        )
 
     def start_preemptible_jobs(self) -> None:
         """Start the preemptible jobs that fit; they delay no reservation in any case."""
@@ -284,11 +314,14 @@ class PlanningPass:
         able = [gpu for gpu in self.planned_gpus if gpu.shares(0.0, self.policy)]
         most: dict[Hashable, int] = {}
         for claim, groups in self.queue.groups.items():
+            found = [group for group in groups.values() if group.need.rank in ranks]
+            if not found:
+                continue
             key = claim.gpus, claim.choice
             if key not in most:
                 most[key] = most_free(claim, able)
             if not isinstance(claim.memory, int) or claim.memory <= most[key]:
-                yield [group for group in groups.values() if group.need.rank in ranks]
+                yield found
 
     def _is_worse_than(self, refused: Need) -> Callable[[Need], bool]:
         """Return a test for needs with the same claim that have to be refused as well.

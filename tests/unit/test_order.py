@@ -17,6 +17,7 @@ from fakes import (
     reading,
     running_job,
 )
+from gpulease.domain.explain import start_of
 from gpulease.domain.gpu import JobId
 from gpulease.domain.job import (
     CommandFingerprint,
@@ -28,7 +29,7 @@ from gpulease.domain.job import (
 from gpulease.domain.lease import Claim
 from gpulease.domain.limits import UserLimits
 from gpulease.domain.past_jobs import ALL_JOBS, RunTimes, keys_of
-from gpulease.domain.plan import Plan, plan
+from gpulease.domain.plan import Plan, order_after, plan
 from gpulease.domain.queue import Queue
 from gpulease.domain.queue_options import PolicyName, Priority, QueueOptions, QueuePolicy
 from gpulease.domain.snapshot import Snapshot
@@ -350,3 +351,56 @@ def test_a_nice_job_becomes_first_with_age() -> None:
 def test_what_a_higher_class_cannot_use_goes_to_the_others() -> None:
     wide = order(8 * G, gpus=2).queued(JobId(1), NOON)
     assert first(replace(wide, queue=HIGH), waiting(2, LOW)) == 2
+
+
+ASKED = st.tuples(
+    st.integers(1, 8),
+    st.integers(1, 2),
+    st.booleans(),
+    st.sampled_from([None, 1, 2, 30, 200]),
+    st.sampled_from(["short", "long"]),
+    st.booleans(),
+)
+"""Memory, GPUs, exclusive, the time limit in hours, the command, and whether it is preemptible."""
+
+
+@given(
+    st.lists(ASKED, max_size=12),
+    st.lists(st.integers(1, 8), max_size=3),
+    st.sampled_from([0, 24, 40]),
+)
+def test_no_job_is_refused_that_would_start_alone_beside_those_ahead(
+    asked: list[tuple[int, int, bool, int | None, str, bool]], held: list[int], age: int
+) -> None:
+    there = [
+        running(job(900 + index, memory * G, limit=3 * HOUR), (index,))
+        for index, memory in enumerate(held)
+    ]
+    oldest = [job(1, gpus=3, age=age * HOUR)] if age else []
+    waiting = []
+    for number, (memory, gpus, exclusive, hours, command, spare) in enumerate(asked, 2):
+        limit = None if hours is None else hours * HOUR
+        made = job(number, command=command)
+        waiting.append(
+            replace(
+                made,
+                claim=Claim(memory * G, gpus, exclusive, limit),
+                queue=replace(made.queue, preemptible=spare),
+            )
+        )
+    policy = QueuePolicy(most_sharing=9)
+    decided = decide(
+        [*there, *oldest, *waiting], 3, history=knowing(short=1, long=4), policy=policy
+    )
+    for each in waiting:
+        if each.id not in starts(decided) and not decided.preempts:
+            assert start_of(decided, each) is None
+
+
+def test_a_short_job_starts_after_a_longer_one_with_less_memory_was_refused() -> None:
+    there = running(job(9, limit=3 * HOUR))
+    oldest = job(1, gpus=2, age=24 * HOUR)
+    long, short = job(2, G, command="long"), job(3, command="short")
+    decided = decide([there, oldest, long, short], 2, history=knowing(short=1, long=4))
+    assert [each.id for each in order_after(decided)] == [1, 2]
+    assert starts(decided) == [3]
