@@ -4,7 +4,6 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import parse_qsl
 
@@ -17,14 +16,6 @@ from gpulease.client import Client, answers, dial
 from gpulease.errors import BY_CODE, GpuleaseError, NoDaemon, NoSuchJob, TooLarge
 from gpulease.wire.frames import FrameKind, frame
 from gpulease.wire.requests import LARGEST_REQUEST, SubmitRequest
-
-
-@pytest.fixture
-def daemon(tmp_path: Path) -> Iterator[StandIn]:
-    stand_in = StandIn(tmp_path / "daemon.sock")
-    stand_in.open()
-    yield stand_in
-    stand_in.close()
 
 
 @pytest.fixture

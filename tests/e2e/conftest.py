@@ -28,6 +28,13 @@ def daemon(make_daemon: Callable[..., Daemon]) -> Daemon:
     return started.start()
 
 
+@pytest.fixture
+def short_grace(make_daemon: Callable[..., Daemon]) -> Daemon:
+    """Return a running daemon whose jobs have a second to end."""
+    made: Daemon = make_daemon(settings={"grace": "1s"})
+    return made.start()
+
+
 OnCards = Callable[..., tuple[Daemon, StandIn]]
 
 

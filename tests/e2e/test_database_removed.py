@@ -2,16 +2,15 @@
 
 import os
 import sqlite3
-from collections.abc import Callable
 from contextlib import closing
 
 import pytest
 
 from daemon_rig import Daemon, alive, wait_for
-from gpulease.errors import RecordDamaged, RecordUnwritable
+from gpulease.errors import RecordUnwritable
 
 from .asking import G, client, hold, leased, submit, when_in
-from .test_faults_database import copied, recover, refused
+from .test_faults_database import copied, damage, recover, refused
 
 
 def remove(daemon: Daemon) -> None:
@@ -25,12 +24,6 @@ def running(daemon: Daemon, memory: int = 3 * G) -> tuple[int, int]:
     pid = when_in(daemon, job, "active").pid
     assert pid
     return job, pid
-
-
-@pytest.fixture
-def short_grace(make_daemon: Callable[..., Daemon]) -> Daemon:
-    made: Daemon = make_daemon(settings={"grace": "1s"})
-    return made.start()
 
 
 def test_no_daemon_starts_empty_beside_jobs_that_run(short_grace: Daemon) -> None:
@@ -149,14 +142,7 @@ def test_another_file_in_its_place_is_left_alone_and_nothing_is_acknowledged(
     other = copy.read_bytes()
     os.link(copy, database)
 
-    def refusal() -> RecordDamaged | None:
-        try:
-            submit(daemon, "true")
-        except RecordDamaged as error:
-            return error
-        return None
-
-    error = wait_for("it is refused", refusal)
+    error = wait_for("it is refused", lambda: damage(daemon))
     assert error.message
     assert error.hint
     assert database.read_bytes() == other

@@ -24,6 +24,15 @@ def pid_of(daemon: Daemon, job: int) -> int:
     return int(json.loads(line)["pid"])
 
 
+def damage(daemon: Daemon) -> RecordDamaged | None:
+    """Return the error that a submission gets for a damaged database, or None."""
+    try:
+        submit(daemon, "true")
+    except RecordDamaged as error:
+        return error
+    return None
+
+
 def refused(daemon: Daemon) -> str:
     """Try to start a daemon that does not start, and return what it says."""
     done = subprocess.run(
@@ -197,14 +206,7 @@ def test_a_record_damaged_while_the_daemon_runs_is_told_and_running_jobs_go_on(
         file.seek(4096)
         file.write(os.urandom(database.stat().st_size - 4096))
 
-    def answer() -> RecordDamaged | None:
-        try:
-            submit(daemon, "true")
-        except RecordDamaged as error:
-            return error
-        return None
-
-    error = wait_for("the damage is told", answer)
+    error = wait_for("the damage is told", lambda: damage(daemon))
     assert error.hint
     assert "gpuleased recover" in error.hint
     assert "Traceback" not in daemon.log

@@ -2,10 +2,7 @@
 
 import shutil
 import time
-from collections.abc import Callable
 from pathlib import Path
-
-import pytest
 
 from daemon_rig import Daemon, alive, wait_for
 
@@ -14,12 +11,6 @@ from .asking import G, client, leased, submit, when, when_in
 _BACKGROUND = (
     "(trap 'echo >>{0}/terminated; exit' TERM; while :; do sleep 0.05; done) & echo $! >{0}/pid;"
 )
-
-
-@pytest.fixture
-def short_grace(make_daemon: Callable[..., Daemon]) -> Daemon:
-    made: Daemon = make_daemon(settings={"grace": "1s"})
-    return made.start()
 
 
 def empty(state: Path) -> None:
