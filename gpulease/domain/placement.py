@@ -17,6 +17,9 @@ from gpulease.domain.gpu import (
 from gpulease.domain.lease import Claim
 from gpulease.units import format_size
 
+_BUSY = 50
+"""Percent, from which on a reading of this moment agrees with what is usual."""
+
 
 class ObstacleKind(StrEnum):
     """Which dimension of a claim failed on a GPU."""
@@ -266,9 +269,13 @@ def can_ever_hold(claim: Claim, gpu: GpuMemory) -> bool:
 def shared_by_too_many(gpu: GpuMemory) -> Obstacle:
     """Return the obstacle on a GPU with free memory that another job would slow down too much."""
     holders = tuple(sorted(entry.job for entry in gpu.entries))
-    busy = gpu.reading.utilization
-    why = f"{_jobs(gpu, holders)} {'keeps' if len(holders) == 1 else 'keep'} it busy"
-    why += "" if busy is None else f" ({busy} %)"
+    busy, one = gpu.reading.utilization, len(holders) == 1
+    jobs = _jobs(gpu, holders)
+    if busy is None or busy >= _BUSY:
+        why = f"{jobs} {'keeps' if one else 'keep'} it busy"
+        why += "" if busy is None else f" ({busy} %)"
+    else:  # at this moment; the plan counts what its jobs usually use
+        why = f"{jobs} {'is' if one else 'are'} expected to keep it busy ({busy} % now)"
     return _obstacle(gpu, ObstacleKind.BUSY, why, holders)
 
 

@@ -4,18 +4,19 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
+import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from fakes import ALICE, BOB, NOON, G, reading
 from gpulease.domain.backfill import expected_end
 from gpulease.domain.explain import Explanations, start_of, suggestions
-from gpulease.domain.gpu import GpuReading, JobId
+from gpulease.domain.gpu import GpuMemory, GpuReading, JobId, LedgerEntry
 from gpulease.domain.job import Job, Outcome, aging, asked_to_end
 from gpulease.domain.lease import Claim, Trigger
 from gpulease.domain.limits import RecentUse, UserLimits
 from gpulease.domain.past_jobs import ALL_JOBS, RunTimes
-from gpulease.domain.placement import ObstacleKind
+from gpulease.domain.placement import ObstacleKind, shared_by_too_many
 from gpulease.domain.plan import Plan, plan, started, why_waiting
 from gpulease.domain.queue import Queue
 from gpulease.domain.queue_options import NO_OPTIONS, PolicyName, Priority, QueuePolicy
@@ -85,6 +86,13 @@ def test_a_gpu_with_busy_jobs_is_an_obstacle_though_memory_is_free() -> None:
     decided = world([running(1, 2 * G)], [waiting], gpus(busy=99), policy=policy)
     (obstacle,) = why_waiting(decided, waiting).refusal.obstacles
     assert (obstacle.kind, obstacle.waits_for) == (ObstacleKind.BUSY, (1,))
+
+
+@pytest.mark.parametrize(("now", "expected"), [(0, True), (99, False)])
+def test_a_gpu_that_only_rests_now_is_not_called_busy(now: int, expected: bool) -> None:
+    (gpu,) = gpus(busy=now)
+    ledger = GpuMemory(gpu, 8 * G, 0, (LedgerEntry(JobId(1), 2 * G),))
+    assert ("expected" in shared_by_too_many(ledger).why) is expected
 
 
 def test_a_job_that_others_make_way_for_is_expected_after_their_grace_of_at_most_five_minutes() -> (
