@@ -78,18 +78,11 @@ def _named_in(path: str | None) -> str | None:
             has_word = _KEY.encode() in file.read()
     except OSError:  # the file of the machine may be for its admins only
         return None
-    return _parsed(path) if has_word else None
-
-
-def _parsed(path: str) -> str | None:
+    if not has_word:
+        return None
     from pathlib import Path
 
-    from gpulease.setting_parsers import Mistakes, one_of, read_toml
+    from gpulease.setting_parsers import one_of, read_keys
 
-    file = Path(path)
-    if (value := read_toml(file).get(_KEY)) is None:
-        return None
-    mistakes = Mistakes(file)
-    named = mistakes.parse(_KEY, value, one_of(NONE, SLURM))
-    mistakes.raise_if_any()
-    return str(named)
+    named: str | None = read_keys(Path(path), {_KEY: one_of(NONE, SLURM)}).get(_KEY)
+    return named

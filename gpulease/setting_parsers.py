@@ -193,3 +193,19 @@ class Mistakes:
         self._count += 1
         if len(self._shown) < self.MOST_SHOWN:
             self._shown.append((what, hint))
+
+
+def read_keys(path: Path, parsers: Mapping[str, Callable[[str], Any]]) -> dict[str, Any]:
+    """Return those keys of a settings file that it has; one of a table is named as "slurm.shard".
+
+    Raises:
+        BadConfiguration: the file, or one of the keys, cannot be read.
+    """
+    content, mistakes, found = read_toml(path), Mistakes(path), dict[str, Any]()
+    for key, parser in parsers.items():
+        table, _, name = key.rpartition(".")
+        values = content.get(table) if table else content
+        if isinstance(values, dict) and name in values:
+            found[key] = mistakes.parse(key, values[name], parser)
+    mistakes.raise_if_any()
+    return found

@@ -124,19 +124,10 @@ def read_sizes(system: str) -> tuple[int | None, int | Share]:
     """
     if not os.access(system, os.R_OK):
         return None, DEFAULT_MEMORY
-    from pathlib import Path
+    from gpulease.setting_parsers import read_keys
 
-    from gpulease.setting_parsers import Mistakes, read_toml
-
-    file = Path(system)
-    content, mistakes = read_toml(file), Mistakes(file)
-    slurm, shard, default = content.get("slurm"), None, DEFAULT_MEMORY
-    if isinstance(slurm, dict) and "shard" in slurm:
-        shard = mistakes.parse("slurm.shard", slurm["shard"], parse_size)
-    if "default_memory" in content:
-        default = mistakes.parse("default_memory", content["default_memory"], parse_memory)
-    mistakes.raise_if_any()
-    return shard, default
+    found = read_keys(Path(system), {"slurm.shard": parse_size, "default_memory": parse_memory})
+    return found.get("slurm.shard"), found.get("default_memory", DEFAULT_MEMORY)
 
 
 def _variables(request: SubmitRequest) -> dict[str, str]:
