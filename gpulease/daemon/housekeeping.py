@@ -218,7 +218,7 @@ class Sampler:
         written = set(map(id, samples))
         self._unwritten = [each for each in self._unwritten if id(each) not in written]
         self._job_spans.written(spans)
-        self._scheduler.peaks.keep_only({job.id for job in self._scheduler.store.live()})
+        self._scheduler.peaks.keep_only({job.id for job in self._scheduler.store.holding()})
 
     async def thin(self) -> None:
         """Aggregate old samples."""
@@ -249,7 +249,7 @@ class PoolWatch:
 
     async def write(self) -> None:
         """Store what has changed; after a failure, the next call stores it."""
-        live = {job.id for job in self._store.live()}
+        holding = {job.id for job in self._store.holding()}
         rows = self._usage.unwritten()
         # Retention may have removed a job in the meantime.
         on_record = [row for row in rows if self._store.job(row.job) is not None]
@@ -258,4 +258,4 @@ class PoolWatch:
         except RecordUnwritable as error:
             _log.debug("%s; the pools stay in memory", error.message)
             return
-        self._usage.written(rows, live)
+        self._usage.written(rows, holding)

@@ -220,13 +220,13 @@ class Usage:
         """Return what has changed since the last `written`."""
         return tuple(self._unwritten.values())
 
-    def written(self, rows: Sequence[PoolSeen], live: set[JobId]) -> None:
-        """Note that `rows` are on disk, and learn from the jobs that are not in `live`."""
+    def written(self, rows: Sequence[PoolSeen], holding: set[JobId]) -> None:
+        """Note that `rows` are on disk, and learn from those that hold no memory now."""
         for row in rows:
             key = row.job, row.kind.framework, row.gpu
             if self._unwritten.get(key) is row:
                 del self._unwritten[key]
-        for job in [job for job in self._jobs if job not in live]:
+        for job in [job for job in self._jobs if job not in holding]:
             for each in self._jobs.pop(job).seen.values():
                 if each.overhead is not None:
                     of_user = self._observed.setdefault(each.kind, {}).setdefault(each.uid, [])

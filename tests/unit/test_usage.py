@@ -62,7 +62,7 @@ class World:
         return self.usage.of(JobId(job))[0].overhead
 
     def end(self) -> None:
-        self.usage.written(self.usage.unwritten(), live=set())
+        self.usage.written(self.usage.unwritten(), holding=set())
 
 
 def test_what_the_driver_shows_between_two_equal_reports_is_more_than_the_pool_by_so_much() -> None:
@@ -154,7 +154,7 @@ def test_what_could_not_be_written_is_kept() -> None:
     rows = world.usage.unwritten()
     world.hear(G, peak=2 * G)
 
-    world.usage.written(rows, live={JobId(1)})
+    world.usage.written(rows, holding={JobId(1)})
 
     assert [row.peak for row in world.usage.unwritten()] == [2 * G]
 
