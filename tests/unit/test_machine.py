@@ -30,7 +30,6 @@ from gpulease.service import jobs, submission
 from gpulease.service.job_list import JobQuery
 from gpulease.service.jobs import extend
 from gpulease.service.observation import observe
-from gpulease.service.overuse import HELD_BY_OTHERS, IN_USE
 from gpulease.service.ports import MainExited, Policy, Store, WorkerExited, WorkerStarted
 from gpulease.service.queue_state import QueueState
 from gpulease.service.scheduler import reconcile
@@ -161,18 +160,6 @@ class Machine(RuleBasedStateMachine):
         assert [each.job for each in anew.reservations] == [
             each.job for each in decided.reservations
         ]
-        waiting = [
-            job
-            for job in decided.after.jobs
-            if not job.holds_memory and job.id not in decided.blocked
-        ]
-        for why in (HELD_BY_OTHERS, IN_USE):
-            assert decided.wanted(why) == {
-                each.gpu
-                for job in waiting
-                for each in decided.reason(job).refusal.obstacles
-                if each.kind in why
-            }
 
     @rule(gpu=gpu_names, memory=st.integers(0, 8))
     def a_stranger_comes_or_goes(self, gpu: str, memory: int) -> None:

@@ -16,13 +16,14 @@ from fakes import (
     waits,
 )
 from gpulease.domain.gpu import Fault, GpuReading, JobId, ProcessReading
-from gpulease.domain.job import Job
+from gpulease.domain.job import Job, aging
 from gpulease.domain.lease import Claim
 from gpulease.domain.past_jobs import ALL_JOBS, RunTimes
 from gpulease.domain.placement import ObstacleKind
 from gpulease.domain.plan import Plan, plan, why_waiting
 from gpulease.domain.queue_options import PolicyName, QueuePolicy
 from gpulease.domain.snapshot import Snapshot, ledgers
+from gpulease.service.overuse import HELD_BY_OTHERS, IN_USE
 
 HOUR = timedelta(hours=1)
 
@@ -178,3 +179,41 @@ def test_who_comes_in_the_same_millisecond_never_shares_a_byte_with_anybody(now:
     for gpu in decided.gpus:
         alone = [holding for holding in gpu.entries if holding.exclusive]
         assert not alone or len(gpu.entries) == 1
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(1, 6), st.integers(0, 7), st.booleans()), min_size=1, max_size=3
+    ),
+    st.lists(
+        st.tuples(
+            st.integers(1, 8), st.integers(1, 2), st.sampled_from([None, 1, 30]), st.booleans()
+        ),
+        min_size=1,
+        max_size=4,
+    ),
+)
+def test_the_gpus_that_waiting_jobs_want_are_those_that_one_of_their_reasons_names(
+    held: list[tuple[int, int, bool]], asked: list[tuple[int, int, int | None, bool]]
+) -> None:
+    """On each GPU is a job with its use, and perhaps a range; some of the others are old."""
+    there, live, owned = [], [], {}
+    for index, (memory, used, has_range) in enumerate(held):
+        first = running(index + 1, f"GPU-{index}", memory * G, limit=9 * HOUR)
+        if has_range:
+            (lease,) = first.leases
+            first = replace(first, leases=(replace(lease, memory_bound=8 * G),))
+        process = ProcessReading(index + 1, used * G)
+        there.append(reading(f"GPU-{index}", index, used=used * G, processes=(process,)))
+        live.append(first)
+        owned[index + 1] = first.id
+    for number, (memory, count, hours, is_old) in enumerate(asked, 100):
+        limit = None if hours is None else hours * HOUR
+        made = job(number, memory * G, gpus=count, time_limit=limit)
+        live.append(aging(made, NOON - 40 * HOUR) if is_old else made)
+    decided = plan(Snapshot(live, there, NOON, owned, policy=QueuePolicy(most_sharing=9)))
+    started = dict(decided.grants)
+    waiting = [each for each in live if not each.holds_memory and each.id not in started]
+    obstacles = [each for job in waiting for each in decided.reason(job).refusal.obstacles]
+    for why in (HELD_BY_OTHERS, IN_USE, {ObstacleKind.RESERVED}):
+        assert decided.wanted(why) == {each.gpu for each in obstacles if each.kind in why}
