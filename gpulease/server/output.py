@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
+from gpulease.output_tail import start_of_tail
 from gpulease.wire.frames import FrameKind, frame
 
 T = TypeVar("T")
@@ -97,34 +98,13 @@ class _KeptStream:
         try:
             with self._path.open("rb") as file:
                 size, first = self._extent(file.fileno(), 0)
+                if lines is not None:
+                    self._offset = start_of_tail(file.fileno(), lines, size, first)
+                elif self._offset == 0:
+                    self._offset = first
         except FileNotFoundError:
             return
         self._end = None if follow else size
-        if lines is not None:
-            self._offset = self._start_of_tail(lines, first, size)
-        elif self._offset == 0:
-            self._offset = first
-
-    def _start_of_tail(self, lines: int, first: int, size: int) -> int:
-        if lines == 0:
-            return size
-        with self._path.open("rb") as file:
-            at, found = size, 0
-            while at > first:
-                start = max(first, at - _PIECE)
-                file.seek(start)
-                piece = file.read(at - start)
-                cut = len(piece) - (1 if at == size and piece.endswith(b"\n") else 0)
-                # Counting is fast, and there may be a hundred million lines.
-                if found + (here := piece.count(b"\n", 0, cut)) < lines:
-                    found, at = found + here, start
-                    continue
-                while (cut := piece.rfind(b"\n", 0, cut)) >= 0:
-                    found += 1
-                    if found == lines:
-                        return start + cut + 1
-                at = start
-        return first
 
     def framed(self, piece: bytes) -> bytes:
         """Return the frame of a piece, after a note if there is a gap before it."""

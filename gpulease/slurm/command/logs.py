@@ -15,6 +15,7 @@ from gpulease.cli.render import local_time, print_stderr, write_output
 from gpulease.drawing.words import clean
 from gpulease.errors import BadUsage, GpuleaseError, NoSuchJob, SlurmFailed, WrongState
 from gpulease.locations import environment
+from gpulease.output_tail import start_of_tail
 from gpulease.slurm.command.job_control import Watch
 from gpulease.slurm.command.jobs import state_of, view
 from gpulease.slurm.command.selection import Row, is_array, labels, select
@@ -84,30 +85,15 @@ class _Stream:
             self._file = open_output(self.path, self._job)
             if self._file is None:
                 return False
-            self._at = 0 if self._tail is None else _last_lines(self._file, self._tail)
+            if self._tail is not None:
+                end = os.fstat(self._file).st_size
+                self._at = start_of_tail(self._file, self._tail, end)
         if os.fstat(self._file).st_size < self._at:
             self._at = 0
         while piece := os.pread(self._file, _PIECE, self._at):
             self._at += len(piece)
             write_output(self._kind, piece)
         return True
-
-
-def _last_lines(file: int, count: int) -> int:
-    """Return where the last lines of a file begin."""
-    at = end = os.fstat(file).st_size
-    left = count
-    while at > 0 and count:
-        begin = max(0, at - _PIECE)
-        piece = os.pread(file, at - begin, begin)
-        # The line break at the end of the file ends its last line.
-        place = len(piece) - (at == end and piece.endswith(b"\n"))
-        while (place := piece.rfind(b"\n", 0, place)) >= 0:
-            left -= 1
-            if not left:
-                return begin + place + 1
-        at = begin
-    return 0 if count else end
 
 
 def _started(job: str, row: Row, *, follow: bool) -> Row | None:
