@@ -160,27 +160,28 @@ class _ForwardRun:
         self._preempt(decided)
         self.gpus = {uuid: self._with_load(gpu) for uuid, gpu in self.gpus.items()}
         self.blocked = _may_start_later(decided)
-        self.wakes = sorted((*_wakes(decided), *self._excess_given_back()))
+        self.giving_back = self._above_guarantees()
+        self.given_back_s = self.now_s + _GIVEN_BACK_AFTER.total_seconds()
+        given_back = (self.given_back_s,) if self.giving_back else ()
+        self.wakes = sorted((*_wakes(decided), *given_back))
         for job in waiting:
             self.queue.add(job)
         self._note_ages(decided, decided.snapshot.at)
 
-    def _excess_given_back(self) -> Iterator[float]:
-        """Take back what jobs with ranges use above their guarantees, and yield when it is free."""
+    def _above_guarantees(self) -> frozenset[JobId]:
+        """Return the jobs with ranges that use more than is guaranteed, and are stopped for it."""
+        above = (entry.job for gpu in self.gpus.values() for entry in gpu.entries if entry.excess)
+        # The process of a hold is asked, but never stopped.
+        return frozenset(job for job in above if self.queue.holding[job].job.holder is None)
+
+    def _give_back(self) -> None:
         for uuid, gpu in self.gpus.items():
-            # The process of a hold is asked, but never stopped.
-            back = {
-                entry.job
-                for entry in gpu.entries
-                if entry.excess and self.queue.holding[entry.job].job.holder is None
-            }
-            if back:
-                left = (
-                    replace(each, used=each.memory) if each.job in back else each
-                    for each in gpu.entries
-                )
-                self.gpus[uuid] = replace(gpu, entries=tuple(left))
-                yield self.now_s + _GIVEN_BACK_AFTER.total_seconds()
+            left = (
+                replace(each, used=each.memory) if each.job in self.giving_back else each
+                for each in gpu.entries
+            )
+            self.gpus[uuid] = replace(gpu, entries=tuple(left))
+        self.giving_back = frozenset()
 
     def run(self, wanted: Collection[JobId]) -> dict[JobId, Start]:
         for _ in range(MOST_PASSES):
@@ -195,6 +196,8 @@ class _ForwardRun:
                 self._end(heapq.heappop(self.ends)[1])
             while self.wakes and self.wakes[0] <= self.now_s:
                 del self.wakes[0]
+            if self.giving_back and self.given_back_s <= self.now_s:
+                self._give_back()
             self._pass()
         return self.starts
 

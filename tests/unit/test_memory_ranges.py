@@ -292,6 +292,25 @@ async def test_the_expected_start_of_the_waiter_counts_on_the_guarantee(world: R
 
 
 @play
+async def test_a_job_that_waits_for_memory_given_back_starts_after_no_other_job(
+    world: Ranged,
+) -> None:
+    world.gpus.utilization["GPU-a"] = 0
+    await world.range()
+    await world.scheduler.submit(order(G, time_limit=timedelta(seconds=10)))
+    await world.settle()
+    world.use(j1=6, j2=1)
+    waiter = await world.submit(5 * G)
+    await world.look(2)
+    plan = world.scheduler.plan
+    assert plan is not None
+    assert "give back" in (world.why(waiter) or "")
+    start = forecast(plan, order_after(plan))[waiter]
+    assert start.after is None
+    assert start.at - plan.snapshot.at == timedelta(seconds=30)
+
+
+@play
 async def test_a_job_with_a_range_waits_for_its_guarantee_only(world: Ranged) -> None:
     await running(world, 7 * G)
     asked = order(2 * G)
