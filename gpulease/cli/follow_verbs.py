@@ -41,7 +41,7 @@ def attach(
     \b
     Exit code: that of the job, see gpulease run --help; 0 after detaching
     """
-    jobs = [job] if job else None
+    jobs = None if job is None else [job]
     return follow_jobs.attach(jobs=jobs, socket=named_socket(ctx, socket), **typed)
 
 

@@ -1,6 +1,7 @@
 """A command line says and does the same, whether the quick parser reads it or typer."""
 
 import os
+import shlex
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -43,14 +44,16 @@ LINES = [
     "list -an x", "list -u alice -n 訓*", "history -u alice -n x", "run -d --time 4 true",
     "run -d --time 1:30 true", "status --watch 4", "run -d --mem 4096 true",
     "run python3 nofile.py", "run -d --array 10 true", "cancel 9 --grace 4",
-    "run -d --array 0-3 true --seed",
+    "run -d --array 0-3 true --seed", "attach ''", "attach --watch 99", "logs --tail=5 99",
+    "logs -n -1 12", "wait --timeout", "wait --any 99 17 --timeout 1s", "extend 12",
+    "extend 99 -30m",
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize("line", LINES)
 def test_output_messages_and_exit_code_are_the_same(daemon: StandIn, line: str) -> None:
     screen = {"COLUMNS": "60", "FORCE_COLOR": "1"}
-    quick, full = (run(daemon, way, *line.split(), **screen) for way in ("on", "off"))
+    quick, full = (run(daemon, way, *shlex.split(line), **screen) for way in ("on", "off"))
     assert quick == full
 
 
