@@ -36,7 +36,7 @@ LauncherOf = Callable[[Job], JobLauncher]
 SettleExit = Callable[[JobId, WorkerExited], Awaitable[jobs.Settle]]
 """Examines the end of a job before it is stored; see `job_accounting`."""
 
-LAUNCHES_AT_ONCE = 8
+LAUNCHES_AT_ONCE = 16
 """More of them do not start sooner, and delay the answers to all users."""
 
 
