@@ -76,6 +76,7 @@ def sets_of(
     return found
 
 
+_NO_ROOM = 1 << 62
 _ROUNDING = 1e-6
 CALM = 1.0
 """The sum of utilizations up to which jobs on a GPU hardly slow each other down."""
@@ -89,6 +90,7 @@ class PlannedGpu:
         "alone",
         "combines",
         "free",
+        "growth",
         "jobs",
         "open",
         "rank",
@@ -126,6 +128,8 @@ class PlannedGpu:
         self.alone = sum(entry.exclusive for entry in gpu.entries)
         """Jobs on it that share with no other."""
         self.spare = self.allocatable - (gpu.unmanaged or 0) - gpu.committed
+        self.growth = sum(entry.growth for entry in gpu.entries)
+        """Bytes that jobs with ranges on it may use besides."""
         self.utilization = None if reading.utilization is None else reading.utilization / 100
         """0 to 1; None if unknown."""
         self.free = 0
@@ -149,9 +153,13 @@ class PlannedGpu:
         self.jobs += 1
         self.alone += claim.exclusive
         self.spare -= memory
+        self.growth += self._growth(claim, memory)
         self.add_load(utilization)
         self._settle()
         return memory
+
+    def _growth(self, claim: Claim, memory: int) -> int:
+        return max(0, (claim.bound_on(self.allocatable) or 0) - memory)
 
     def add_load(self, utilization: float) -> None:
         """Count utilization that is not measured yet."""
@@ -168,6 +176,7 @@ class PlannedGpu:
         self.jobs -= 1
         self.alone -= claim.exclusive
         self.spare += memory
+        self.growth -= self._growth(claim, memory)
         if self.utilization is not None:
             self.utilization = max(0.0, self.utilization - utilization) if self.jobs else 0.0
         self._settle()
@@ -195,8 +204,15 @@ Score = Callable[[Claim, PlannedGpu], float]
 
 
 def best_fit(claim: Claim, gpu: PlannedGpu) -> float:
-    """Prefer the GPU with the least memory left."""
-    return -gpu.free
+    """Prefer the GPU with the least memory left; for a range, one with room up to the bounds.
+
+    Jobs with ranges would share a GPU and ask each other for memory while another GPU is empty.
+    """
+    bound = claim.bound_on(gpu.allocatable)
+    if bound is None:
+        return -gpu.free
+    room = gpu.free - gpu.growth
+    return -room if room >= bound else room - _NO_ROOM
 
 
 def fits(claim: Claim, gpu: PlannedGpu) -> bool:

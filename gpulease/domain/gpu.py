@@ -116,19 +116,25 @@ class LedgerEntry:
     """Its worker has been started, so part of the memory in use may belong to it."""
     used: int | None = None
     """Bytes that its processes use now; None where the driver does not report it."""
-    gives_back: bool = False
-    """It has a range: it gives back what it uses beyond `memory` when a job needs that."""
+    bound: int | None = None
+    """It has a range: what it uses beyond `memory`, up to this, it gives back when a job needs it.
+    """
 
     @property
     def excess(self) -> int:
         """Bytes that it is asked to give back when a job needs them."""
-        above = (self.used or 0) - self.memory if self.gives_back else 0
+        above = 0 if self.bound is None else (self.used or 0) - self.memory
         return above if above > EXCESS_TOLERANCE else 0
 
     @property
     def committed(self) -> int:
         """Bytes to count against the GPU: the lease, or the memory in use if that is more."""
         return max(self.memory, self.used or 0)
+
+    @property
+    def growth(self) -> int:
+        """Bytes below its bound that it does not use yet."""
+        return max(0, (self.bound or 0) - self.committed)
 
 
 @dataclass(frozen=True, slots=True)

@@ -367,9 +367,8 @@ class Job:
     def ledger_entry(self, lease: Lease) -> LedgerEntry:
         """Return the entry of `lease` for the ledger of its GPU."""
         running = self.state in (State.ACTIVE, State.RELEASING)
-        has_range = lease.memory_bound is not None
         return LedgerEntry(
-            self.id, lease.memory, self.claim.exclusive, running, gives_back=has_range
+            self.id, lease.memory, self.claim.exclusive, running, bound=lease.memory_bound
         )
 
 

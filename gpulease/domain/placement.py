@@ -287,4 +287,5 @@ def reserved_for(job: JobId, label: str, gpu: GpuMemory) -> Obstacle:
 
 def granted(job: JobId, claim: Claim, memory: int, gpu: GpuMemory) -> GpuMemory:
     """Return the ledger of `gpu` after `job` is granted `memory` bytes there."""
-    return gpu.with_entry(LedgerEntry(job, memory, claim.exclusive, running=False, used=0))
+    bound = claim.bound_on(gpu.allocatable or 0)
+    return gpu.with_entry(LedgerEntry(job, memory, claim.exclusive, False, used=0, bound=bound))

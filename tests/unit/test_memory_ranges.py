@@ -20,6 +20,7 @@ from gpulease.domain.placement import (
     Refusal,
     asked_back,
     find_obstacle,
+    granted,
     place,
 )
 from gpulease.domain.plan import order_after
@@ -80,12 +81,33 @@ def test_the_bound_is_at_most_what_the_gpu_offers_and_no_less_than_the_guarantee
     assert small == Placement(((GPU, 2 * G),))
 
 
+def test_jobs_with_ranges_are_placed_where_there_is_room_up_to_their_bounds() -> None:
+    ranged = Claim(2 * G, memory_bound=5 * G)
+    gpus = {f"GPU-{n}": build_ledger(reading(f"GPU-{n}", n), [], {}) for n in (1, 2)}
+    found = []
+    for job in range(1, 5):
+        placed = place(ranged, list(gpus.values()))
+        assert isinstance(placed, Placement)
+        ((gpu, memory),) = placed.allocations
+        gpus[gpu] = granted(JobId(job), ranged, memory, gpus[gpu])
+        found.append(gpu)
+    assert found == ["GPU-1", "GPU-2", "GPU-1", "GPU-2"]
+
+
+def test_a_job_with_a_range_leaves_an_empty_gpu_alone_if_it_has_room_elsewhere() -> None:
+    ranged = Claim(2 * G, memory_bound=5 * G)
+    busy = ledger((1, 3, 3), gpu="GPU-9", index=9)
+    busy = replace(busy, entries=(replace(busy.entries[0], bound=None),))
+    placed = place(ranged, [ledger(), busy])
+    assert isinstance(placed, Placement)
+    assert placed.allocations == ((GpuUuid("GPU-9"), 2 * G),)
+
+
 def ledger(*held: tuple[int, int, int], gpu: str = "GPU-a", index: int = 0) -> GpuMemory:
     """Return the ledger of an 8 GiB GPU: the job, its guarantee and its use, in GiB, of each."""
     processes = tuple(ProcessReading(job, used * G) for job, _, used in held)
     entries = [
-        LedgerEntry(JobId(job), memory * G, running=True, gives_back=True)
-        for job, memory, _ in held
+        LedgerEntry(JobId(job), memory * G, running=True, bound=8 * G) for job, memory, _ in held
     ]
     used = sum(used * G for *_, used in held)
     seen = reading(gpu, index, used=used, processes=processes)
@@ -115,7 +137,7 @@ def test_no_more_jobs_are_asked_than_are_needed(
 
 def test_what_a_job_uses_without_a_range_is_never_asked_back() -> None:
     full = ledger((1, 2, 6))
-    plain = replace(full, entries=(replace(full.entries[0], gives_back=False),))
+    plain = replace(full, entries=(replace(full.entries[0], bound=None),))
     obstacle = find_obstacle(Claim(4 * G), plain)
     assert obstacle is not None and obstacle.kind is ObstacleKind.LEASED
 
