@@ -93,12 +93,7 @@ def _asks_first(options: RunOptions) -> bool:
     variables = environment()
     is_preset = bool(variables.get("CUDA_VISIBLE_DEVICES")) and not options.gpu
     is_within = "GPULEASE_JOB" in variables
-    return (
-        is_within
-        or is_preset
-        or options.dry
-        or bool(options.snapshot or options.snapshot_dir or options.after)
-    )
+    return is_within or is_preset or bool(options.snapshot or options.snapshot_dir or options.after)
 
 
 def _run_on_slurm(
@@ -130,10 +125,10 @@ def _run_as_job(
         _complete(daemon, request, options)
     if options.dry:
         from gpulease.cli.show_jobs import dry_run
-        from gpulease.client import checked
+        from gpulease.client.light_client import LightClient
 
         _check_copy(request, options)
-        return dry_run(checked(daemon), request, outer, json=options.json)
+        return dry_run(LightClient(daemon), request, outer, json=options.json)
     _run_a_copy(request, options, must=must_copy)
     return _submit(daemon, request, options)
 

@@ -41,7 +41,6 @@ if TYPE_CHECKING:
 
     from gpulease.cli.job_selection import Selection
     from gpulease.cli.tables import Block, Line
-    from gpulease.client import Client
     from gpulease.client.light_client import LightClient
     from gpulease.drawing.arrays import Array
     from gpulease.wire.jobs import ExplainView, JobView, NestedView
@@ -192,7 +191,9 @@ def _row(group: Sequence[JobView], now: datetime) -> tuple[Line, ...]:
 # What would happen to a job.
 
 
-def dry_run(client: Client, request: SubmitRequest, outer: NestedView | None, *, json: bool) -> int:
+def dry_run(
+    client: LightClient, request: SubmitRequest, outer: NestedView | None, *, json: bool
+) -> int:
     """Print what would happen to a job; return 0 if it would start now, else 75.
 
     `outer` is the lease that the command would run within.
@@ -200,11 +201,8 @@ def dry_run(client: Client, request: SubmitRequest, outer: NestedView | None, *,
     if outer is not None and outer.job is not None:
         print_stdout(f"would run at once, within the lease of job {id_of(outer.job)}")
         return 0
-    from gpulease.client import decode
-    from gpulease.wire.jobs import ExplainView
-
     reply = client.explain_json(request)
-    view = decode(ExplainView, reply)
+    view: ExplainView = read(reply)
     if json:
         print_stdout(indent(reply))
     else:

@@ -116,15 +116,6 @@ class Client(LightClient):
         """
         return decode(JobView, self._daemon.submit("/jobs", _with_key(request)))
 
-    def explain_json(self, request: SubmitRequest) -> bytes:
-        """Return what would happen to a job, an ExplainView as JSON; nothing is queued.
-
-        Raises:
-            NoSuchRoute: the daemon is too old to tell.
-            Others: as `submit`, but not NoRoomNow.
-        """
-        return self._daemon.post_until_answered("/explain", encode(request))
-
     def hold(self, request: HoldRequest) -> JobView:
         """Queue a lease without a job; when this returns, it is on the daemon's disk.
 

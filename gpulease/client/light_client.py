@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from gpulease.wire.frames import FrameKind
     from gpulease.wire.jobs import JobList, JobView
     from gpulease.wire.machine import StatusView
+    from gpulease.wire.requests import SubmitRequest
 
 _SHORTEST_TIMEOUT = 0.05
 
@@ -223,6 +224,15 @@ class LightClient:
             for line in reply.lines():
                 if line:
                     yield self._view("JobView", line)
+
+    def explain_json(self, request: SubmitRequest) -> bytes:
+        """Return what would happen to a job, an ExplainView as JSON; nothing is queued.
+
+        Raises:
+            NoSuchRoute: the daemon is too old to tell.
+            Others: as `Client.submit`, but not NoRoomNow.
+        """
+        return self._daemon.post_until_answered("/explain", encode(request))
 
     def logs(
         self,

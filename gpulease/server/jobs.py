@@ -24,6 +24,7 @@ from gpulease.server.output import OutputQuery, frames_of
 from gpulease.server.reasons import explain_view
 from gpulease.server.validation import span
 from gpulease.service.idleness import KEPT_FOR, LONGEST_KEPT
+from gpulease.service.ports import Submission
 from gpulease.setting_parsers import LONGEST_GRACE
 from gpulease.wire.frames import FrameKind
 from gpulease.wire.jobs import DeviceView, JobView, SuggestionView
@@ -119,15 +120,8 @@ class JobHandlers:
         With `follow`, the answer is a stream: the job as a line of JSON, at once and at each
         change, until it has started or ended.
         """
-        caller, context = request.caller, self._context
-        body = request.read(SubmitRequest)
-        is_admin = context.rights.is_admin(caller)
-        submission = submission_of(body, caller, context.defaults, is_admin=is_admin)
-        if body.refuse_nested:
-            around = await job_of_caller(caller, submission.invocation.environment, context)
-            if around is not None:
-                raise WithinLease(f"cannot submit: this process runs within {around.title}")
-        context.refuse_closed_queue(caller, "submit")
+        context = self._context
+        submission = await self._submission(request)
         job = await context.scheduler.submit(submission)
         view = context.job_views.job(job, to_owner=True)
         if not follow:
@@ -138,13 +132,28 @@ class JobHandlers:
             return StreamingResponse(lines, 201, media_type=JSON_LINES)
         return Response(msgspec.json.encode(view) + b"\n", 201, media_type=JSON_LINES)
 
-    async def explain(self, request: Request) -> Response:
-        """Check a submission, and explain what would happen to its job."""
+    async def _submission(self, request: Request) -> Submission:
+        """Return what a request asks for.
+
+        Raises:
+            WithinLease: the caller runs within a lease, and asks to refuse that.
+            NotAllowed: Slurm assigns all GPUs.
+        """
         caller, context = request.caller, self._context
         body = request.read(SubmitRequest)
         is_admin = context.rights.is_admin(caller)
         submission = submission_of(body, caller, context.defaults, is_admin=is_admin)
+        if body.refuse_nested:
+            around = await job_of_caller(caller, submission.invocation.environment, context)
+            if around is not None:
+                raise WithinLease(f"cannot submit: this process runs within {around.title}")
         context.refuse_closed_queue(caller, "submit")
+        return submission
+
+    async def explain(self, request: Request) -> Response:
+        """Check a submission, and explain what would happen to its job."""
+        context = self._context
+        submission = await self._submission(request)
         await request.slot.for_expensive()
         await context.look()
         rehearsal = await context.scheduler.rehearse(submission)

@@ -49,6 +49,12 @@ def test_it_runs_within_the_lease_of_the_job_though_the_machine_is_full(daemon: 
     assert len(jobs(daemon)) == len(before) + 1
 
 
+@pytest.mark.parametrize("cleared", ["", "env -u GPULEASE_JOB -u CUDA_VISIBLE_DEVICES "])
+def test_a_dry_run_knows_the_lease_around_it(daemon: Daemon, cleared: str) -> None:
+    ran = inside(daemon, f"{cleared}{GPULEASE} run --dry-run --mem 1G true")
+    assert "within the lease of job" in ran.stdout
+
+
 def test_it_is_held_to_what_it_asks_for(daemon: Daemon) -> None:
     show = "import os; print(os.environ['GPULEASE_MEMORY'], os.environ['CUDA_VISIBLE_DEVICES'])"
     line = f"{GPULEASE} run --mem 1G -- {sys.executable} -c {shlex.quote(show)}"
