@@ -86,12 +86,11 @@ def reconcile(
                 predicted_run_for=state.predicted(job_id),
             )
             if (start := predicted.get(job_id)) is not None:
-                job = replace(
-                    job,
-                    predicted_start_at=start.at,
-                    predicted_from_at=start.earliest,
-                    predicted_until_at=start.latest,
-                )
+                job = replace(job, predicted_start_at=start.at)
+                if not start.is_certain:
+                    job = replace(
+                        job, predicted_from_at=start.earliest, predicted_until_at=start.latest
+                    )
             gpus = ", ".join(uuid for uuid, _ in placement.allocations)
             tx.save(grant(job, placement, at), Event(at, Trigger.GRANT, gpus))
         tx.note_aging(decided.aging, at)

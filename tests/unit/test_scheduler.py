@@ -25,9 +25,11 @@ from fakes import (
 )
 from goldens import mentions
 from gpulease.domain.explain import Explanations
+from gpulease.domain.forecast import Start
 from gpulease.domain.gpu import GpuReading, JobId
 from gpulease.domain.job import Exit, Job, Outcome
 from gpulease.domain.lease import State
+from gpulease.domain.placement import Placement
 from gpulease.domain.queue_options import QueueOptions
 from gpulease.domain.snapshot import ledgers
 from gpulease.errors import CommandNotFound, LaunchDeferred, NoRoomNow, RecordUnwritable
@@ -37,7 +39,7 @@ from gpulease.service.job_supervisor import LAUNCHES_AT_ONCE
 from gpulease.service.jobs import Settle, take_back_grants
 from gpulease.service.observation import GpuObserver, snapshot
 from gpulease.service.ports import MainExited, Policy, WorkerExited, WorkerStarted
-from gpulease.service.scheduler import Scheduler
+from gpulease.service.scheduler import Scheduler, reconcile
 
 T = TypeVar("T")
 _TURNS = 200
@@ -247,6 +249,20 @@ async def test_a_job_cancelled_while_it_was_being_launched_is_stopped_when_it_ru
     world.launcher.may_launch.set()
     await world.settle()
     assert world.launcher.stopped == [job]
+
+
+@play
+async def test_only_a_range_that_was_shown_is_compared_with_the_start(world: World) -> None:
+    later = NOON + timedelta(hours=2)
+    ranges = {JobId(1): (NOON, NOON), JobId(2): (NOON, later)}
+    jobs = [await world.submit(2 * G) for _ in ranges]
+    seen = await world.scheduler.observer.observe()
+    predicted = {
+        job: Start(NOON, Placement(()), later, None, *ends) for job, ends in ranges.items()
+    }
+    reconcile(world.store, seen, world.policy, world.clock, predicted=predicted)
+    kept = [(world.job(job).predicted_start_at, world.job(job).predicted_until_at) for job in jobs]
+    assert kept == [(NOON, None), (NOON, later)]
 
 
 async def many_starts(world: World) -> list[JobId]:
