@@ -86,8 +86,8 @@ def _parse_size(text: str, how: str) -> int:
     if len(text) > _LONGEST or not _is_number(number) or unit not in _FACTORS:
         raise BadValue(f"cannot read the size {_shown(text)}: it is not a size", how)
     whole, _, part = number.partition(".")
-    # Exact, as a float is not.
-    size = int(int(whole + part) * _FACTORS[unit] // 10 ** len(part))
+    # Exact, as a float is not. Rounded up, as `format_size` rounds down: 4.1G is shown as 4.1G.
+    size = -int(-int(whole + part) * _FACTORS[unit] // 10 ** len(part))
     if words == number and int(whole + part) > 0:
         unit = "M" if int(whole[:_MOST_SECONDS]) >= _MEBIBYTES_FROM else "G"
         raise BadValue(

@@ -74,6 +74,13 @@ def test_a_size_that_is_shown_can_be_asked_for_and_is_no_more_than_there_is(size
     assert 0 < parse_size(shown) <= size
 
 
+@given(st.integers(min_value=10, max_value=9999), st.sampled_from("KMGT"))
+def test_a_size_with_one_decimal_is_shown_as_it_was_written(tenths: int, unit: str) -> None:
+    whole, tenth = divmod(tenths, 10)
+    text = f"{whole}.{tenth}{unit}" if tenth else f"{whole}{unit}"
+    assert format_size(parse_size(text)) == text
+
+
 @given(st.integers(min_value=1, max_value=1000 * GIB))
 def test_an_advised_size_is_round_and_written_without_loss(size: int) -> None:
     advised = round_up_size(size)
