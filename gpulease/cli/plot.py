@@ -35,6 +35,7 @@ from gpulease.light_json import indent
 from gpulease.units import format_span, parse_span
 from gpulease.wire.history import MOST_POINTS, GpuHistoryView, JobMemoryView, MeanView
 from gpulease.wire.jobs import JobView
+from gpulease.wire.text import leased
 
 _DAY_S = 86400.0
 _EXAMPLE = "gpulease plot 17, or gpulease plot --gpu 0"
@@ -190,20 +191,22 @@ def job_charts(job: JobView, view: JobMemoryView, now: datetime) -> Iterator[Cha
     times = Times(instant(view.begins_at), view.step)
     begin = clock(job.granted_at, now)
     end = "now" if job.ended_at is None else clock(job.ended_at, now)
+    sizes = {lease.gpu: leased(lease) for lease in job.leases}
     for gpu in view.gpus:
         if any(each is not None for each in gpu.used):
             layers, limit = job_layers(gpu)
             about = f"  {named(job)} on GPU {clean(gpu.label)}, {begin} to {end}"
             head = Span(f"job {id_of(job)}", "title"), Span(about)
             mean = gpu.means.get("used")
-            below = [_peak_and_mean("used", gpu.used, mean, gpu.leased)]
+            below = [_peak_and_mean("used", gpu.used, mean, sizes.get(gpu.gpu) or size(gpu.leased))]
             yield Chart(head, layers, limit, times, below)
 
 
 def about_gpu(view: GpuHistoryView) -> Iterator[str]:
     if any(each is not None for each in view.used):
-        yield _peak_and_mean("used", view.used, view.means.get("used"), view.total)
-        yield _peak_and_mean("leased", view.leased, view.means.get("leased"), view.total)
+        total = size(view.total) if view.total else ""
+        yield _peak_and_mean("used", view.used, view.means.get("used"), total)
+        yield _peak_and_mean("leased", view.leased, view.means.get("leased"), total)
     for owner in view.owners[:_MOST_OWNERS]:
         who = "others" if owner.user is None else clean(owner.user)
         yield f"{_peak_and_mean(who, owner.used, owner.mean)}"
@@ -214,12 +217,12 @@ def about_gpu(view: GpuHistoryView) -> Iterator[str]:
 
 
 def _peak_and_mean(
-    what: str, series: Sequence[int | None], mean: MeanView | None, of: int | None = None
+    what: str, series: Sequence[int | None], mean: MeanView | None, of: str = ""
 ) -> str:
     known = [each for each in series if each is not None]
     if not known:
         return f"{what}: unknown"
-    most = f"{size(max(known))} of {size(of)}" if of else size(max(known))
+    most = f"{size(max(known))} of {of}" if of else size(max(known))
     return f"{what}: at most {most}{_mean(series, mean, lambda it: size(round(it)))}"
 
 

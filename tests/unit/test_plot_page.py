@@ -90,6 +90,14 @@ def charts() -> dict[str, Chart]:
     return {**found, "gpu": gpu_chart(by_user=False), "gpu-users": gpu_chart(by_user=True)}
 
 
+def test_a_job_with_a_range_is_compared_with_both_ends() -> None:
+    job = views.running(12)
+    (lease, *_) = job.leases
+    job.leases = [replace(lease, gpu="GPU-1", memory=2 * GIB, memory_bound=6 * GIB)]
+    (chart,) = job_charts(job, job_memory([None] * len(USED)), NOW)
+    assert "5.5G of 2G..6G" in chart.below[0]
+
+
 @pytest.mark.parametrize("name", ["job", "job-pool", "gpu", "gpu-users"])
 @pytest.mark.parametrize(("width", "ascii_only"), [(80, False), (40, True)])
 def test_a_chart_fits_the_screen(name: str, width: int, ascii_only: bool) -> None:
