@@ -192,8 +192,11 @@ def run_step(start: Start) -> Iterator[RunStep]:
         assert process.stdout is not None
         process.stdin.write(_SCRIPT)
         process.stdin.flush()
-        children.append(int(process.stdout.readline()))
-        return process.pid, children[-1]
+        child = int(process.stdout.readline())
+        children.append(child)
+        # Until it runs sleep, it has the title of its parent, and counts as another slurmstepd.
+        wait_until(lambda: Path(f"/proc/{child}/comm").read_text() == "sleep\n")
+        return process.pid, child
 
     yield run
     for pid in children:
