@@ -271,6 +271,11 @@ class Daemon:
             if process.poll() is None:
                 process.kill()
                 process.wait()
+            for stream in (process.stdin, process.stdout, process.stderr):
+                if stream is not None:
+                    with suppress(BrokenPipeError):  # what the process has not read
+                        stream.close()
+        self.opened.clear()
 
 
 @contextmanager

@@ -13,6 +13,7 @@ import logging
 import os
 import shutil
 from collections.abc import Awaitable, Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
@@ -246,11 +247,12 @@ class StateCleaner:
         await asyncio.to_thread(self._limit_output)
 
     def _limit_output(self) -> None:
-        self._measure()
-        most = self._settings().most_output
-        if isinstance(most, Share):
-            most = most.of(shutil.disk_usage(self._state.path).total)
-        self._remove(each.job for each in over_limit(self._kept.values(), most))
+        with suppress(FileNotFoundError):  # the state directory is away for a while
+            self._measure()
+            most = self._settings().most_output
+            if isinstance(most, Share):
+                most = most.of(shutil.disk_usage(self._state.path).total)
+            self._remove(each.job for each in over_limit(self._kept.values(), most))
 
     def _measure(self) -> None:
         found = set(self._state.numbers())
@@ -278,8 +280,9 @@ class StateCleaner:
                 return
 
     def _remove_output_before(self, border: datetime) -> None:
-        self._measure()
-        self._remove([each.job for each in self._kept.values() if each.ended_at < border])
+        with suppress(FileNotFoundError):
+            self._measure()
+            self._remove([each.job for each in self._kept.values() if each.ended_at < border])
 
     def _remove(self, jobs: Iterable[JobId]) -> None:
         for job in jobs:

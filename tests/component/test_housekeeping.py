@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable, Iterator
 from datetime import timedelta
+from fractions import Fraction
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from gpulease.service.job_list import JobQuery
 from gpulease.service.ports import Event
 from gpulease.store.retention import Retention
 from gpulease.store.store import SqlStore
+from gpulease.units import Share
 
 NONE = timedelta(0)
 
@@ -83,6 +85,22 @@ def kept_output(state: StateDirectory) -> list[int]:
 
 async def at_once(call: Callable[[], object]) -> object:
     return call()
+
+
+@pytest.mark.parametrize("most", [0, Share(Fraction(10))])
+def test_while_the_state_directory_is_away_no_output_is_removed(
+    store: SqlStore, state: StateDirectory, most: int | Share
+) -> None:
+    with_output(state, gone := ended(store, ALICE, 5))
+    settings = Settings(most_output=most, keep_output_for=NONE)
+    cleaner = StateCleaner(state, store, lambda: settings, FakeClock(), at_once)
+    kept = state.path.rename(state.path.with_name("elsewhere"))
+
+    asyncio.run(cleaner.limit_output())
+    asyncio.run(cleaner.remove_old())
+
+    kept.rename(state.path)
+    assert kept_output(state) == [gone]
 
 
 @pytest.mark.parametrize("settings", [Settings(most_output=0), Settings(keep_output_for=NONE)])

@@ -58,7 +58,7 @@ def test_leases_follow_jobs_although_daemons_are_killed() -> None:
         ended = Counter(state(cluster, job) for job in jobs)
     wrong = sum(len(each.violations) for each in rounds)
     print(f"{wrong} violations in {_ROUNDS} rounds; jobs: {dict(ended)}")
-    assert not wrong, f"seed {seed}"
+    assert not wrong, f"seed {seed}: {'; '.join(map(str, rounds))}"
 
 
 def submit(cluster: Cluster, dice: random.Random) -> set[int]:
