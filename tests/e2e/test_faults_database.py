@@ -206,7 +206,7 @@ def test_a_record_damaged_while_the_daemon_runs_is_told_and_running_jobs_go_on(
         file.seek(4096)
         file.write(os.urandom(database.stat().st_size - 4096))
 
-    error = wait_for("the damage is told", lambda: damage(daemon))
+    error = wait_for("the damage is reported", lambda: damage(daemon))
     assert error.hint
     assert "gpuleased recover" in error.hint
     assert "Traceback" not in daemon.log

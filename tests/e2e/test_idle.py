@@ -50,7 +50,7 @@ def test_a_kept_lease_stays_and_its_time_counts_anew_afterwards(
     daemon = make_daemon(simulate="1x1G", settings=settings).start()
     sleeper = daemon.submit("--mem", "900M", "--", "sleep", "600")
     daemon.submit("--mem", "900M", "--", "true")
-    wait_for("it is told", lambda: notices(daemon, sleeper))
+    wait_for("the notice is there", lambda: notices(daemon, sleeper))
     page = daemon.run("show", str(sleeper)).stdout
     assert mentions(page, "9m", "gpulease keep 1")
 
@@ -90,7 +90,7 @@ def test_a_hold_that_keeps_memory_is_told_and_one_that_has_none_is_taken_back(
             stand_in.change(0, used=2 * G, processes=[(holder.pid, 2 * G)])
             wait_for("it is seen", lambda: daemon.job(1)["leases"][0]["used"] == 2 * G)
             waiting = daemon.submit("--mem", "6G", "--", "true")
-            wait_for("it is told", lambda: notices(daemon, 1))
+            wait_for("the notice is there", lambda: notices(daemon, 1))
             assert "gpulease cancel 1" in notices(daemon, 1)[0]
             assert daemon.job(1)["state"] == "active"
 

@@ -46,7 +46,7 @@ def test_a_job_uses_what_nobody_waits_for_and_gives_it_back_or_is_stopped(
     assert notices(daemon, job) == []
 
     waiter = daemon.submit("--mem", "800M", "--", "sleep", "1000")
-    wait_for("it is told", lambda: notices(daemon, job))
+    wait_for("the notice is there", lambda: notices(daemon, job))
     assert mentions(daemon.run("show", str(job)).stdout, "asked back", "stopped in")
     assert mentions(notices(daemon, job)[0], "300M are guaranteed", "gives back")
     assert mentions(daemon.job(waiter)["reason"], f"job {job} to give back")

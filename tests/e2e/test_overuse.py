@@ -77,7 +77,7 @@ def test_warn_never_stops_and_users_may_have_their_own_policy(
     daemon = make_daemon(simulate="1x8G", settings=WATCHED, tables=tables).start()
     appetite = Appetite(tmp_path, 400)
     job = daemon.submit("--mem", "300M", *appetite.command())
-    wait_for("it is told", lambda: notices(daemon, job))
+    wait_for("the notice is there", lambda: notices(daemon, job))
     assert "--mem" in notices(daemon, job)[0]
     lease = daemon.job(job)["leases"][0]
     assert lease["over_since_at"] and lease["stops_at"] is None

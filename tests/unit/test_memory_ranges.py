@@ -249,7 +249,7 @@ async def test_a_hold_is_asked_and_never_stopped(world: Ranged) -> None:
 
 
 @play
-async def test_above_its_bound_a_job_is_over_its_lease_whoever_waits(world: Ranged) -> None:
+async def test_above_its_bound_a_job_is_over_its_lease_also_if_no_job_waits(world: Ranged) -> None:
     world.overuse = OverusePolicy(Consequence.STOP, 0, GRACE, elastic=True)
     job = await world.range()
     world.use(j1=7)
