@@ -128,7 +128,7 @@ def print_logs(
 
 
 def _announce(job: JobView, wanted: Selection, *, among: int) -> None:
-    """Say whose output follows, and why there is none."""
+    """Say which job the output is of, and why there is none."""
     if names_array(wanted.words, job):
         raise one_element("logs", job)
     if among > 1:

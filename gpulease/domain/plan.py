@@ -171,8 +171,8 @@ class Plan:
     def wanted(self, why: Container[ObstacleKind]) -> frozenset[GpuUuid]:
         """Return the GPUs that waiting jobs want and do not get for one of these reasons.
 
-        Jobs with one claim meet the same obstacles, but for what is kept for others: who has to
-        leave that free depends on its run time.
+        Jobs with one claim meet the same obstacles, but for what is kept for others: whether a
+        job has to leave that free depends on its run time.
         """
         found, left = set[GpuUuid](), set[GpuUuid]()
         depends: dict[tuple[int, Claim], set[GpuUuid]] = {}

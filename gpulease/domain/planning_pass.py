@@ -260,7 +260,7 @@ class PlanningPass:
             if self.limits.exceeded_by(each.job) is not None:
                 candidates.refused(each, partial(_has_user, each.need.user))
                 continue
-            # What is free only becomes less: who asks for no less than a refused job is refused.
+            # Within a pass, free memory only shrinks: no job that asks for as much fits any more.
             kind, asked = self._asked(each.need) if refused else (None, ())
             if any(all(map(ge, asked, less)) for less in refused.get(kind, ())):
                 continue
