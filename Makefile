@@ -11,7 +11,7 @@ PIP    := $(BIN)/pip --disable-pip-version-check --quiet
 TENSORFLOW := $(shell test -e /proc/driver/nvidia/version && echo tensorflow || echo cpu-tensorflow)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow test-frameworks test-system test-slurm test-gpu test-sqlite fuzz unit lint types contracts fmt docs docs-picture docs-check torture torture-slurm chaos bench bench-scheduling size defects check wheel clean
+.PHONY: help demo test test-slow test-frameworks test-system test-slurm test-gpu test-sqlite fuzz unit lint types contracts fmt docs docs-picture docs-check torture torture-slurm chaos bench bench-scheduling size defects check wheel release lock clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -105,6 +105,13 @@ check: lint types contracts docs-check test  ## all that continuous integration 
 wheel: $(VENV)/.dev  ## build the package
 	$(BIN)/python -m build --wheel
 
+release: $(VENV)/.release  ## build the package twice, check it, list its parts (SBOM), and sign a tag if there is a key
+	@.ci/release $(BIN)
+
+lock: $(VENV)/.release  ## write the versions and hashes of the packages that are bundled
+	@$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --extra server \
+	  --custom-compile-command 'make lock' --upgrade pyproject.toml --output-file .ci/lock.txt
+
 clean:  ## remove what was installed and built here
 	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
 
@@ -116,6 +123,10 @@ $(VENV)/.tensorflow: $(VENV)/.dev
 $(VENV)/.dev: pyproject.toml $(BIN)/python
 	@echo "installing gpulease and its tools into $(VENV)"
 	@$(PIP) install --editable '.[dev]'
+	@touch $@
+
+$(VENV)/.release: pyproject.toml $(BIN)/python
+	@$(PIP) install --editable '.[release]'
 	@touch $@
 
 # Debian and Ubuntu keep venv in a package of its own.

@@ -24,7 +24,7 @@ NEEDED = (
 
 def install_hint(*extras: str, pip: str = "pip") -> str:
     """Return what to do to install extras of gpulease, for the hint of an error."""
-    return f"in a clone of gpulease: {pip} install '.[{','.join(extras)}]'"
+    return f"{pip} install 'gpulease[{','.join(extras)}]'"
 
 
 INSTALL_HINT = install_hint("daemon")

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from gpulease import __version__
 from gpulease.cli.app import call
 from gpulease.units import parse_instant
 from gpulease.worker.overhead import FRAMEWORKS
@@ -69,6 +70,13 @@ def leads_somewhere(page: Path, link: str) -> bool:
 def test_every_file_of_the_project_that_is_named_exists(page: Path) -> None:
     named = {code for code in CODE.findall(prose(page)) if FILE.fullmatch(code)}
     assert not [name for name in sorted(named) if not (ROOT / name).exists()]
+
+
+def test_each_version_in_the_changelog_has_a_date_and_the_newest_may_be_unreleased() -> None:
+    newest, *others = re.findall(r"^## (.*)$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    dated = r", \d{4}-\d\d-\d\d"
+    assert re.fullmatch(f"{re.escape(__version__)}({dated}|, unreleased)", newest)
+    assert all(re.fullmatch(rf"[\d.]+{dated}", each) for each in others)
 
 
 def test_every_framework_that_is_limited_is_in_the_table_with_a_test() -> None:
