@@ -11,13 +11,16 @@ PIP    := $(BIN)/pip --disable-pip-version-check --quiet
 TENSORFLOW := $(shell test -e /proc/driver/nvidia/version && echo tensorflow || echo cpu-tensorflow)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow test-frameworks test-system test-slurm test-gpu test-sqlite fuzz unit lint types contracts fmt docs docs-picture docs-check torture torture-slurm chaos bench bench-scheduling size defects check wheel release lock clean
+.PHONY: help demo demo-tensorflow test test-slow test-frameworks test-system test-slurm test-gpu test-sqlite fuzz unit lint types contracts fmt docs docs-picture docs-check torture torture-slurm chaos bench bench-scheduling size defects check wheel release lock clean
 
 help:  ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-demo: $(VENV)/.tensorflow  ## train a network under a 4 GiB lease, and show it
+demo: $(VENV)/.demo  ## share two simulated GPUs, queue a job and stop another, in fifteen seconds
 	@$(BIN)/python examples/demo.py
+
+demo-tensorflow: $(VENV)/.tensorflow  ## train a network under a 4 GiB lease, and show it
+	@$(BIN)/python examples/demo.py tensorflow
 
 test: $(VENV)/.dev  ## run the quick tests, in some minutes
 	$(BIN)/python -m pytest -m 'not slow' $(PYTEST)
@@ -118,6 +121,11 @@ clean:  ## remove what was installed and built here
 $(VENV)/.tensorflow: $(VENV)/.dev
 	@echo "installing TensorFlow ($(TENSORFLOW)); this takes a minute the first time"
 	@$(PIP) install --editable '.[$(TENSORFLOW)]'
+	@touch $@
+
+$(VENV)/.demo: pyproject.toml $(BIN)/python
+	@echo "installing gpulease into $(VENV)"
+	@$(PIP) install --editable '.[daemon]'
 	@touch $@
 
 $(VENV)/.dev: pyproject.toml $(BIN)/python
