@@ -9,7 +9,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gpulease.figure_file import new_figure, save
+from matplotlib.figure import Figure
+
 from gpulease.replay.results import Result, Settings, baselines, compare
 from gpulease.replay.trace import Run, Server, parse_servers, read_trace
 
@@ -28,7 +29,7 @@ _POINTS = 1000
 
 def plot(path: Path, results: Sequence[Result], servers: Sequence[Server]) -> None:
     """Draw the waits and the GPUs in use of each replay into a file."""
-    figure = new_figure(9, 8)
+    figure = Figure(figsize=(9, 8), layout="constrained")
     waits, gpus = figure.subplots(2, 1)
     for result, colour, style in zip(results, _COLOURS, _STYLES, strict=False):
         look = {"color": colour, "linestyle": style, "label": result.settings.name}
@@ -38,7 +39,7 @@ def plot(path: Path, results: Sequence[Result], servers: Sequence[Server]) -> No
         gpus.plot(days, busy, linewidth=1, **look)
     _label_waits(waits)
     _label_gpus(gpus, sum(server.gpus for server in servers))
-    save(figure, path)
+    figure.savefig(path, dpi=120)
 
 
 def _label_waits(axes: "Axes") -> None:

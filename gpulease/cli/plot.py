@@ -67,7 +67,7 @@ def plot(
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option("--out", metavar="FILE", help="Draw into a file: use.png or use.svg."),
+        typer.Option("--out", metavar="FILE", help="Draw into a file: use.svg or use.png."),
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print the series as JSON.")] = False,
     socket: SocketOption = None,
@@ -79,12 +79,12 @@ def plot(
     point stands for a longer time, it is the average, and the peak is a faint band behind it. What
     was not recorded is shown as unknown.
 
-    --out needs matplotlib, of the extra "plot".
+    PNG files need matplotlib, of the extra "plot".
 
     \b
     Examples:
       gpulease plot last
-      gpulease plot 17 --out memory.png
+      gpulease plot 17 --out memory.svg
       gpulease plot --gpu 0 --since 7d
       gpulease plot --gpu 0 --by user --out users.svg
       gpulease plot 17 --json | jq '.gpus[0].used'
@@ -172,7 +172,7 @@ def plot_gpu(
 
 
 def _check(out: Path | None) -> None:
-    """Check the name of the file, and that matplotlib is installed. Raises: BadValue."""
+    """Check the name of the file, and that it can be drawn. Raises: GpuleaseError."""
     if out is not None:
         from gpulease.cli.plot_file import check_out
 

@@ -10,9 +10,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
 from gpulease.drawing.arrays import array_of
-from gpulease.drawing.words import instant, jobs_in, labels_of
-from gpulease.errors import GpuleaseError, NoSuchJob, NoSuchRoute, NotAllowed
-from gpulease.web.charts import (
+from gpulease.drawing.charts import (
     Chart,
     Curve,
     mean_curve,
@@ -20,6 +18,8 @@ from gpulease.web.charts import (
     peak_band,
     plain_chart,
 )
+from gpulease.drawing.words import instant, jobs_in, labels_of
+from gpulease.errors import GpuleaseError, NoSuchJob, NoSuchRoute, NotAllowed
 from gpulease.web.daemon_reader import DaemonReader
 from gpulease.web.live import LiveStatus, sections, values_of
 from gpulease.web.templates import colors, render

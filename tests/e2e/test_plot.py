@@ -1,6 +1,7 @@
 """`gpulease plot` of a real job on a real daemon: in a pipe, on a terminal, and into files."""
 
 import json
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,6 +10,7 @@ import pytest
 
 from daemon_rig import Daemon, daemons, wait_for
 from daemon_stand_in.terminal import Terminal
+from goldens import mentions
 
 M = 1024**2
 HUNGRY = Path(__file__).with_name("hungry.py")
@@ -83,7 +85,7 @@ def test_the_series_are_json(daemon: Daemon, job: int) -> None:
     assert len(gpus["used"]) <= 1000
 
 
-@pytest.mark.parametrize(("name", "begin"), [("use.png", PNG), ("use.svg", b"<?xml")])
+@pytest.mark.parametrize(("name", "begin"), [("use.png", PNG), ("use.svg", b"<svg")])
 def test_a_chart_is_drawn_into_a_file(
     daemon: Daemon, job: int, tmp_path: Path, name: str, begin: bytes
 ) -> None:
@@ -100,6 +102,25 @@ def test_what_cannot_be_written_is_refused(daemon: Daemon, job: int, tmp_path: P
         assert refused.returncode == 2
         assert str(target) in refused.stderr
     assert list(tmp_path.iterdir()) == [directory]
+
+
+def test_png_needs_matplotlib_and_svg_does_not(daemon: Daemon, job: int, tmp_path: Path) -> None:
+    program = (
+        "import sys; sys.modules['matplotlib'] = None; sys.argv[0] = 'gpulease';"
+        "from gpulease.cli.app import main; main()"
+    )
+    socket = ("--socket", str(daemon.socket))
+    png, svg = (
+        subprocess.run(
+            [sys.executable, "-c", program, *socket, "plot", str(job), "--out", str(out)],
+            capture_output=True, text=True, check=False,
+        )
+        for out in (tmp_path / "use.png", tmp_path / "use.svg")
+    )  # fmt: skip
+    assert png.returncode == 125
+    assert mentions(png.stderr, "use.svg", "pip install 'gpulease[plot]'")
+    assert (svg.returncode, svg.stderr) == (0, "")
+    assert [each.name for each in tmp_path.iterdir()] == ["use.svg"]
 
 
 def test_show_draws_the_chart_below_the_job(daemon: Daemon, job: int) -> None:

@@ -3,12 +3,13 @@
 from dataclasses import replace
 from datetime import timedelta, timezone
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
 from daemon_stand_in import views
 from goldens import compare
-from gpulease.cli.chart import Chart, Limit, Times, gpu_layers, owner_layers
+from gpulease.cli.chart import Chart, Layer, Limit, Times, gpu_layers, owner_layers
 from gpulease.cli.plot import about_gpu, job_charts, text_of
 from gpulease.cli.plot_file import draw_into
 from gpulease.cli.render import Screen
@@ -24,6 +25,7 @@ from gpulease.wire.history import (
 )
 
 NOW = views.NOW.astimezone(timezone(timedelta(hours=1)))
+SVG = "{http://www.w3.org/2000/svg}"
 BEGIN = "2026-03-02T09:00:00Z"
 USED = [None, *(each * 512 * MIB for each in range(1, 12)), 0, 0]
 
@@ -154,8 +156,31 @@ def test_a_mean_of_a_part_of_the_time_is_called_so() -> None:
     assert busy == "utilization: at most 50%, 38% on average where it is known"
 
 
-def test_unknown_values_and_all_layers_are_drawn_into_files(tmp_path: Path) -> None:
-    for name, chart in charts().items():
-        path = tmp_path / f"{name}.svg"
-        draw_into(path, [chart, chart])
-        assert path.stat().st_size > 1000
+@pytest.mark.parametrize("name", ["job", "job-pool", "gpu", "gpu-users"])
+def test_all_layers_are_drawn_into_files(name: str, tmp_path: Path) -> None:
+    found = charts()[name]
+    chart = Chart(line("a<b & c"), found.layers, found.limit, found.times, [])
+    svg, png = tmp_path / "use.svg", tmp_path / "use.PNG"
+    draw_into(svg, [chart, chart])
+    draw_into(png, [chart, chart])
+
+    assert png.stat().st_size > 1000
+    root = ElementTree.parse(svg).getroot()
+    texts = [each.text for each in root.iter(f"{SVG}text")]
+    assert texts.count("a<b & c") == 2
+    assert chart.limit is not None
+    for each in (*chart.layers, chart.limit):
+        assert texts.count(each.name) == 2
+    areas = [each for each in root.iter(f"{SVG}path") if each.get("vector-effect")]
+    assert len(areas) == 2 * (len(chart.layers) + 1)
+    assert ("4G" if "job" in name else "16G") in texts
+    # Nothing of the job was recorded in the first of 14 steps.
+    assert areas[0].get("d", "").startswith("M71.4286 " if "job" in name else "M")
+
+
+def test_a_chart_without_a_known_value_is_a_title_alone(tmp_path: Path) -> None:
+    chart = charts()["gpu"]
+    unknown = Layer("used", [None] * len(USED), "used", "█", "#")
+    draw_into(tmp_path / "use.svg", [Chart(chart.head, [unknown], None, chart.times, [])])
+    root = ElementTree.parse(tmp_path / "use.svg").getroot()
+    assert [each.text for each in root.iter(f"{SVG}text")] == ["GPU 0"]

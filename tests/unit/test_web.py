@@ -12,10 +12,10 @@ from gpulease.cli.chart import owner_style
 from gpulease.cli.plot_file import FILLS
 from gpulease.domain.job import NOT_FAILED, Outcome
 from gpulease.drawing.arrays import array_of, indices_of
+from gpulease.drawing.charts import PLOT_HEIGHT, PLOT_WIDTH, Curve, memory_chart
 from gpulease.drawing.words import clock, ids_of, jobs_in, remark_on, size, span_in_minutes, until
 from gpulease.errors import BadUsage, GpuleaseError
 from gpulease.web.app import is_known
-from gpulease.web.charts import PLOT_HEIGHT, PLOT_WIDTH, Curve, memory_chart
 from gpulease.web.live import sections, values_of
 from gpulease.web.main import listen
 from gpulease.web.templates import (
