@@ -94,7 +94,7 @@ async def _measured(folder: Path) -> list[Figure]:
         for _ in range(JOBS):
             job = launch_of(next(places), *first.command)
             ours.append(await first.seconds(lambda job=job: launcher.launch(job)))
-            await _gone(job.directory)
+            await _gone(Path(job.shim.directory))
             plain.append(await first.seconds(start))
     figures = [
         Figure(

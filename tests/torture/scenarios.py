@@ -191,6 +191,8 @@ def _shim_lost_running(stage: Stage, step: Step) -> None:
 
 _SCENARIOS: dict[str, Callable[[Stage, Step], None]] = {
     "exits": _kind("exits"),
+    # The start of a job that has ended already is stored with its end, and is no verb by itself.
+    "runs": _kind("cancelled"),
     "leaves": _kind("leaves"),
     "fails": _kind("fails"),
     "limited": _kind("limited"),

@@ -40,7 +40,7 @@ STEPS: tuple[Step, ...] = (
     Step("shim: after it has forked", action=LATE),
     Step("shim: before the start is noted", action=AFTER_DAEMON),
     Step("shim: when the start is written", action=AFTER_DAEMON),
-    *_both("started", "exits"),
+    *_both("started", "runs"),
     Step("shim: before the end is noted", action=LATE),
     Step("shim: when the end is written", action=AFTER_DAEMON),
     Step("shim: when the end is written", action=WITH_DAEMON),
