@@ -58,7 +58,7 @@ fmt: $(VENV)/.dev  ## format the code
 docs: $(VENV)/.dev  ## write the generated pages of docs/
 	$(BIN)/python docs/generate.py
 
-docs-picture: $(VENV)/.dev  ## record the session that the README shows (root: USERS='alice bob')
+docs-picture: $(VENV)/.dev  ## record the sessions that README and docs show (root: USERS='alice bob')
 	$(BIN)/python docs/record_session.py $(if $(USERS),--users $(USERS))
 
 docs-check: $(VENV)/.dev

@@ -1,4 +1,4 @@
-"""Record a session on simulated GPUs as docs/session.svg, the picture in the README.
+"""Record sessions on simulated GPUs as docs/NAME.svg: the pictures of the README and of pages.
 
 The daemon, the commands and their pseudo-terminals are real; the script only types. All commands
 run as the caller. Root can give two users, who must be able to read this checkout and its Python:
@@ -28,8 +28,8 @@ from xml.sax.saxutils import escape
 
 from gpulease import Client
 
-SVG = Path(__file__).with_name("session.svg")
-COLUMNS, ROWS = 96, 30
+DOCS = Path(__file__).parent
+COLUMNS, ROWS = 96, 40
 
 JOBS = {
     "train.py": """
@@ -48,14 +48,38 @@ time.sleep(120)
 """,
 }
 
-SESSION = (
-    (0, "gpulease run --mem 4G train.py"),
-    (1, "gpulease run -d --mem 6G --time 4h --name sweep-1 sweep.py"),
-    (1, "gpulease run -d --mem 5G --time 2h --name sweep-2 sweep.py"),
-    (0, "gpulease run -d --mem 4G train.py"),
-    (0, "gpulease status"),
-)
-"""The user, 0 or 1, and the command."""
+SESSIONS = {
+    "session": (
+        (0, "gpulease run --mem 4G train.py"),
+        (1, "gpulease run -d --mem 6G --time 4h --name sweep-1 sweep.py"),
+        (1, "gpulease run -d --mem 5G --time 2h --name sweep-2 sweep.py"),
+        (0, "gpulease run -d --mem 4G train.py"),
+        (0, "gpulease status"),
+    ),
+    "waiting": (
+        (1, "gpulease run -d --mem 6G --time 4h --name sweep-1 sweep.py"),
+        (1, "gpulease run -d --mem 5G --time 2h --name sweep-2 sweep.py"),
+        (0, "gpulease run -d --mem 4G --name bert train.py"),
+        (0, "gpulease show bert"),
+        (0, "gpulease edit bert --mem 3G"),
+        (0, "gpulease list"),
+    ),
+    "over-lease": ((0, "gpulease run --mem 2G sweep.py"), (0, "gpulease show last")),
+    "top": (
+        (1, "gpulease run -d --mem 6G --time 4h --name sweep-1 sweep.py"),
+        (0, "gpulease run -d --mem 4G --time 2h --name vit sweep.py"),
+        (1, "gpulease run -d --mem 3G --time 2h --name sweep-2 sweep.py"),
+        (0, "gpulease run -d --mem 6G --name bert train.py"),
+        (0, "gpulease run -d --mem 5G --name eval train.py"),
+        (0, "gpulease top"),
+    ),
+}
+"""The user, 0 or 1, and the command, of each picture; `top` draws its own."""
+
+TOP = {"TEXTUAL_SCREENSHOT": "20", "TEXTUAL_SCREENSHOT_FILENAME": "top.svg"}
+"""`top` writes what it shows after 20 seconds, and ends."""
+MAY_FAIL = frozenset({"gpulease run --mem 2G sweep.py"})
+SETTINGS = 'overuse_grace = "5s"\n'
 
 TYPING_S = 0.04
 """For one character."""
@@ -202,20 +226,31 @@ def type_and_run(recording: Recording, user: str | None, command: str, folder: P
     for character in [*command, "\r\n"]:
         recording.type(character, TYPING_S)
     for text in output(command.split(), user, folder):
-        recording.write(text)
+        if command != "gpulease top":
+            recording.write(text)
 
 
 def output(command: Sequence[str], user: str | None, folder: Path) -> Iterator[str]:
     """Run a command on a pseudo-terminal, and yield what it writes when it writes it."""
     ours, theirs = pty.openpty()
-    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("4H", ROWS, COLUMNS, 0, 0))
+    fcntl.ioctl(
+        theirs,
+        termios.TIOCSWINSZ,
+        struct.pack("4H", 20 if "top" in command else ROWS, COLUMNS, 0, 0),
+    )
     process = subprocess.Popen(
         [sys.executable, "-m", "gpulease.cli", *command[1:]],
         stdin=theirs,
         stdout=theirs,
         stderr=theirs,
         cwd=folder,
-        env={**os.environ, "TERM": "xterm-256color", "VIRTUAL_ENV": sys.prefix},
+        env={
+            **os.environ,
+            **TOP,
+            "TEXTUAL_SCREENSHOT_LOCATION": str(folder / "top"),
+            "TERM": "xterm-256color",
+            "VIRTUAL_ENV": sys.prefix,
+        },
         user=user,
         group=user,
         extra_groups=[] if user else None,
@@ -225,7 +260,7 @@ def output(command: Sequence[str], user: str | None, folder: Path) -> Iterator[s
     decoder = codecs.getincrementaldecoder("utf-8")()
     while chunk := read(ours):
         yield decoder.decode(chunk)
-    if status := process.wait():
+    if (status := process.wait()) and " ".join(command) not in MAY_FAIL:
         sys.exit(f"{' '.join(command)} exited with {status}")
 
 
@@ -317,18 +352,21 @@ def run(baseline: int, column: int, text: str, style: Style) -> str:
     )
 
 
-def record(users: Sequence[str | None], folder: Path) -> Recording:
-    for name, text in JOBS.items():
+def record(session: str, users: Sequence[str | None], folder: Path) -> Recording:
+    for name, text in {**JOBS, "config.toml": SETTINGS}.items():
         (folder / name).write_text(text)
+    (folder / "top").mkdir()
+    (folder / "top").chmod(0o777)
     os.environ["GPULEASE_SOCKET"] = str(folder / "gpuleased.sock")
     command = [sys.executable, "-m", "gpulease.daemon", "--simulate", "2x8G"]
     command += ["--state", str(folder / "state"), "--socket", os.environ["GPULEASE_SOCKET"]]
+    command += ["--config", str(folder / "config.toml")]
     recording = Recording()
     with (folder / "log").open("wb") as log:
         daemon = subprocess.Popen(command, stdout=log, stderr=log)
     try:
         wait_for_answer(daemon, folder / "log")
-        for who, line in SESSION:
+        for who, line in SESSIONS[session]:
             type_and_run(recording, users[who % len(users)], line, folder)
         cancel_all(os.environ["GPULEASE_SOCKET"])
         return recording
@@ -356,12 +394,17 @@ def cancel_all(socket: str) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Record docs/session.svg.")
+    parser = argparse.ArgumentParser(description="Record docs/NAME.svg.")
     parser.add_argument("--users", nargs=2, default=[None], help="who types; needs root")
-    with tempfile.TemporaryDirectory(prefix="gpulease-session-") as name:
-        folder = Path(name)
-        folder.chmod(0o755)
-        SVG.write_text(svg(record(parser.parse_args().users, folder)), encoding="utf-8")
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(SESSIONS)}")
+    arguments = parser.parse_args()
+    for name in arguments.names or SESSIONS:
+        with tempfile.TemporaryDirectory(prefix="gpulease-session-") as folder:
+            Path(folder).chmod(0o755)
+            recording = record(name, arguments.users, Path(folder))
+            taken = Path(folder) / "top" / "top.svg"
+            picture = taken.read_text(encoding="utf-8") if taken.exists() else svg(recording)
+        (DOCS / f"{name}.svg").write_text(picture, encoding="utf-8")
 
 
 if __name__ == "__main__":

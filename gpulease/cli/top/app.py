@@ -63,6 +63,7 @@ class _Driver(LinuxDriver):
 class TopApp(App[None]):
     """The live view."""
 
+    TITLE = "gpulease top"
     ENABLE_COMMAND_PALETTE = False
     AUTO_FOCUS = None
     CSS = """
