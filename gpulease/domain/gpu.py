@@ -7,6 +7,7 @@ GPU whose memory cannot be read takes no new lease.
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from functools import cached_property
 from typing import NewType
 
 from gpulease.units import MIB
@@ -137,7 +138,7 @@ class LedgerEntry:
         return max(0, (self.bound or 0) - self.committed)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class GpuMemory:
     """The ledger of one GPU at one moment; sizes in bytes."""
 
@@ -177,11 +178,16 @@ class GpuMemory:
     def leased(self) -> int:
         return sum(entry.memory for entry in self.entries)
 
-    @property
+    @cached_property
+    def holders(self) -> tuple[JobId, ...]:
+        """The jobs with a lease on it, lowest id first."""
+        return tuple(sorted(entry.job for entry in self.entries))
+
+    @cached_property
     def committed(self) -> int:
         return sum(entry.committed for entry in self.entries)
 
-    @property
+    @cached_property
     def headroom(self) -> int | None:
         """Bytes that may be leased now; None where they are unknown."""
         mode = self.reading.compute_mode

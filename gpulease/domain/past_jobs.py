@@ -52,16 +52,22 @@ def keys_of(user: str, claim: Claim, share: float, fingerprint: CommandFingerpri
     """
     limit = limit_class(claim.time_limit)
     quarters = math.ceil(share * _QUARTERS)
-    commands = () if fingerprint is None else (fingerprint.exact_key, fingerprint.similar_key)
     # Names of users contain no slash.
     return (
-        *(f"{user}/command {key}" for key in commands),
+        *command_keys(user, fingerprint),
         f"{user}/{limit}/{claim.gpus}/{quarters}",
         f"{user}/{limit}/{claim.gpus}",
         f"{user}/{limit}",
         f"/{limit}",
         ALL_JOBS,
     )
+
+
+def command_keys(user: str, fingerprint: CommandFingerprint | None) -> Keys:
+    """Return the series of a user's same command, and of similar ones; none if it is unknown."""
+    if fingerprint is None:
+        return ()
+    return f"{user}/command {fingerprint.exact_key}", f"{user}/command {fingerprint.similar_key}"
 
 
 @dataclass(slots=True)

@@ -124,18 +124,22 @@ def bounds_on(claim: Claim, gpus: Iterable[PlannedGpu]) -> tuple[tuple[GpuUuid, 
 
 def find_obstacle(claim: Claim, gpu: GpuMemory) -> Obstacle | None:
     """Return why `claim` does not fit on `gpu` now, or None if it fits."""
-    unsuitable = why_unsuitable(claim, gpu.reading)
-    if unsuitable is not None:
-        return _obstacle(gpu, ObstacleKind.NOT_ASKED_FOR, unsuitable, ())
-    found = _why_out_of_service(gpu) or _why_too_full(claim, gpu)
+    found = _found(claim, gpu)
     if found is None:
         return None
-    free = gpu.headroom or 0
-    gap = free if free < claim.memory_on(gpu.allocatable or 0) else None
-    kind, _, jobs = found
-    back = (entry.excess for entry in gpu.entries if entry.job in jobs)
-    excess = sum(back) if kind is ObstacleKind.EXCESS else 0
-    return replace(_obstacle(gpu, *found), gap=gap, excess=excess)
+    kind, why, jobs = found
+    free, gap, excess = gpu.headroom or 0, None, 0
+    if kind is not ObstacleKind.NOT_ASKED_FOR and free < claim.memory_on(gpu.allocatable or 0):
+        gap = free
+    if kind is ObstacleKind.EXCESS:
+        excess = sum(entry.excess for entry in gpu.entries if entry.job in jobs)
+    return _obstacle(gpu, kind, why, jobs, gap, excess)
+
+
+def obstacle_kind(claim: Claim, gpu: GpuMemory) -> ObstacleKind | None:
+    """Return the kind of what `find_obstacle` returns."""
+    found = _found(claim, gpu)
+    return None if found is None else found[0]
 
 
 def asked_back(claim: Claim, refusal: Refusal) -> tuple[Obstacle, ...]:
@@ -151,13 +155,25 @@ def asked_back(claim: Claim, refusal: Refusal) -> tuple[Obstacle, ...]:
 
 
 def _obstacle(
-    gpu: GpuMemory, kind: ObstacleKind, why: str, waits_for: tuple[JobId, ...]
+    gpu: GpuMemory,
+    kind: ObstacleKind,
+    why: str,
+    waits_for: tuple[JobId, ...],
+    gap: int | None = None,
+    excess: int = 0,
 ) -> Obstacle:
-    place = gpu.uuid, gpu.index
-    return Obstacle(*place, kind, why, waits_for, gpu.reading.mig_index, gpu.slurm, gpu.labels)
+    known = gpu.reading.mig_index, gpu.slurm, gpu.labels
+    return Obstacle(gpu.uuid, gpu.index, kind, why, waits_for, *known, gap, excess)
 
 
 _Found = tuple[ObstacleKind, str, tuple[JobId, ...]] | None
+
+
+def _found(claim: Claim, gpu: GpuMemory) -> _Found:
+    unsuitable = why_unsuitable(claim, gpu.reading)
+    if unsuitable is not None:
+        return ObstacleKind.NOT_ASKED_FOR, unsuitable, ()
+    return _why_out_of_service(gpu) or _why_too_full(claim, gpu)
 
 
 def _why_out_of_service(gpu: GpuMemory) -> _Found:
@@ -205,8 +221,8 @@ def _why_too_full(claim: Claim, gpu: GpuMemory) -> _Found:
 
 
 def _why_leased(claim: Claim, memory: int, gpu: GpuMemory) -> _Found:
-    holders = tuple(sorted(holding.job for holding in gpu.entries))
-    exclusive = tuple(holding.job for holding in gpu.entries if holding.exclusive)
+    holders = gpu.holders
+    exclusive = tuple(entry.job for entry in gpu.entries if entry.exclusive)
     if exclusive:
         return ObstacleKind.LEASED, f"{_hold(gpu, exclusive)} an exclusive lease on it", exclusive
     if claim.exclusive and holders:
@@ -268,15 +284,14 @@ def can_ever_hold(claim: Claim, gpu: GpuMemory) -> bool:
 
 def shared_by_too_many(gpu: GpuMemory) -> Obstacle:
     """Return the obstacle on a GPU with free memory that another job would slow down too much."""
-    holders = tuple(sorted(entry.job for entry in gpu.entries))
-    busy, one = gpu.reading.utilization, len(holders) == 1
-    jobs = _jobs(gpu, holders)
+    jobs = _jobs(gpu, gpu.holders)
+    busy, one = gpu.reading.utilization, len(gpu.holders) == 1
     if busy is None or busy >= _BUSY:
         why = f"{jobs} {'keeps' if one else 'keep'} it busy"
         why += "" if busy is None else f" ({busy} %)"
     else:  # at this moment; the plan counts what its jobs usually use
         why = f"{jobs} {'is' if one else 'are'} expected to keep it busy ({busy} % now)"
-    return _obstacle(gpu, ObstacleKind.BUSY, why, holders)
+    return _obstacle(gpu, ObstacleKind.BUSY, why, gpu.holders)
 
 
 def reserved_for(job: JobId, label: str, gpu: GpuMemory) -> Obstacle:

@@ -17,6 +17,7 @@ from gpulease.domain.gpu import GpuMemory, GpuUuid, JobId
 from gpulease.domain.job import Job, grant, worker_started
 from gpulease.domain.lease import Claim
 from gpulease.domain.limits import LimitCheck, OverLimit
+from gpulease.domain.past_jobs import RunTimes, command_keys
 from gpulease.domain.placement import (
     Obstacle,
     ObstacleKind,
@@ -25,6 +26,7 @@ from gpulease.domain.placement import (
     asked_back,
     find_obstacle,
     granted,
+    obstacle_kind,
     reserved_for,
     shared_by_too_many,
 )
@@ -104,7 +106,7 @@ class Plan:
         if self.snapshot.policy.shares_by_memory_alone:
             return {}
         return {
-            gpu.uuid: tuple(sorted(entry.job for entry in gpu.entries))
+            gpu.uuid: gpu.holders
             for gpu in self.gpus
             if len(gpu.entries) > 1 and not self.planned_gpus[gpu.uuid].is_calm_with(0.0)
         }
@@ -162,7 +164,8 @@ class Plan:
         Jobs that differ in nothing share one object, which is computed when it is first asked for.
         """
         is_first = job.id in self._first
-        key = (kind_of(job), job.id if is_first else None, self.limits.exceeded_by(job))
+        kind = kind_of(job, self.snapshot.history)
+        key = (kind, job.id if is_first else None, self.limits.exceeded_by(job))
         found = self._reasons.get(key)
         if found is None:
             found = self._reasons[key] = why_waiting(self, job)
@@ -176,13 +179,20 @@ class Plan:
         """
         found, left = set[GpuUuid](), set[GpuUuid]()
         depends: dict[tuple[int, Claim], set[GpuUuid]] = {}
-        for job, obstacles in self._refusals:
-            open_to = depends[job.owner.uid, job.claim] = set()
-            for gpu, kind in obstacles.items():
-                if kind is ObstacleKind.EXCESS or (kind is None and gpu in self.reserved):
-                    open_to.add(gpu)
-                elif kind in why:
-                    found.add(gpu)
+        for job in self._within_limits():
+            kinds = {
+                gpu.uuid: obstacle_kind(job.claim, gpu)
+                for gpu in self.gpus
+                if gpu.uuid not in found
+            }
+            if not kinds:
+                break  # as in most long queues, after a few jobs
+            open_to = depends[job.owner.uid, job.claim] = {
+                uuid
+                for uuid, kind in kinds.items()
+                if kind is ObstacleKind.EXCESS or (kind is None and uuid in self.reserved)
+            }
+            found |= {uuid for uuid in kinds.keys() - open_to if kinds[uuid] in why}
             left |= open_to
         if left := left - found:
             able = {each for each, open_to in depends.items() if open_to & left}
@@ -195,12 +205,13 @@ class Plan:
     def asked_back(self) -> frozenset[tuple[JobId, GpuUuid]]:
         """Return the leases of which waiting jobs need what is used above the guarantee."""
         found = set[tuple[JobId, GpuUuid]]()
+        gpus = [gpu for gpu in self.gpus if any(entry.excess for entry in gpu.entries)]
         able = {
             (job.owner.uid, job.claim)
-            for job, obstacles in self._refusals
-            if ObstacleKind.EXCESS in obstacles.values()
+            for job in (self._within_limits() if gpus else ())
+            if any(obstacle_kind(job.claim, gpu) is ObstacleKind.EXCESS for gpu in gpus)
         }
-        most = sum(bool(entry.excess) for gpu in self.gpus for entry in gpu.entries)
+        most = sum(bool(entry.excess) for gpu in gpus for entry in gpu.entries)
         for reason in self.reasons(able) if able else ():
             found.update((job, each.gpu) for each in reason.asks_back for job in each.waits_for)
             # In a long queue, the first jobs need all of it.
@@ -224,17 +235,9 @@ class Plan:
                 seen.add(id(reason))
                 yield reason
 
-    @cached_property
-    def _refusals(self) -> Sequence[tuple[Job, Mapping[GpuUuid, ObstacleKind | None]]]:
-        """What the claims of `waiting` meet on each GPU, but for what is kept for others."""
-        found = []
-        for job in self.waiting:
-            if self.limits.exceeded_by(job) is None:
-                obstacles = ((gpu.uuid, find_obstacle(job.claim, gpu)) for gpu in self.gpus)
-                found.append(
-                    (job, {uuid: None if each is None else each.kind for uuid, each in obstacles})
-                )
-        return found
+    def _within_limits(self) -> Iterator[Job]:
+        """Yield the jobs of `waiting` that wait for no limit of their user."""
+        return (job for job in self.waiting if self.limits.exceeded_by(job) is None)
 
     @cached_property
     def _first(self) -> frozenset[JobId]:
@@ -294,9 +297,14 @@ def started(job: Job, placement: Placement, at: datetime) -> Job:
     return running
 
 
-def kind_of(job: Job) -> Hashable:
-    """Return what decides why a job waits: waiting jobs with the same kind wait for the same."""
-    return job.claim, job.owner.user, job.usage.fingerprint, job.queue.preemptible
+def kind_of(job: Job, history: RunTimes) -> Hashable:
+    """Return what decides why a job waits: waiting jobs with the same kind wait for the same.
+
+    Of its command only the predictions count: the commands of a sweep have none that differ.
+    """
+    keys = command_keys(job.owner.user, job.usage.fingerprint)
+    predicted = history.seconds(keys), history.utilization(keys)
+    return job.claim, job.owner.user, predicted, job.queue.preemptible
 
 
 def why_waiting(plan_: Plan, job: Job) -> WaitReason:

@@ -16,9 +16,9 @@ from fakes import (
     waits,
 )
 from gpulease.domain.gpu import Fault, GpuReading, JobId, ProcessReading
-from gpulease.domain.job import Job, aging
+from gpulease.domain.job import CommandFingerprint, Job, JobUsage, aging
 from gpulease.domain.lease import Claim
-from gpulease.domain.past_jobs import ALL_JOBS, RunTimes
+from gpulease.domain.past_jobs import ALL_JOBS, RunTimes, command_keys
 from gpulease.domain.placement import ObstacleKind
 from gpulease.domain.plan import Plan, plan, why_waiting
 from gpulease.domain.queue_options import PolicyName, QueuePolicy
@@ -179,6 +179,23 @@ def test_who_comes_in_the_same_millisecond_never_shares_a_byte_with_anybody(now:
     for gpu in decided.gpus:
         alone = [holding for holding in gpu.entries if holding.exclusive]
         assert not alone or len(gpu.entries) == 1
+
+
+def test_jobs_share_a_reason_unless_what_is_known_of_their_commands_differs() -> None:
+    commands = [CommandFingerprint(f"script {n}", f"command {n}") for n in range(4)]
+    history = RunTimes()
+    for known, seconds in ((commands[2], 60.0), (commands[3], 7200.0), (commands[3], 7200.0)):
+        history.record(command_keys("alice", known), seconds, 0.5)
+    waiting = [
+        replace(job(n, 7 * G), usage=JobUsage(fingerprint=each))
+        for n, each in enumerate(commands, 3)
+    ]
+    decided = decide(
+        [running(1, "GPU-0", 6 * G), running(2, "GPU-1", 6 * G), *waiting], None, history
+    )
+    unknown, also_unknown, of_usual_length, long = map(decided.reason, waiting)
+    assert unknown is also_unknown
+    assert len({id(unknown), id(of_usual_length), id(long)}) == 3, "one is known by its load alone"
 
 
 @given(
