@@ -22,6 +22,11 @@ _LINES: Sequence[tuple[tuple[str, ...], float]] = (
     (("show", "1"), 4),
     (("run", "-d", "--mem", "1G", "true"), 4),
     ((*_RUN, "true"), 4),
+    (("report",), 5),
+    (("drain", "0"), 4),
+    (("reserve",), 4),
+    (("__complete", "show", ""), 4),
+    (("run", "--help"), 4),
 )
 """What is measured, to exit, and the goal: a multiple of the start of Python."""
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from gpulease.cli.signals import Killed
 
 _BROKEN_PIPE = 141
+_USAGE = 2
 _CANNOT_WRITE = frozenset({errno.EBADF, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
 """EBADF: standard output is closed."""
 
@@ -130,8 +131,8 @@ def _invoke(arguments: Sequence[str]) -> int:
 
 
 def _misused(error: typer.TyperException, arguments: Sequence[str]) -> int:
-    from gpulease.cli.commands import VERBS
     from gpulease.cli.render import print_stderr
+    from gpulease.cli.verbs import VERBS
 
     # An option without its value is an error of the parser, which knows no verb.
     verb = next((word for word in arguments if word in VERBS), "")
@@ -160,34 +161,48 @@ def _open_closed_streams() -> None:
 
 _SWITCH = "GPULEASE_QUICK_PARSER"
 """Set to "off", all lines are read by typer: for tests of both ways."""
-_VERBS = {
-    "status": ("status_page", "print_status"),
-    "list": ("list_page", "print_list"),
-    "show": ("show_jobs", "print_jobs"),
-    "cancel": ("cancel_jobs", "cancel_jobs"),
-    "history": ("list_page", "print_history"),
-    "attach": ("follow_jobs", "attach"),
-    "logs": ("follow_jobs", "print_logs"),
-    "wait": ("follow_jobs", "wait_for_jobs"),
-    "extend": ("extend_jobs", "extend_jobs"),
-}
-"""The module and the function that does what the verb is for."""
 
 
 def _run_everyday(line: Sequence[str]) -> int | None:
     """Run a command line, and return its exit code; None if typer has to read the line."""
     from gpulease.cli.quick_parser import parse, with_defaults
+    from gpulease.cli.verbs import VERBS
     from gpulease.locations import environment
 
-    if environment().get(_SWITCH) == "off" or (parsed := parse(line)) is None:
+    if environment().get(_SWITCH) == "off":
         return None
+    if (parsed := parse(line)) is None:
+        return _print_help(line)
     verb, typed = parsed
     if verb == "run":
         return _run_quickly(typed)
     gc.disable()  # otherwise it scans a long list many times while the list is read
-    module, function = _VERBS[verb]
+    module, _, function = VERBS[verb].quick.partition(".")
     perform = getattr(__import__(f"gpulease.cli.{module}", fromlist=[function]), function)
     return perform(**with_defaults(verb, typed)) or 0
+
+
+def _print_help(line: Sequence[str]) -> int | None:
+    """Print the help of all verbs, or the short one of one; None if typer has it."""
+    match line:
+        case [] | ["help" | "--help" | "-h"] | [_, "--help" | "-h"] | ["help", _]:
+            pass
+        case _:
+            return None
+    from gpulease.cli.help_page import SHORT, help_of_all, short_help
+    from gpulease.cli.render import print_stderr, print_stdout
+
+    if not line:
+        print_stderr(help_of_all(sys.stderr))
+        return _USAGE
+    if len(line) == 1:
+        print_stdout(help_of_all(sys.stdout))
+        return 0
+    verb = line[1] if line[0] == "help" else line[0]
+    if verb not in SHORT:
+        return None
+    print_stdout(short_help(verb, sys.stdout))
+    return 0
 
 
 def _run_quickly(typed: dict[str, Any]) -> int:

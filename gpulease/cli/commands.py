@@ -12,52 +12,12 @@ from typing import Annotated, Any
 import typer
 
 from gpulease.build import described
-from gpulease.cli.connect import SocketOption
+from gpulease.cli.help_page import SHORT
+from gpulease.cli.options import SocketOption
 from gpulease.cli.render import print_stderr, print_stdout
-from gpulease.cli.typer_extensions import Command, VerbGroup
+from gpulease.cli.typer_extensions import ALL_OPTIONS, Command, VerbGroup
+from gpulease.cli.verbs import VERBS
 from gpulease.errors import EXIT_USAGE, BadUsage
-
-VERBS = {
-    "run": "Run a command on leased GPU memory.",
-    "hold": "Lease GPU memory for this shell.",
-    "adopt": "Lease the memory that a running process uses.",
-    "status": "Show GPUs, leases and the queue.",
-    "top": "Watch GPUs, jobs and the queue live.",
-    "list": "List jobs.",
-    "show": "Show jobs in detail.",
-    "logs": "Print the output of jobs.",
-    "attach": "Connect this terminal to a job.",
-    "edit": "Change what waiting jobs ask for.",
-    "move": "Change the order of waiting jobs.",
-    "wait": "Wait for the end of jobs.",
-    "cancel": "End jobs, and release leases.",
-    "requeue": "Stop jobs, and queue them again.",
-    "extend": "Change the time limits of jobs.",
-    "keep": "Protect idle leases from being released.",
-    "drain": "Stop granting leases on GPUs.",
-    "resume": "Grant leases on GPUs again.",
-    "history": "List past jobs; export them as CSV.",
-    "plot": "Draw the memory of a job or a GPU over time.",
-    "pause": "Start no more jobs.",
-    "unpause": "Start jobs again.",
-    "reserve": "Set GPUs apart for a time.",
-    "notify": "Show and test the receivers of notifications.",
-    "report": "Compare what jobs asked for and used.",
-    "replay": "Try the scheduler on recorded jobs.",
-    "doctor": "Diagnose problems and suggest fixes.",
-    "kernel": "Install Jupyter kernels that run as jobs.",
-    "completion": "Print completion for your shell.",
-}
-"""Each is the function of that name in the module of that name, or of `_MODULES`; the help keeps
-their order."""
-
-_MODULES = {
-    **dict.fromkeys(("edit", "move", "cancel", "requeue", "extend", "keep"), "job_verbs"),
-    **dict.fromkeys(("drain", "resume", "pause", "unpause", "reserve"), "admin_verbs"),
-    **dict.fromkeys(("status", "list", "history", "show"), "show_verbs"),
-    **dict.fromkeys(("attach", "logs", "wait"), "follow_verbs"),
-    "adopt": "hold",
-}
 
 _LIST = "gpulease list lists jobs, gpulease status shows GPUs and the queue"
 _STATUS = "gpulease status shows GPUs, leases and the queue"
@@ -112,14 +72,14 @@ def _hint_for(word: str) -> str | None:
 
 
 def _command(verb: str) -> Any:
-    module = import_module(f"gpulease.cli.{_MODULES.get(verb, verb)}")
+    module = import_module(f"gpulease.cli.{VERBS[verb].module or verb}")
     typer_app = typer.Typer(add_completion=False, rich_markup_mode=None)
     # `gpulease run --mem 4G train.py --epochs 3` passes the epochs on.
     settings = {"allow_interspersed_args": False} if verb == "run" else None
     register = typer_app.command(
         verb,
         cls=getattr(module, "COMMANDS", {}).get(verb, Command),
-        short_help=VERBS[verb],
+        short_help=VERBS[verb].summary,
         context_settings=settings,
     )
     register(getattr(module, verb))
@@ -141,29 +101,13 @@ def gpulease(
     version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
     socket: SocketOption = None,
 ) -> None:
-    """Share GPUs by memory: run jobs under leases, and queue those that do not fit.
-
-    \b
-    Examples:
-      gpulease run --mem 4G train.py --epochs 3
-      gpulease status
-      gpulease run --help
-    """
+    """Share GPUs by memory: run jobs under leases, and queue those that do not fit."""
     if version:
         print_stdout(f"gpulease {described()}")
         raise typer.Exit
     if ctx.invoked_subcommand is None:
         print_stderr(ctx.get_help())
         raise typer.Exit(EXIT_USAGE)
-
-
-def parameters(verb: str) -> list[Any]:
-    """Return the options and arguments of a verb, for completion; "" is what precedes the verb."""
-    if verb and verb not in VERBS:
-        return []
-    command = _command(verb) if verb else typer.main.get_command(app)
-    context = typer.Context(command, info_name=verb, help_option_names=["-h", "--help"])
-    return [param for param in command.get_params(context) if not getattr(param, "hidden", False)]
 
 
 def invoke(arguments: Sequence[str]) -> int:
@@ -176,6 +120,11 @@ def invoke(arguments: Sequence[str]) -> int:
     """
     if arguments[:1] == ["help"]:
         arguments = [*arguments[1:], "--help"]
+    wanted = None
+    if list(arguments[1:]) == ["--help-all"] and arguments[0] in SHORT:
+        arguments, wanted = [arguments[0], "--help"], ALL_OPTIONS
     command = typer.main.get_command(app)
-    result = command.main(args=list(arguments), prog_name="gpulease", standalone_mode=False)
+    result = command.main(
+        args=list(arguments), prog_name="gpulease", standalone_mode=False, obj=wanted
+    )
     return result if isinstance(result, int) else 0

@@ -1,4 +1,4 @@
-"""`gpulease completion`: the script that makes a shell complete command lines of gpulease.
+"""What a shell completes: the script that makes it ask, and the answers.
 
 At each Tab the script calls `gpulease __complete WORD...` with the words up to the cursor. The
 first line of the answer says what to do: "words" is followed by candidates, each with a tab and a
@@ -6,29 +6,30 @@ description; "files", "folders" and "program" are left to the shell; "command 4"
 line from word 4 on is another command with its own completion.
 """
 
+from __future__ import annotations
+
 import os
 import pwd
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
-from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
 
-import typer
-
-from gpulease import config
-from gpulease.cli import commands
-from gpulease.cli.render import OutputClosed, print_stdout
-from gpulease.cli.typer_extensions import choices_of
-from gpulease.client import Client, trusted_users
-from gpulease.cluster_choice import VERBS, acts_on_slurm
-from gpulease.drawing.words import clean, id_of, index_of, label
+from gpulease.cli.render import OutputClosed, own_name, print_stdout
+from gpulease.cli.verbs import VERBS, arguments_of_verb, options_of_verb
+from gpulease.client.light_client import LightClient
+from gpulease.client.transport import candidates
 from gpulease.errors import GpuleaseError, NoDaemon
-from gpulease.wire.machine import GpuView
-from gpulease.wire.notifications import EVENTS_OF_JOBS
+from gpulease.locations import environment
+from gpulease.options import Option
 
-T = TypeVar("T")
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from typing import TypeVar
 
-_SHELLS = Path(__file__).parent / "shells"
+    from gpulease.cli.everyday_options import Argument
+    from gpulease.wire.machine import GpuView
+
+    T = TypeVar("T")
+
+_SHELLS = f"{os.path.dirname(__file__)}/shells"
 _WITHIN_S = 1.0
 """Seconds that a daemon has to answer a Tab."""
 _MOST_WORDS = 100
@@ -43,33 +44,24 @@ _STATES = {
     "logs": frozenset({"active", "releasing", "ended"}),
 }
 """The states of the jobs that a verb applies to; of the other verbs: jobs that have not ended."""
+_WITHOUT_DAEMON = frozenset({"completion", "kernel", "replay"})
 _OF_ALL_USERS = frozenset({"show", "plot"})
 _SHELL_ACTIONS = {"COMMAND": "program", "PATH": "files", "FILE": "files", "DIR": "folders"}
 """What the shell completes, by the word that stands for it in the help."""
+_SOCKET = Option(("--socket",), "Use the daemon on this socket.", "Options", metavar="PATH")
+_HELP = Option(("-h", "--help"), "Show this message and exit.", "Options", annotation="bool")
+_VERSION = Option(("--version",), "Print the version.", "Options", annotation="bool")
 
 
-def completion(
-    shell: Annotated[
-        Literal["bash", "zsh", "fish"], typer.Argument(metavar="SHELL", help="The shell.")
-    ],
-) -> None:
-    """Print a script that completes verbs, options, job numbers, GPUs, users and commands.
-
-    SHELL is bash, zsh or fish. These lines load the script when it is first needed:
-
-    \b
-    Examples:
-      mkdir -p ~/.local/share/bash-completion/completions
-      echo 'eval "$(gpulease completion bash)"' \\
-        > ~/.local/share/bash-completion/completions/gpulease
-      gpulease completion fish > ~/.config/fish/completions/gpulease.fish
-    """
+def print_script(*, shell: str, socket: str | None = None) -> None:
+    """Print the script for a shell."""
     print_stdout(script(shell).rstrip("\n"))
 
 
 def script(shell: str) -> str:
     """Return the script for `shell`."""
-    return (_SHELLS / f"gpulease.{shell}").read_text(encoding="utf-8")
+    with open(f"{_SHELLS}/gpulease.{shell}", encoding="utf-8") as file:
+        return file.read()
 
 
 def answer(words: Sequence[str]) -> None:
@@ -77,9 +69,11 @@ def answer(words: Sequence[str]) -> None:
 
     Nothing is printed where anything fails: a Tab must not print an error into a command line.
     """
-    with suppress(GpuleaseError, OutputClosed, OSError, LookupError):
+    try:
         if lines := list(_answer(words or [""])):
             print_stdout("\n".join(lines))
+    except (GpuleaseError, OutputClosed, OSError, LookupError):
+        pass
 
 
 def _answer(words: Sequence[str]) -> Iterator[str]:
@@ -109,22 +103,23 @@ class _CommandLine:
     """What the words before the cursor say."""
 
     def __init__(self) -> None:
-        self._socket: Path | None = None
-        self._option: Any = None
+        self._socket: str | None = None
+        self._option: Option | None = None
         """The option that takes the next word."""
         self._only_arguments = False
         self._enter("")
 
     def _enter(self, verb: str) -> None:
-        params = commands.parameters(verb)
-        options = [param for param in params if param.param_type_name == "option"]
+        more = [] if verb in _WITHOUT_DAEMON else [_SOCKET] if verb else [_VERSION, _SOCKET]
+        options = [*options_of_verb(verb).values(), *more, _HELP]
         self._verb = verb
         self._options = {
             name: option
-            for option in options
-            for name in sorted((*option.opts, *option.secondary_opts), key=len)
-        }
-        self._arguments = [param for param in params if param.param_type_name == "argument"]
+            for option in options if not verb or verb in VERBS
+            for flag in sorted(option.flags, key=len)
+            for name in flag.split("/")
+        }  # fmt: skip
+        self._arguments = list(arguments_of_verb(verb))
 
     def read(self, word: str) -> bool:
         """Take in a word; return whether it begins a command with its own completion."""
@@ -134,9 +129,9 @@ class _CommandLine:
             self._read_option(word)
         elif not self._verb:
             self._enter(word)
-        elif self._arguments and _placeholder(self._arguments[0]) == "COMMAND":
+        elif self._arguments and self._arguments[0].metavar == "COMMAND":
             return True
-        elif self._arguments and self._arguments[0].nargs != -1:
+        elif self._arguments and not self._arguments[0].is_list:
             del self._arguments[0]
         return False
 
@@ -150,8 +145,8 @@ class _CommandLine:
                 self._take_value(value)
 
     def _take_value(self, value: str) -> None:
-        if "--socket" in self._option.opts:
-            self._socket = Path(value).expanduser()
+        if self._option is _SOCKET:
+            self._socket = os.path.expanduser(value)
         self._option = None
 
     def complete(self, typed: str, *, is_split: bool) -> Iterator[str]:
@@ -161,16 +156,16 @@ class _CommandLine:
         elif typed.startswith("-") and not self._only_arguments:
             name, joined, value = typed.partition("=")
             if not joined:
-                texts = {name: option.help or "" for name, option in self._options.items()}
+                texts = {name: option.help for name, option in self._options.items()}
                 yield from _words(typed, texts)
             elif (option := self._options.get(name)) is not None:
                 yield from self._values(option, value, "" if is_split else f"{name}=")
         elif not self._verb:
-            yield from _words(typed, commands.VERBS)
+            yield from _words(typed, {name: each.summary for name, each in VERBS.items()})
         elif self._arguments:
             yield from self._values(self._arguments[0], typed)
 
-    def _values(self, param: Any, typed: str, prefix: str = "") -> Iterator[str]:
+    def _values(self, param: Option | Argument, typed: str, prefix: str = "") -> Iterator[str]:
         """Yield the answer for a value of an option or for an argument."""
         placeholder = _placeholder(param)
         if placeholder in _SHELL_ACTIONS:
@@ -179,25 +174,29 @@ class _CommandLine:
         known: dict[str, Callable[[], dict[str, str]]] = {
             "JOB": self._jobs,
             "GPU": self._gpus,
-            "MODEL": lambda: {clean(gpu.name): "" for gpu in self._gpu_views()},
+            "MODEL": self._models,
             "PID": self._unmanaged,
             "USER": lambda: {user.pw_name: "" for user in pwd.getpwall()},
             "EVENTS": lambda: _notify_events(typed),
         }
-        find = known.get(placeholder, lambda: dict.fromkeys(choices_of(param), ""))
+        find = known.get(placeholder, lambda: dict.fromkeys(param.choices, ""))
         yield from _words(typed, find(), prefix)
 
     def _jobs(self) -> dict[str, str]:
         """Return the jobs of the caller that the verb applies to; root and admins type others."""
+        from gpulease.cluster_choice import VERBS as ON_SLURM
+        from gpulease.cluster_choice import acts_on_slurm
+        from gpulease.drawing.words import clean, id_of, label
+
         states = _STATES.get(self._verb, _LIVE)
         everything = "ended" in states
         uid = os.geteuid()
         every_user = uid == 0 or self._verb in _OF_ALL_USERS
-        if self._verb in VERBS and acts_on_slurm(self._socket):
+        if self._verb in ON_SLURM and acts_on_slurm(self._socket):
             from gpulease.slurm.command.selection import candidates
 
             return candidates(states, None if every_user else str(uid), _WITHIN_S)
-        user = None if every_user else pwd.getpwuid(uid).pw_name
+        user = None if every_user else own_name()
         jobs = _ask(self._socket, lambda daemon: daemon.jobs(everything=everything, user=user)).jobs
         return {
             id_of(job): f"{clean(job.name)}, {label(job)}, {clean(job.user)}"
@@ -206,14 +205,23 @@ class _CommandLine:
         }
 
     def _gpus(self) -> dict[str, str]:
+        from gpulease.drawing.words import clean, index_of
+
         gpus = self._gpu_views()
         return {index_of(gpu): f"{clean(gpu.name)}, {gpu.state}" for gpu in gpus}
 
     def _gpu_views(self) -> Sequence[GpuView]:
         return _ask(self._socket, lambda daemon: daemon.status(queue=0)).gpus
 
+    def _models(self) -> dict[str, str]:
+        from gpulease.drawing.words import clean
+
+        return {clean(gpu.name): "" for gpu in self._gpu_views()}
+
     def _unmanaged(self) -> dict[str, str]:
         """Return the processes that use GPUs outside any lease."""
+        from gpulease.drawing.words import clean
+
         gpus = self._gpu_views()
         found = (each for gpu in gpus for each in gpu.processes if each.job is None)
         return {str(each.pid): clean(f"{each.user}, {each.name}") for each in found}
@@ -226,27 +234,27 @@ def _words(typed: str, candidates: Mapping[str, str], prefix: str = "") -> Itera
         yield f"{prefix}{word}\t{candidates[word].rstrip('.')}".rstrip("\t")
 
 
-def _placeholder(param: Any) -> str:
+def _placeholder(param: Option | Argument) -> str:
     """Return the word that stands for a value in the help: JOB for `[JOB]...`."""
     return (param.metavar or "").strip("[]").partition(" ")[0].rstrip(".")
 
 
 def _notify_events(typed: str) -> dict[str, str]:
+    from gpulease.wire.notifications import EVENTS_OF_JOBS
+
     before, comma, _ = typed.rpartition(",")
     return {f"{before}{comma}{event}": "" for event in (*EVENTS_OF_JOBS, "all", "none")}
 
 
-def _ask(socket: Path | None, request: Callable[[Client], T]) -> T:
+def _ask(socket: str | None, request: Callable[[LightClient], T]) -> T:
     """Return the answer of the first daemon that gives one; none is started.
 
     Raises:
         NoDaemon: none does, in time.
     """
-    # As for the verbs: only --socket may lead to the daemon of another user.
-    trusted = None if socket is not None else trusted_users()
-    for path in config.candidate_sockets(socket):
+    for transport in candidates(socket, environment()):
         try:
-            return request(Client(path, trusted=trusted, answer_within=_WITHIN_S))
+            return request(LightClient(transport.within(_WITHIN_S)))
         except GpuleaseError:
             continue
     raise NoDaemon("no daemon answers")

@@ -1,9 +1,6 @@
 """Which daemon a verb talks to: the one of --socket, the machine's, or the user's own."""
 
 from pathlib import Path
-from typing import Annotated
-
-import typer
 
 from gpulease import config, user_daemon
 from gpulease.cli.render import print_stderr
@@ -14,35 +11,7 @@ from gpulease.client import (
     no_daemon_on,
     trusted_users,
 )
-from gpulease.cluster_choice import SLURM, acts_on_slurm, cluster
-
-_OF_THE_QUEUE = frozenset({"edit", "keep", "move", "requeue"})
-"""Verbs on jobs of a machine's own queue."""
-SocketOption = Annotated[
-    Path | None,
-    typer.Option(
-        "--socket", metavar="PATH", help="Use the daemon on this socket.", show_default=False
-    ),
-]
-
-
-def named_socket(ctx: typer.Context, socket: Path | None) -> Path | None:
-    """Return the value of --socket, which may stand before the verb or after it."""
-    before: Path | None = ctx.find_root().params.get("socket")
-    return socket or before
-
-
-def connect(ctx: typer.Context, socket: Path | None) -> Client:
-    """Return a client of the first daemon that answers. Raises as `reach`.
-
-    Raises:
-        WrongState: the verb changes jobs of the daemon, and numbers here are those of Slurm.
-    """
-    if ctx.info_name in _OF_THE_QUEUE and acts_on_slurm(named_socket(ctx, socket)):
-        from gpulease.slurm.command.no_daemon import not_for_slurm
-
-        raise not_for_slurm(ctx.info_name)
-    return reach(named_socket(ctx, socket), ctx.info_name)
+from gpulease.cluster_choice import SLURM, cluster
 
 
 def reach(named: Path | str | None, verb: str | None = None) -> Client:
@@ -64,11 +33,6 @@ def reach(named: Path | str | None, verb: str | None = None) -> Client:
     if found is None:
         raise no_daemon_on(candidates)
     return found
-
-
-def connect_or_start(ctx: typer.Context, socket: Path | None) -> tuple[Client, bool]:
-    """Return a client, and whether a daemon was started for it. Raises as `reach_or_start`."""
-    return reach_or_start(named_socket(ctx, socket), ctx.info_name)
 
 
 def reach_or_start(named: Path | str | None, verb: str | None = None) -> tuple[Client, bool]:

@@ -6,14 +6,14 @@ import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Self
+from typing import Self
 
 import typer
 
 import gpulease
 from gpulease.cli.caller import trusted_environment, working_directory
-from gpulease.cli.connect import SocketOption, connect, named_socket
-from gpulease.cli.options import JsonOption
+from gpulease.cli.connect import reach
+from gpulease.cli.options import SocketOption, named_socket, takes_its_options
 from gpulease.cli.program import python_of
 from gpulease.cli.prove import prove as prove_levels
 from gpulease.cli.render import print_stderr, print_stdout, show_page
@@ -45,14 +45,8 @@ _MARKS: dict[str, tuple[str, Style]] = {
 _INDENT = 8
 
 
-def doctor(
-    ctx: typer.Context,
-    json: JsonOption = False,
-    prove: Annotated[
-        bool, typer.Option("--prove", help="Run jobs that try to exceed their leases.")
-    ] = False,
-    socket: SocketOption = None,
-) -> int:
+@takes_its_options
+def doctor(ctx: typer.Context, *, json: bool, prove: bool, socket: SocketOption = None) -> int:
     """Diagnose problems of this machine and this account, and suggest fixes.
 
     Exits with 1 if a check fails. With --prove, short jobs of yours try to use more than
@@ -71,7 +65,8 @@ def doctor(
         # Some seconds; minutes where the grace of the watch passes first.
         print_stderr("gpulease: trying to exceed a lease; this may take some minutes")
         try:
-            view.checks += prove_levels(connect(ctx, socket), python.frameworks, view.overuse)
+            client = reach(named_socket(ctx, socket), "doctor")
+            view.checks += prove_levels(client, python.frameworks, view.overuse)
         except GpuleaseError as error:
             what = f"not tested: {error.message}"
             view.checks.append(CheckView("proof", "warning", what, error.hint))
@@ -98,7 +93,7 @@ def page(view: DoctorView) -> Page:
 def _checks_of_the_daemon(ctx: typer.Context, socket: Path | None) -> DoctorView:
     """Return the daemon's checks, or what can be checked without a daemon."""
     try:
-        client = connect(ctx, socket)
+        client = reach(named_socket(ctx, socket), "doctor")
         found = client.doctor()
     except NoDaemon as error:
         is_named = len(candidate_sockets(named_socket(ctx, socket))) == 1

@@ -8,15 +8,14 @@ from typing import Annotated, Any
 import typer
 
 from gpulease.cli import follow_jobs
-from gpulease.cli.connect import SocketOption, named_socket
-from gpulease.cli.options import JobsArgument, takes_its_options
+from gpulease.cli.options import JobsArgument, SocketOption, named_socket, takes_its_options
 
 
 @takes_its_options
 def attach(
     ctx: typer.Context,
-    job: Annotated[
-        str | None,
+    jobs: Annotated[
+        list[str] | None,
         typer.Argument(
             metavar="JOB",
             help="The number or name of a job; 'last' is your newest job.",
@@ -41,7 +40,6 @@ def attach(
     \b
     Exit code: that of the job, see gpulease run --help; 0 after detaching
     """
-    jobs = None if job is None else [job]
     return follow_jobs.attach(jobs=jobs, socket=named_socket(ctx, socket), **typed)
 
 

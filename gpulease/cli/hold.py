@@ -4,34 +4,23 @@ The lease of `hold` is for the shell that reads its output. The variables are pr
 of that shell, quoted so that `eval` is safe.
 """
 
+from __future__ import annotations
+
 import os
-import re
 import stat
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
-from datetime import datetime, timedelta
 from functools import partial
-from pathlib import Path
-from typing import Annotated, Any, Literal
-
-import typer
 
 from gpulease.cli.caller import this_process
-from gpulease.cli.connect import SocketOption, connect, connect_or_start, started_message
 from gpulease.cli.exit_codes import status_of_job
-from gpulease.cli.follow import CANCEL_WITHIN
 from gpulease.cli.job_watch import RECONNECT_EVERY, current, stderr_status, wait_for_start
-from gpulease.cli.messages import last_words, preset_devices
-from gpulease.cli.options import takes_option, takes_options_of_hold
+from gpulease.cli.light_connection import client_or_start, light_client
 from gpulease.cli.render import print_stderr, print_stdout, write_output
-from gpulease.cli.request import build
-from gpulease.cli.resolved_options import completed
+from gpulease.cli.request import HoldRequest, NestedRequest, build
 from gpulease.cli.run_job import LockedNote
 from gpulease.cli.signals import Interrupted, Killed, Signals, parent_of
-from gpulease.client import Client, encode
-from gpulease.drawing.words import clean, clock, id_of, labels_of, size
+from gpulease.drawing.words import clean, clock, id_of
 from gpulease.errors import (
     EXIT_OWN_FAILURE,
     AlreadyLeased,
@@ -40,22 +29,26 @@ from gpulease.errors import (
     NoDaemon,
     WrongState,
 )
-from gpulease.light_json import indent
+from gpulease.light_json import encode, indent
 from gpulease.locations import environment
-from gpulease.options import RunOptions, run_options
+from gpulease.options import run_options
 from gpulease.record import replace
-from gpulease.units import Share, format_span, parse_memory, parse_span
 from gpulease.wire.frames import FrameKind
-from gpulease.wire.jobs import EnvironmentView, JobView
-from gpulease.wire.requests import (
-    AdoptRequest,
-    ClaimRequest,
-    HoldRequest,
-    NestedRequest,
-    from_wire,
-    to_wire,
-)
-from gpulease.wire.text import leased
+from gpulease.wire.text import from_wire, leased, to_wire
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+    from datetime import datetime
+    from pathlib import Path
+    from typing import Any, Literal
+
+    from gpulease.client import Client
+    from gpulease.client.light_client import LightClient
+    from gpulease.options import RunOptions
+    from gpulease.wire.jobs import EnvironmentView, JobView
+
+    ShellSyntax = Literal["sh", "fish", "csh"]
 
 _INIT = 1
 
@@ -76,31 +69,30 @@ def reader_of_output() -> int:
 def name_of(pid: int) -> str | None:
     """Return the name of the program of a process, such as bash; None if it cannot be read."""
     try:
-        return Path(f"/proc/{pid}/comm").read_text(errors="replace").strip()
+        with open(f"/proc/{pid}/comm", errors="replace") as file:
+            return file.read().strip()
     except OSError:
         return None
 
 
 def _pipe_of(pid: int | str) -> tuple[int, int] | None:
     """Return the identity of the pipe that a process has as stdout; None for anything else."""
-    with suppress(OSError):
-        found = Path(f"/proc/{pid}/fd/1").stat()
-        if stat.S_ISFIFO(found.st_mode):
-            return found.st_dev, found.st_ino
-    return None
+    try:
+        found = os.stat(f"/proc/{pid}/fd/1")
+    except OSError:
+        return None
+    return (found.st_dev, found.st_ino) if stat.S_ISFIFO(found.st_mode) else None
 
 
 def _parent_of(pid: int) -> int:
-    with suppress(OSError, ValueError, IndexError):
+    try:
         return parent_of(pid)
-    return _INIT
+    except (OSError, ValueError, IndexError):
+        return _INIT
 
-
-ShellSyntax = Literal["sh", "fish", "csh"]
 
 _SYNTAXES: Mapping[str, ShellSyntax] = {"fish": "fish", "csh": "csh", "tcsh": "csh"}
 _LIKE_SH = frozenset({"sh", "bash", "dash", "zsh", "ksh", "mksh", "ash", "busybox", "yash"})
-_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 
 
 def syntax_of(program: str | None, login_shell: str | None) -> ShellSyntax:
@@ -120,13 +112,17 @@ def statements(new: Mapping[str, str], unset: Iterable[str], syntax: ShellSyntax
 
     Names that shells do not accept are left out.
     """
-    gone = [_UNSET[syntax].format(name) for name in unset if _NAME.fullmatch(name)]
+    gone = [_UNSET[syntax].format(name) for name in unset if _is_name(name)]
     given = [
         _SET[syntax].format(name, _quoted(value, syntax))
         for name, value in new.items()
-        if _NAME.fullmatch(name)
+        if _is_name(name)
     ]
     return "\n".join([*gone, *given])
+
+
+def _is_name(variable: str) -> bool:
+    return variable.isascii() and variable.isidentifier()
 
 
 _SET: Mapping[ShellSyntax, str] = {
@@ -149,56 +145,16 @@ def _quoted(value: str, syntax: ShellSyntax) -> str:
     return f"'{inside}'"
 
 
-@takes_options_of_hold
-def hold(
-    ctx: typer.Context,
+def hold_lease(
     *,
-    lasts: Annotated[
-        str | None,
-        typer.Option(
-            "--for",
-            metavar="SPAN",
-            help="Release after this time: 90s, 30m, 4h.",
-            rich_help_panel="Resources",
-        ),
-    ] = None,
-    pid: Annotated[
-        int | None,
-        typer.Option(
-            "--pid",
-            metavar="PID",
-            help="Hold until this process ends.",
-            rich_help_panel="Resources",
-        ),
-    ] = None,
-    shell: Annotated[
-        Literal["sh", "fish", "csh"] | None,
-        typer.Option("--shell", help="The syntax to print; default: your shell's."),
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the lease as JSON.")] = False,
-    socket: SocketOption = None,
+    lasts: str | None,
+    pid: int | None,
+    shell: ShellSyntax | None,
+    as_json: bool,
+    socket: Path | str | None,
     **typed: Any,
 ) -> int:
-    """Lease GPU memory for this shell, and print the variables that put it into effect.
-
-    It waits in the queue as run does. The lease ends with the shell, with the
-    process of --pid, or after --for. In a notebook, use gpulease.lease. If the
-    process of --pid uses GPUs already, it gets a lease on these, at once or not at all.
-
-    \b
-    Examples:
-      eval "$(gpulease hold --mem 4G)"
-      eval "$(gpulease hold --mem 8G --gpus 2 --for 2h)"
-      gpulease hold --mem 4G | source               (fish)
-      gpulease cancel $GPULEASE_JOB                 (releases it)
-
-    \b
-    Exit code: 0, or
-        2  an option or its value is wrong
-       75  gave up waiting (--no-wait, --wait)
-      125  gpulease failed, or the daemon refused the request
-      130  Ctrl-C
-    """
+    """Lease memory for this shell, print the variables for it, and return the exit code."""
     if pid is None and not as_json and sys.stdout.isatty():
         why = "its output is a terminal, where no shell reads the variables"
         hint = 'use eval "$(gpulease hold ...)", or start a shell: gpulease run --shell'
@@ -206,18 +162,23 @@ def hold(
     options = replace(run_options(typed), time=lasts, pty=False)
     reader = reader_of_output()
     request = _request(options, reader, pid)
-    client, started = connect_or_start(ctx, socket)
-    if started:
-        print_stderr(started_message(client))
+    client = client_or_start(socket, "hold")
     _refuse_inside_another(client)
-    if not options.gpu and (text := preset_devices(environment())) is not None:
-        print_stderr(text)
+    if not options.gpu and environment().get("CUDA_VISIBLE_DEVICES"):
+        from gpulease.cli.messages import preset_devices
+
+        if (text := preset_devices(environment())) is not None:
+            print_stderr(text)
     written_for = shell or syntax_of(name_of(reader), environment().get("SHELL"))
     return _hold(client, request, partial(_written, as_json=as_json, shell=written_for))
 
 
 def _request(options: RunOptions, reader: int, pid: int | None) -> HoldRequest:
     made = build(options, [], this_process())
+    if made.notify:
+        from gpulease.cli.resolved_options import completed
+
+        made.notify = completed(made.notify)
     by_time_only = options.time is not None and pid is None
     return HoldRequest(
         environment=made.environment,
@@ -226,18 +187,20 @@ def _request(options: RunOptions, reader: int, pid: int | None) -> HoldRequest:
         options=made.options,
         name=made.name,
         wait=made.wait,
-        notify=completed(made.notify) if made.notify else [],
+        notify=made.notify,
         adopt=pid is not None,
+        key=made.key,
     )
 
 
-def _refuse_inside_another(client: Client) -> None:
+def _refuse_inside_another(client: LightClient) -> None:
     """Refuse if this process already runs within the lease that its environment names.
 
     The environment alone does not decide: its variables outlive the job.
     """
     known = environment().get("GPULEASE_JOB", "")
-    around = client.nested(NestedRequest({"GPULEASE_JOB": to_wire(known)})) if known else None
+    asked = NestedRequest(environment={"GPULEASE_JOB": to_wire(known)})
+    around = client.nested(asked) if known else None
     if around is not None and around.job is not None and str(around.job.id) == known:
         hint = f"release that one first: gpulease cancel {known}"
         if around.job.kind == "run":
@@ -246,7 +209,7 @@ def _refuse_inside_another(client: Client) -> None:
 
 
 def _hold(
-    client: Client, request: HoldRequest, written: Callable[[JobView, EnvironmentView], bytes]
+    client: LightClient, request: HoldRequest, written: Callable[[JobView, EnvironmentView], bytes]
 ) -> int:
     stderr = stderr_status()
     with Signals() as signals:
@@ -254,6 +217,8 @@ def _hold(
         try:
             job = wait_for_start(client, job, signals, stderr)
             if job.state != "active":
+                from gpulease.cli.messages import last_words
+
                 ended = f"gpulease: job {job.id} ended before its lease was granted"
                 print_stderr(last_words(job) or ended)
                 return status_of_job(job) or EXIT_OWN_FAILURE
@@ -272,25 +237,30 @@ def _hold(
     return 0
 
 
-def _environment(client: Client, job: JobView, signals: Signals) -> EnvironmentView:
+def _environment(client: LightClient, job: JobView, signals: Signals) -> EnvironmentView:
     """Return what the lease sets, also across a restart of the daemon."""
     while True:
-        with suppress(NoDaemon):
+        try:
             return client.environment(job.id)
+        except NoDaemon:
+            pass
         signals.interruptible(partial(time.sleep, RECONNECT_EVERY))
 
 
-def _release(client: Client, job: JobView) -> None:
+def _release(client: LightClient, job: JobView) -> None:
+    from gpulease.cli.follow import CANCEL_WITHIN
+
     try:
-        with suppress(WrongState):  # it has ended
-            client.within(CANCEL_WITHIN).cancel(job.id)
-            print_stderr(f"gpulease: job {job.id} was cancelled")
+        client.within(CANCEL_WITHIN).cancel(job.id)
+        print_stderr(f"gpulease: job {job.id} was cancelled")
+    except WrongState:
+        pass  # it has ended
     except GpuleaseError as error:
         print_stderr(f"gpulease: job {job.id} may still be held: {clean(error.message)}")
 
 
 def _written(job: JobView, view: EnvironmentView, *, as_json: bool, shell: ShellSyntax) -> bytes:
-    new = {from_wire(name): from_wire(value) for name, value in view.set.items()}
+    new = {from_wire(name): from_wire(value) for name, value in vars(view.set).items()}
     unset = [from_wire(name) for name in view.unset]
     if not as_json and job.adopted:
         # The process already runs, so the variables have no use.
@@ -320,50 +290,31 @@ def _held(job: JobView, now: datetime) -> str:
     return f"gpulease: job {job.id} holds {memory} on {where} {', '.join(ends)}"
 
 
-@takes_option("name")
-def adopt(
-    ctx: typer.Context,
-    pid: Annotated[
-        int, typer.Argument(metavar="PID", help="The process; those below it count as well.")
-    ],
-    mem: Annotated[
-        str | None,
-        typer.Option("--mem", metavar="SIZE", help="More than it holds now, on each of its GPUs."),
-    ] = None,
-    lasts: Annotated[
-        str | None,
-        typer.Option("--for", "--time", metavar="SPAN", help="Release after this time."),
-    ] = None,
-    name: str | None = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the lease as JSON.")] = False,
-    socket: SocketOption = None,
+def adopt_process(
+    *,
+    pid: int,
+    mem: str | None,
+    lasts: str | None,
+    name: str | None,
+    as_json: bool,
+    socket: Path | str | None,
 ) -> None:
-    """Lease the memory that a process already uses. Admins may name any process.
+    """Lease the memory that a process uses, and print the lease."""
+    from gpulease.client import checked
+    from gpulease.units import Share, parse_memory, parse_span
+    from gpulease.wire.requests import AdoptRequest, ClaimRequest
 
-    For a process that was started without gpulease. The lease is on the GPUs that the
-    process uses, for what it holds there, and ends with the process. It belongs to
-    the user of the process. It is granted at once, or refused.
-
-    \b
-    Examples:
-      gpulease adopt 4711
-      gpulease adopt 4711 --mem 40G --for 8h
-
-    \b
-    Exit code: 0, or
-        2  an option or its value is wrong
-       75  it does not fit beside other leases
-      125  gpulease failed, or the daemon refused the request
-    """
     memory = None if mem is None else parse_memory(mem)
     claim = ClaimRequest(
         memory=None if isinstance(memory, Share) else memory,
         share=float(memory.percent) if isinstance(memory, Share) else None,
         time_limit=None if lasts is None else parse_span(lasts).total_seconds(),
     )
-    client = connect(ctx, socket)
+    client = checked(light_client(socket, "adopt").transport)
     job = client.adopt(AdoptRequest(pid, claim, name))
-    print_stdout(indent(encode(job)) if as_json else adopted(client, job, pid))
+    from gpulease.client import encode as encode_view
+
+    print_stdout(indent(encode_view(job)) if as_json else adopted(client, job, pid))
     for event in client.job(job.id).events:
         if event.kind == "notice" and not as_json:
             print_stderr(f"gpulease: {clean(event.detail or '')}")
@@ -371,6 +322,11 @@ def adopt(
 
 def adopted(client: Client, job: JobView, pid: int) -> str:
     """Describe the lease of a process that was adopted."""
+    from datetime import timedelta
+
+    from gpulease.drawing.words import labels_of, size
+    from gpulease.units import format_span
+
     labels = labels_of(client.status(queue=0).gpus)
     leases = [f"{size(each.memory)} of GPU {labels.get(each.gpu, each.gpu)}" for each in job.leases]
     ends = f"until process {pid} ends"

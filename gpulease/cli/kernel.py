@@ -17,7 +17,7 @@ import typer
 
 import gpulease
 from gpulease.cli.caller import working_directory
-from gpulease.cli.options import takes_option
+from gpulease.cli.options import takes_its_options
 from gpulease.cli.program import ask_python, python_of
 from gpulease.cli.quick_parser import NotUnderstood
 from gpulease.cli.render import print_stderr, print_stdout, show_page
@@ -46,7 +46,7 @@ class _Python(NamedTuple):
     prefix: Path
 
 
-@takes_option("time")
+@takes_its_options
 def kernel(
     action: Annotated[
         Literal["install", "list", "remove"],
@@ -60,27 +60,14 @@ def kernel(
             show_default=False,
         ),
     ] = None,
-    mem: Annotated[
-        str | None,
-        typer.Option("--mem", metavar="SIZE", help="Memory on each GPU: 4G, 40%, 4G..10G."),
-    ] = None,
-    time: str | None = None,
-    idle: Annotated[
-        str | None,
-        typer.Option("--idle", metavar="SPAN", help="End a kernel after this time without cells."),
-    ] = None,
-    name: Annotated[
-        str | None, typer.Option("--name", metavar="NAME", help="Default: gpulease-SIZE.")
-    ] = None,
-    display_name: Annotated[
-        str | None, typer.Option("--display-name", metavar="TEXT", help="The name in menus.")
-    ] = None,
-    prefix: Annotated[
-        Path | None, typer.Option("--prefix", metavar="DIR", help="Use DIR/share/jupyter/kernels.")
-    ] = None,
-    sys_prefix: Annotated[
-        bool, typer.Option("--sys-prefix", help="Use the environment of your python.")
-    ] = False,
+    *,
+    mem: str | None,
+    time: str | None,
+    idle: str | None,
+    name: str | None,
+    display_name: str | None,
+    prefix: str | None,
+    sys_prefix: bool,
 ) -> None:
     """Install Jupyter kernels that run as jobs, each with a lease.
 
@@ -98,7 +85,7 @@ def kernel(
       gpulease kernel list
       gpulease kernel remove big
     """
-    folder = _folder(prefix, sys_prefix=sys_prefix)
+    folder = _folder(None if prefix is None else Path(prefix), sys_prefix=sys_prefix)
     if action == "install":
         run = ["--mem", _checked(mem), *(["--time", time] if time else []), *(names or [])]
         if time is not None:

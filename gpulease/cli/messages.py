@@ -1,12 +1,11 @@
 """Messages about a job that is not attached: while it waits, and after its end."""
 
-import shlex
-import signal
-from collections.abc import Iterator, Mapping, Sequence
-from datetime import datetime, timedelta
-from pathlib import Path
+from __future__ import annotations
+
+from datetime import timedelta
 
 from gpulease.cli.exit_codes import SIGNALED
+from gpulease.cli.signals import name_of
 from gpulease.drawing.words import (
     because,
     clean,
@@ -19,10 +18,16 @@ from gpulease.drawing.words import (
     starts_in,
     why_and_when,
 )
-from gpulease.errors import TooMany
 from gpulease.units import format_span
-from gpulease.wire.jobs import JobView
 from gpulease.wire.text import leased
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from datetime import datetime
+
+    from gpulease.errors import TooMany
+    from gpulease.wire.jobs import JobView
 
 _LONGEST_VALUE = 100
 _ENDS = {
@@ -49,6 +54,8 @@ def preset_devices(environment: Mapping[str, str]) -> str | None:
     value = environment.get("CUDA_VISIBLE_DEVICES", "").strip()
     if value.lower() in _NO_GPU or environment.get("GPULEASE_JOB"):
         return None
+    import shlex
+
     shown = clean(shorten(value, _LONGEST_VALUE))
     hint = f"to ask for {'these' if ',' in value else 'this one'}, use --gpu {shlex.quote(shown)}"
     if environment.get("SLURM_JOB_ID"):
@@ -57,76 +64,6 @@ def preset_devices(environment: Mapping[str, str]) -> str | None:
         these = clean(shorten(numbers, _LONGEST_VALUE)) if numbers else "and their numbers"
         hint = f"to stay within the GPUs that Slurm allocated, use --gpu {these}"
     return f"gpulease: CUDA_VISIBLE_DEVICES={shown} has no effect: gpulease chooses the GPU; {hint}"
-
-
-_INDEX = "$GPULEASE_ARRAY_INDEX"
-_MOST_READ = 1 << 20
-
-
-def array_doubts(
-    indices: str, typed: Sequence[str], argv: Sequence[str], cwd: str
-) -> Iterator[str]:
-    """Say where an array probably does not do what was meant.
-
-    Args:
-        indices: the value of --array.
-        typed: the command line of the job.
-        argv: what is executed for it.
-        cwd: its directory.
-    """
-    number, _, _ = indices.strip().partition("%")
-    if number.isascii() and number.isdecimal() and int(number) > 1:
-        yield (
-            f"gpulease: --array {number} is one job, with index {int(number)}; "
-            f"for {int(number)} jobs: --array 0-{int(number) - 1}"
-        )
-    is_python = Path(argv[0]).name.startswith(("python", "pypy"))
-    if any(_INDEX in word for word in typed) and is_python:
-        words, why = typed, f"no shell replaces {_INDEX} in an argument of the command"
-    elif _uses_index(argv, cwd):
-        return
-    else:
-        words, why = _with_index(typed)
-    if why:
-        python = ["python"] if argv[0] != typed[0] else []
-        line = " ".join(map(_quoted_but_index, [*python, *words]))
-        yield f"gpulease: {why}; for the index of each element: bash -c {shlex.quote(line)}"
-
-
-def _uses_index(argv: Sequence[str], cwd: str) -> bool:
-    """Return whether the command, or a file that it names, names the variable with the index."""
-    return any("GPULEASE_ARRAY" in word or _names_index(Path(cwd, word)) for word in argv)
-
-
-def _names_index(path: Path) -> bool:
-    try:
-        if not path.is_file():
-            return False
-        with path.open("rb") as file:
-            return b"GPULEASE_ARRAY" in file.read(_MOST_READ)
-    except (OSError, ValueError):
-        return False
-
-
-def _with_index(typed: Sequence[str]) -> tuple[list[str], str]:
-    """Return a command with the index where a shell may have removed it, and what is missing.
-
-    A shell replaces an unquoted $GPULEASE_ARRAY_INDEX by nothing, and quoted by an empty word.
-    """
-    lost = f"your shell removes {_INDEX} outside of single quotes"
-    words = list(typed)
-    for place, word in enumerate(words[1:], 1):
-        if not word or (word.startswith("-") and word.endswith("=")):
-            words[place] = word + _INDEX
-            what = f"{word} has no value" if word else f"argument {place} is empty"
-            return words, f"{what}, and {lost}"
-    if len(words) > 1 and words[-1].startswith("--") and "=" not in words[-1]:
-        return [*words, _INDEX], f"if {words[-1]} takes a value, it has none: {lost}"
-    return words, ""
-
-
-def _quoted_but_index(word: str) -> str:
-    return _INDEX.join(shlex.quote(part) if part else "" for part in word.split(_INDEX))
 
 
 def not_followed(job: JobView, error: TooMany) -> str:
@@ -157,7 +94,7 @@ def _how(job: JobView) -> str:
             after = f" of {format_span(timedelta(seconds=limit))}" if limit else ""
             return f"reached its time limit{after}"
         case "signaled" if job.exit_status is not None:
-            return f"was ended by {_signal_name(job.exit_status - SIGNALED)}"
+            return f"was ended by {name_of(job.exit_status - SIGNALED)}"
         case outcome if outcome in _ENDS:
             return f"{_ENDS[outcome]}{because(job)}"
         case _:
@@ -172,13 +109,6 @@ def last_words(job: JobView) -> str | None:
     if job.out_of_memory or job.retried_as is not None:
         return f"gpulease: job {id_of(job)}{because(job)}"
     return f"gpulease: job {id_of(job)} {_how(job)}" if job.outcome in _ENDS else None
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
 
 
 def waiting_text(job: JobView, blocker: JobView | None, now: datetime) -> str:

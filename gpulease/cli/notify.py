@@ -1,10 +1,9 @@
 """`gpulease notify`: show the receivers of notifications, and send them a test."""
 
-from typing import Annotated
-
 import typer
 
-from gpulease.cli.connect import SocketOption, connect_or_start
+from gpulease.cli.connect import reach_or_start
+from gpulease.cli.options import SocketOption, named_socket, takes_its_options
 from gpulease.cli.render import print_stderr, print_stdout
 from gpulease.cli.resolved_options import checked_settings
 from gpulease.client import encode
@@ -27,14 +26,8 @@ hint: write this into ~/.config/gpulease/config.toml, with one or more of the re
   urls = ["slack://...", "mailto://..."]   # see https://appriseit.com/services"""
 
 
-def notify(
-    ctx: typer.Context,
-    is_test: Annotated[
-        bool, typer.Option("--test", help="Send a test message, and show what happens.")
-    ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="With --test: print JSON.")] = False,
-    socket: SocketOption = None,
-) -> int:
+@takes_its_options
+def notify(ctx: typer.Context, *, is_test: bool, as_json: bool, socket: SocketOption = None) -> int:
     """Show where notifications of your jobs are sent, or send a test message there.
 
     gpulease run --notify asks for notifications of a job; the receivers are in
@@ -59,7 +52,7 @@ def notify(
         print_stdout(f"events of all jobs: {', '.join(settings.events) or 'none'}")
         print_stdout(f"time-left: {format_span(settings.time_left)} before the time limit")
         return 0
-    client, _ = connect_or_start(ctx, socket)
+    client, _ = reach_or_start(named_socket(ctx, socket), "notify")
     sent = client.test_notification()
     if as_json:
         print_stdout(indent(encode(sent)).rstrip())

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
@@ -16,8 +16,9 @@ from gpulease.cli.chart import (
     memory_chart,
     owner_layers,
 )
-from gpulease.cli.connect import SocketOption, connect, named_socket
+from gpulease.cli.connect import reach
 from gpulease.cli.job_selection import names_array, one_element, select_jobs, selection
+from gpulease.cli.options import SocketOption, named_socket, takes_its_options
 from gpulease.cli.render import (
     Screen,
     drawn,
@@ -41,6 +42,7 @@ _DAY_S = 86400.0
 _EXAMPLE = "gpulease plot 17, or gpulease plot --gpu 0"
 
 
+@takes_its_options
 def plot(
     ctx: typer.Context,
     job: Annotated[
@@ -51,25 +53,12 @@ def plot(
             show_default=False,
         ),
     ] = None,
-    gpu: Annotated[
-        str | None,
-        typer.Option("--gpu", metavar="GPU", help="A GPU in place of a job: its index or UUID."),
-    ] = None,
-    since: Annotated[
-        str | None,
-        typer.Option("--since", metavar="SPAN", help="With --gpu: the last 7d, 2h; default: 24h."),
-    ] = None,
-    by: Annotated[
-        Literal["user"] | None,
-        typer.Option(
-            "--by", metavar="user", help="With --gpu: what each user used.", show_default=False
-        ),
-    ] = None,
-    out: Annotated[
-        Path | None,
-        typer.Option("--out", metavar="FILE", help="Draw into a file: use.svg or use.png."),
-    ] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print the series as JSON.")] = False,
+    *,
+    gpu: str | None,
+    since: str | None,
+    by: str | None,
+    out: str | None,
+    json: bool,
     socket: SocketOption = None,
 ) -> None:
     """Draw memory over time: of a job against its lease, or of a GPU.
@@ -96,14 +85,16 @@ def plot(
     if out is not None and json:
         raise BadValue("cannot plot: --out and --json exclude each other", "use one of them")
     seconds = _DAY_S if since is None else parse_span(since).total_seconds()
+    file = None if out is None else Path(out)
+    named = named_socket(ctx, socket)
     if job is not None:
-        if acts_on_slurm(named_socket(ctx, socket)):
+        if acts_on_slurm(named):
             from gpulease.slurm.command.no_daemon import no_plot
 
             raise no_plot(job)
-        plot_job(connect(ctx, socket), job, out, json=json)
+        plot_job(reach(named, "plot"), job, file, json=json)
     elif gpu is not None:
-        plot_gpu(connect(ctx, socket), gpu, seconds, out, by_user=by is not None, json=json)
+        plot_gpu(reach(named, "plot"), gpu, seconds, file, by_user=by is not None, json=json)
 
 
 _WIDTH = 80

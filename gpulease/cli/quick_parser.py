@@ -6,7 +6,7 @@ left to typer, which then does all of it, or says what is wrong.
 
 from __future__ import annotations
 
-from gpulease.cli.everyday_options import OPTIONS, WORDS
+from gpulease.cli.verbs import VERBS, arguments_of_verb, options_of_verb
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ def parse(line: Sequence[str]) -> tuple[str, dict[str, Any]] | None:
     before: dict[str, Any] = {}
     if len(line) > 2 and line[0] == "--socket":
         before, line = {"socket": line[1]}, line[2:]
-    if not line or line[0] not in OPTIONS:
+    if not line or line[0] not in VERBS or not VERBS[line[0]].quick:
         return None
     try:
         return line[0], before | read(line[0], line[1:])
@@ -40,15 +40,16 @@ def parse(line: Sequence[str]) -> tuple[str, dict[str, Any]] | None:
 
 def with_defaults(verb: str, typed: Mapping[str, Any]) -> dict[str, Any]:
     """Return the values of all parameters of a verb."""
-    found = {name: None if each.is_list else each.default for name, each in OPTIONS[verb].items()}
-    words = {WORDS[verb]: None} if verb in WORDS else {}
+    options = options_of_verb(verb)
+    found = {name: None if each.is_list else each.default for name, each in options.items()}
+    words = dict.fromkeys(each.name for each in arguments_of_verb(verb))
     return {**words, **found, "socket": None, **typed}
 
 
 def options_of(verb: str) -> dict[str, tuple[str, Any]]:
     """Return the parameter of each option; the value of a flag, or how a value is read."""
     found: dict[str, tuple[str, Any]] = {}
-    for name, option in OPTIONS[verb].items():
+    for name, option in options_of_verb(verb).items():
         for flag in option.flags:
             if option.is_flag:
                 yes, _, no = flag.partition("/")
@@ -73,7 +74,6 @@ def read(verb: str, line: Sequence[str]) -> dict[str, Any]:
     Raises:
         NotUnderstood: typer has to read the line.
     """
-    parameter = WORDS.get(verb)
     options = options_of(verb)
     values: dict[str, Any] = {}
     words: list[str] = []
@@ -87,9 +87,24 @@ def read(verb: str, line: Sequence[str]) -> dict[str, Any]:
             words.append(word)
             if verb == "run":
                 words += left
-    if words and parameter is None:
-        raise NotUnderstood("it takes no words")
-    return {**values, parameter: words} if words and parameter else values
+    return {**values, **_read_words(verb, words)}
+
+
+def _read_words(verb: str, words: Sequence[str]) -> dict[str, Any]:
+    """Return the values of the arguments: of one list, or of one word."""
+    found = arguments_of_verb(verb)
+    if len(found) > 1 or (words and not found):
+        raise NotUnderstood("it takes no such words")
+    if not words:
+        if found and found[0].is_required:
+            raise NotUnderstood(f"argument {found[0].metavar!r} is missing")
+        return {}
+    (argument,) = found
+    if argument.is_list:
+        return {argument.name: words}
+    if len(words) > 1 or (argument.choices and words[0] not in argument.choices):
+        raise NotUnderstood(f"{words[-1]!r} cannot be used")
+    return {argument.name: words[0]}
 
 
 def _read_option(

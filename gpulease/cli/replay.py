@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from gpulease.cli.options import JsonOption
+from gpulease.cli.options import takes_its_options
 from gpulease.cli.render import print_stderr, print_stdout, show_page
 from gpulease.cli.tables import Column, Line, Page, Table, line
 from gpulease.client import encode
 from gpulease.drawing.words import clean, shorten, size
+from gpulease.errors import BadUsage
 from gpulease.light_json import indent
 from gpulease.units import counted, format_span
 
@@ -30,6 +31,7 @@ _SPANS = (
     ("makespan", "makespan_s"),
 )
 _LABEL_WIDTH = 18
+_EXAMPLE = "gpulease replay month.csv"
 _MOST_USERS = 10
 _PARTS = (
     ("memory utilization", "memory_utilization"),
@@ -37,47 +39,20 @@ _PARTS = (
 )
 
 
+@takes_its_options
 def replay(
     trace: Annotated[
         Path, typer.Argument(metavar="TRACE", help="The jobs; may be compressed (.csv.gz).")
     ],
-    servers: Annotated[
-        str,
-        typer.Option(
-            "--servers",
-            metavar="SERVERS",
-            help="What they run on: 6x8x24G, or several kinds: 6x8x24G,2x4x80G.",
-        ),
-    ],
-    policy: Annotated[
-        Literal["fair", "easy", "fifo"], typer.Option("--policy", help="The order of the queue.")
-    ] = "fair",
-    whole_gpus: Annotated[
-        bool, typer.Option("--whole-gpus", help="Give each job whole GPUs, whatever it asks for.")
-    ] = False,
-    contention: Annotated[
-        Literal["none", "pairs", "curve", "slices"],
-        typer.Option(
-            "--contention",
-            help="How much jobs on a GPU slow each other down: not; by 7% for each other job, as "
-            "measured; by the sum of their utilizations, as a curve through measured pairs; or n "
-            "jobs to 1/n each, the worst case.",
-        ),
-    ] = "none",
-    placement: Annotated[
-        Literal["best", "spread"],
-        typer.Option(
-            "--placement", help="Which GPU a job gets: the fullest that fits, or the emptiest."
-        ),
-    ] = "best",
-    out: Annotated[
-        Path | None,
-        typer.Option("--out", metavar="FILE.csv", help="Write when and where each job ran."),
-    ] = None,
-    skip_too_large: Annotated[
-        bool, typer.Option("--skip-too-large", help="Leave out jobs that fit on no server.")
-    ] = False,
-    json: JsonOption = False,
+    *,
+    servers: str | None,
+    policy: Literal["fair", "easy", "fifo"],
+    whole_gpus: bool,
+    contention: Literal["none", "pairs", "curve", "slices"],
+    placement: Literal["best", "spread"],
+    out: str | None,
+    skip_too_large: bool,
+    json: bool,
 ) -> None:
     """Replay recorded jobs through the scheduler, on a virtual clock.
 
@@ -97,6 +72,8 @@ def replay(
       gpulease replay month.csv --servers 2x8x24G --policy fifo --json
       gpulease replay month.csv --servers 2x8x24G --out runs.csv
     """
+    if servers is None:
+        raise BadUsage("cannot replay: --servers is missing", f"{_EXAMPLE} --servers 2x8x24G")
     # Only this verb needs the scheduler.
     from gpulease.replay import results as replays
     from gpulease.replay import trace as traces
@@ -109,7 +86,7 @@ def replay(
     asked = replays.Settings(policy, whole_gpus, contention, placement)
     results = replays.compare(kept.jobs, machines, [asked, *replays.baselines(asked)])
     if out is not None:
-        traces.write_runs(out, results[0].runs, kept)
+        traces.write_runs(Path(out), results[0].runs, kept)
     left_out = len(read.jobs) - len(kept.jobs)
     if json:
         print_stdout(indent(encode(report(results, machines, left_out))))

@@ -1,87 +1,48 @@
-"""`gpulease report`: what jobs asked for and used, and how long they waited."""
+"""What jobs asked for and used, and how long they waited, for `gpulease report`."""
 
-import csv
-import getpass
-import io
-from collections.abc import Iterator
+from __future__ import annotations
+
 from datetime import timedelta
-from typing import Annotated, Literal
 
-import typer
-
-from gpulease.cli.caller import refuse_unknown_user
-from gpulease.cli.connect import SocketOption, connect
-from gpulease.cli.options import JsonOption
-from gpulease.cli.render import print_stdout, show_page, write_stdout
+from gpulease.cli.light_connection import light_client
+from gpulease.cli.render import own_name, print_stdout, show_page, write_stdout
 from gpulease.cli.tables import Column, Line, Page, Table, line
-from gpulease.client import Client, decode, encode
+from gpulease.client.light_client import read
 from gpulease.drawing.words import clean, size
 from gpulease.errors import BadValue
-from gpulease.light_json import indent
+from gpulease.light_json import encode, indent
 from gpulease.units import GIB, counted, format_span, parse_span
-from gpulease.wire.usage import (
-    PredictionsView,
-    ReportView,
-    SharesView,
-    ShareView,
-    UsePartView,
-    UseView,
-)
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from gpulease.client.light_client import LightClient
+    from gpulease.wire.usage import (
+        PredictionsView,
+        ReportView,
+        SharesView,
+        ShareView,
+        UsePartView,
+        UseView,
+    )
 
 _HOUR = 3600.0
 
 
-def report(
-    ctx: typer.Context,
-    user: Annotated[
-        str | None,
-        typer.Option("-u", "--user", metavar="USER", help="Jobs of this user; default: you."),
-    ] = None,
-    everyone: Annotated[bool, typer.Option("-a", "--all", help="Jobs of all users.")] = False,
-    since: Annotated[
-        str | None,
-        typer.Option(
-            "--since", metavar="SPAN", help="Only jobs that ended in the last 7d, 12h, or run."
-        ),
-    ] = None,
-    by: Annotated[
-        Literal["user", "group", "week", "month"],
-        typer.Option("--by", help="What jobs are summed up by.", show_default=False),
-    ] = "user",
-    shares: Annotated[
-        bool,
-        typer.Option(
-            "--shares", help="The users of the queue: use, share, waits, and whose turn it is."
-        ),
-    ] = False,
-    as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV.")] = False,
-    json: JsonOption = False,
-    socket: SocketOption = None,
+def print_report(
+    *,
+    user: str | None,
+    everyone: bool,
+    since: str | None,
+    by: str,
+    shares: bool,
+    as_csv: bool,
+    json: bool,
+    socket: Path | str | None,
 ) -> None:
-    """Compare what jobs asked for with what they used, and show how long they waited.
-
-    Jobs that hold memory count up to now. Sizes are means over the time for which memory was
-    leased; the use of a job is its peak. UNUSED GIB-HOURS is memory that was leased and never
-    needed. Leases with unknown use count as leased only. Waits are those of jobs that got memory
-    within --since. Below: how many starts of waiting jobs fell in the range that was shown first,
-    and how far off expected starts and predicted run times were.
-
-    --by group sums up by the group under which jobs were submitted: the primary group of their
-    user, unless newgrp changed it. It includes all users without --user. --by week and --by month
-    sum up by the time at which jobs ended, or now; weeks begin on Monday.
-
-    --shares is about the queue: what each user has used lately and holds, the share that this
-    makes, the jobs that wait, and TURN, the order in which the users' next jobs go. Waits are
-    those of jobs that got memory in the last 7d, or within --since.
-
-    \b
-    Examples:
-      gpulease report --since 7d
-      gpulease report --all --by week --since 90d
-      gpulease report --by group --csv > groups.csv
-      gpulease report --shares
-      gpulease report --all --json | jq '.users[] | {user, used}'
-    """
+    """Print what the jobs of the caller, of a user or of all asked for and used."""
     if user is not None and everyone:
         raise BadValue(
             "cannot report: --user and --all exclude each other",
@@ -89,20 +50,22 @@ def report(
         )
     _refuse_together(shares=shares, by=by, as_csv=as_csv, json=json)
     span = None if since is None else parse_span(since)
-    client = connect(ctx, socket)
+    client = light_client(socket, "report")
     if shares:
         _report_shares(client, user, span, json=json)
         return
-    reported = None if everyone or (by == "group" and not user) else user or getpass.getuser()
+    reported = None if everyone or (by == "group" and not user) else user or own_name()
     reply = client.report_json(reported, None if span is None else span.total_seconds(), by)
     if json:
         print_stdout(indent(reply))
         return
-    view = decode(ReportView, reply)
+    view: ReportView = read(reply)
     if as_csv:
         write_stdout(csv_of(view))
         return
     if user is not None and not _rows_of(view):
+        from gpulease.cli.caller import refuse_unknown_user
+
         refuse_unknown_user(user, "report on", "gpulease report --all shows all users")
     within = "" if span is None else f" in the last {format_span(span)}"
     show_page(page(view, within))
@@ -117,9 +80,11 @@ def _refuse_together(*, shares: bool, by: str, as_csv: bool, json: bool) -> None
         raise BadValue(f"cannot report shares: {option} is not for --shares", "use --json")
 
 
-def _report_shares(client: Client, user: str | None, span: timedelta | None, *, json: bool) -> None:
+def _report_shares(
+    client: LightClient, user: str | None, span: timedelta | None, *, json: bool
+) -> None:
     reply = client.shares_json(None if span is None else span.total_seconds())
-    view = decode(SharesView, reply)
+    view: SharesView = read(reply)
     if user is not None:
         view.users = [each for each in view.users if each.user == user]
         reply = encode(view)
@@ -203,6 +168,9 @@ def _rows_of(view: ReportView) -> list[tuple[str, UseView | UsePartView]]:
 
 def csv_of(view: ReportView) -> str:
     """Return a report as CSV: its rows, with sizes in GiB-hours and waits in seconds."""
+    import csv
+    import io
+
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow((view.by, *_CSV))

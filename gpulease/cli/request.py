@@ -19,14 +19,16 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from gpulease.cli.caller import Caller, Streams
-    from gpulease.wire.requests import (
-        ClaimRequest,
-        EarlySignalRequest,
-        QueueRequest,
-        SubmitRequest,
-        TerminalRequest,
-        WorkerOptionsRequest,
-    )
+    from gpulease.wire.requests import ClaimRequest as ClaimRequest
+    from gpulease.wire.requests import EarlySignalRequest as EarlySignalRequest
+    from gpulease.wire.requests import EditRequest as EditRequest
+    from gpulease.wire.requests import HoldRequest as HoldRequest
+    from gpulease.wire.requests import NestedRequest as NestedRequest
+    from gpulease.wire.requests import QueueRequest as QueueRequest
+    from gpulease.wire.requests import ReserveRequest as ReserveRequest
+    from gpulease.wire.requests import SubmitRequest as SubmitRequest
+    from gpulease.wire.requests import TerminalRequest as TerminalRequest
+    from gpulease.wire.requests import WorkerOptionsRequest as WorkerOptionsRequest
 else:
 
     def _request(**fields):
@@ -35,6 +37,7 @@ else:
     # Without the shapes, which are dataclasses. The daemon has their defaults.
     ClaimRequest = EarlySignalRequest = QueueRequest = SubmitRequest = _request
     TerminalRequest = WorkerOptionsRequest = _request
+    EditRequest = HoldRequest = NestedRequest = ReserveRequest = _request
 
 DEFAULT_WINDOW = (24, 80)
 """Rows and columns of a terminal to which nobody has attached yet."""

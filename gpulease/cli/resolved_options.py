@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 
 from gpulease.cli.job_selection import LAST, own_jobs
 from gpulease.cli.render import print_stderr
-from gpulease.client import Client
+from gpulease.client.light_client import LightClient
 from gpulease.config import NOTIFY_TABLE, personal_config
 from gpulease.drawing.words import clean
 from gpulease.errors import BadConfiguration, BadValue, NoSuchJob
@@ -26,7 +26,7 @@ def begin_instant(text: str, now: datetime) -> str:
     return parse_instant(text, now).astimezone(UTC).isoformat()
 
 
-def dependencies(client: Client, texts: Iterable[str]) -> list[str]:
+def dependencies(client: LightClient, texts: Iterable[str]) -> list[str]:
     """Return the dependencies that --after names, with ids for `last` and for names.
 
     Raises:

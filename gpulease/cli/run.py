@@ -7,8 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from gpulease.cli.connect import SocketOption, named_socket
-from gpulease.cli.options import takes_its_options
+from gpulease.cli.options import SocketOption, named_socket, takes_its_options
 from gpulease.cli.run_job import run_job
 from gpulease.cli.typer_extensions import CommandWithDefaults, was_typed
 from gpulease.options import run_options

@@ -9,13 +9,13 @@ The everyday case imports next to nothing; what is rare is imported where it is 
 from __future__ import annotations
 
 from gpulease.cli.caller import this_process
+from gpulease.cli.light_connection import client_or_start
 from gpulease.cli.program import resolve, shell_of
 from gpulease.cli.render import local_time, print_stderr, print_stdout
 from gpulease.cli.request import build
 from gpulease.cli.signals import ENDING, Killed, Signals
 from gpulease.client.light_client import LightClient
 from gpulease.client.submission import Submission, submit
-from gpulease.client.transport import listening
 from gpulease.cluster_choice import acts_on_slurm
 from gpulease.errors import BadUsage, BadValue, WithinLease
 from gpulease.locations import environment
@@ -57,14 +57,14 @@ def run_job(
     on_slurm = acts_on_slurm(socket, new_lease=options.new_lease)
     request = _request(options, command, on_slurm=on_slurm)
     if options.array is not None:
-        from gpulease.cli.messages import array_doubts
+        from gpulease.cli.array_command import array_doubts
 
         argv = [from_wire(word) for word in request.argv]
         for text in array_doubts(options.array, command, argv, from_wire(request.cwd)):
             print_stderr(text)
     if on_slurm or options.slurm:
         return _run_on_slurm(request, options, must_copy=must_copy, on_slurm=on_slurm)
-    return _run_here(_reach(socket), request, options, must_copy=must_copy)
+    return _run_here(client_or_start(socket).transport, request, options, must_copy=must_copy)
 
 
 def _run_here(
@@ -133,19 +133,6 @@ def _run_as_job(
     return _submit(daemon, request, options)
 
 
-def _reach(socket: Path | str | None) -> Transport:
-    """Return the daemon, which is started if it is the user's own and does not run."""
-    found = listening(socket, environment())
-    if found is not None:
-        return found
-    from gpulease.cli.connect import reach_or_start, started_message
-
-    client, started = reach_or_start(socket)
-    if started:
-        print_stderr(started_message(client))
-    return client.transport
-
-
 def _request(options: RunOptions, command: Sequence[str], *, on_slurm: bool) -> SubmitRequest:
     caller = this_process()
     if options.shell:
@@ -168,9 +155,8 @@ def _complete(daemon: Transport, request: SubmitRequest, options: RunOptions) ->
     """Add what concerns a job of its own only, and not a command within a lease."""
     if options.after:
         from gpulease.cli.resolved_options import dependencies
-        from gpulease.client import checked
 
-        request.queue.after = dependencies(checked(daemon), options.after)
+        request.queue.after = dependencies(LightClient(daemon), options.after)
     if request.notify:
         from gpulease.cli.resolved_options import completed
 

@@ -1,15 +1,16 @@
-"""The verbs that show the machine and its jobs: status, list, history, show.
+"""The verbs that only print: status, list, history, show, report, completion.
 
 What they do is in modules that the quick parser imports without typer.
 """
 
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import typer
 
-from gpulease.cli.connect import SocketOption, named_socket
+from gpulease.cli.completion import print_script
 from gpulease.cli.list_page import print_history, print_list
-from gpulease.cli.options import JobsArgument, takes_its_options
+from gpulease.cli.options import JobsArgument, SocketOption, named_socket, takes_its_options
+from gpulease.cli.report import print_report
 from gpulease.cli.show_jobs import print_jobs
 from gpulease.cli.status_page import print_status
 from gpulease.cli.typer_extensions import CommandWithWatch
@@ -93,3 +94,51 @@ def show(
       gpulease show --json sweep-7 | jq .exit_status
     """
     print_jobs(jobs=jobs, socket=named_socket(ctx, socket), **typed)
+
+
+@takes_its_options
+def report(ctx: typer.Context, *, socket: SocketOption = None, **typed: Any) -> None:
+    """Compare what jobs asked for with what they used, and show how long they waited.
+
+    Jobs that hold memory count up to now. Sizes are means over the time for which memory was
+    leased; the use of a job is its peak. UNUSED GIB-HOURS is memory that was leased and never
+    needed. Leases with unknown use count as leased only. Waits are those of jobs that got memory
+    within --since. Below: how many starts of waiting jobs fell in the range that was shown first,
+    and how far off expected starts and predicted run times were.
+
+    --by group sums up by the group under which jobs were submitted: the primary group of their
+    user, unless newgrp changed it. It includes all users without --user. --by week and --by month
+    sum up by the time at which jobs ended, or now; weeks begin on Monday.
+
+    --shares is about the queue: what each user has used lately and holds, the share that this
+    makes, the jobs that wait, and TURN, the order in which the users' next jobs go. Waits are
+    those of jobs that got memory in the last 7d, or within --since.
+
+    \b
+    Examples:
+      gpulease report --since 7d
+      gpulease report --all --by week --since 90d
+      gpulease report --by group --csv > groups.csv
+      gpulease report --shares
+      gpulease report --all --json | jq '.users[] | {user, used}'
+    """
+    print_report(socket=named_socket(ctx, socket), **typed)
+
+
+def completion(
+    shell: Annotated[
+        Literal["bash", "zsh", "fish"], typer.Argument(metavar="SHELL", help="The shell.")
+    ],
+) -> None:
+    """Print a script that completes verbs, options, job numbers, GPUs, users and commands.
+
+    SHELL is bash, zsh or fish. These lines load the script when it is first needed:
+
+    \b
+    Examples:
+      mkdir -p ~/.local/share/bash-completion/completions
+      echo 'eval "$(gpulease completion bash)"' \\
+        > ~/.local/share/bash-completion/completions/gpulease
+      gpulease completion fish > ~/.config/fish/completions/gpulease.fish
+    """
+    print_script(shell=shell)

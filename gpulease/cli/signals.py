@@ -187,10 +187,13 @@ class _Also:
 
 
 def name_of(signum: int) -> str:
-    """Return the name of a signal, such as SIGUSR1."""
+    """Return the name of a signal, such as SIGUSR1; those for real time have none."""
     from signal import Signals
 
-    return Signals(signum).name
+    try:
+        return Signals(signum).name
+    except ValueError:
+        return f"signal {signum}"
 
 
 def can_be_continued() -> bool:

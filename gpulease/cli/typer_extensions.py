@@ -4,6 +4,7 @@ The bounds on typer in pyproject.toml are those of this module.
 """
 
 import re
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any, ClassVar, Literal, get_args, get_origin
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from gpulease.cli.help_page import SHORT, help_of_all, short_help
 from gpulease.cli.run_defaults import Default, name_sources, users_defaults
 from gpulease.cli.signals import EndedByInterrupt
 from gpulease.errors import BadUsage, GpuleaseError
@@ -21,6 +23,8 @@ from gpulease.options import OPTIONS
 _READER = "_runtime_param"
 """Where typer keeps what reads the value of a parameter, once it has built that."""
 _DEFAULTS = "gpulease.run_defaults"
+ALL_OPTIONS = "--help-all"
+"""The object of the context of typer, where the help is to have all options."""
 _NEGATIVE = re.compile(r"-\d")
 
 
@@ -30,6 +34,12 @@ class Command(TyperCommand):
     def get_params(self, ctx: Any) -> list[Any]:
         """Return the parameters, --help included."""
         return _without_types(_with_readers(super().get_params(ctx)))
+
+    def get_help(self, ctx: Any) -> str:
+        """Return the help: the short one of a verb with many options, unless all are asked for."""
+        if ctx.info_name in SHORT and ctx.find_root().obj != ALL_OPTIONS:
+            return short_help(ctx.info_name, sys.stdout)
+        return str(super().get_help(ctx))
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Write the arguments, then the options under the heading that each names."""
@@ -141,6 +151,10 @@ class VerbGroup(TyperGroup):
     def get_params(self, ctx: Any) -> list[Any]:
         """Return the parameters, --help included."""
         return _with_readers(super().get_params(ctx))
+
+    def get_help(self, ctx: Any) -> str:
+        """Return the help of all verbs."""
+        return help_of_all(sys.stdout)
 
     def list_commands(self, ctx: Any) -> list[str]:
         """Return the verbs in the order of the help."""

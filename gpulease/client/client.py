@@ -3,7 +3,7 @@
 It knows the routes and the wire shapes. It must not know the terminal.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from enum import IntEnum
 from pathlib import Path
@@ -16,36 +16,18 @@ from gpulease.client.http import quoted
 from gpulease.client.light_client import LightClient, query_of
 from gpulease.client.transport import ANSWER_WITHIN, Transport, new_key
 from gpulease.client.unix_socket import trusted_users
-from gpulease.errors import NoSuchRoute
 from gpulease.wire.frames import FrameKind
 from gpulease.wire.history import SOME_POINTS, GpuHistoryView, JobMemoryView
 from gpulease.wire.jobs import (
-    CancelledView,
-    EditedView,
-    EnvironmentView,
     JobView,
-    NestedView,
 )
 from gpulease.wire.machine import (
     DoctorView,
-    GpuAvailabilityView,
-    PauseChangeView,
-    WindowList,
-    WindowView,
 )
 from gpulease.wire.metrics import MetricsView
 from gpulease.wire.notifications import NotifyTestView
 from gpulease.wire.requests import (
     AdoptRequest,
-    CancelJobsRequest,
-    DrainRequest,
-    EditRequest,
-    HoldRequest,
-    KeepRequest,
-    MoveRequest,
-    NestedRequest,
-    PauseRequest,
-    ReserveRequest,
     SubmitRequest,
 )
 from gpulease.wire.usage import HistoryView, ReportView, SharesView
@@ -96,6 +78,11 @@ class Client(LightClient):
     def _view(self, kind: str, body: bytes) -> Any:
         return decode(getattr(wire, kind), body)
 
+    def _body(self, request: Any) -> bytes:
+        """Return a request as JSON, a submission with a key by which its repetition is known."""
+        has_key = getattr(request, "key", "") is not None
+        return encode(request if has_key else replace(request, key=new_key()))
+
     def logs(self, number: int, **options: Any) -> Iterator[tuple[FrameKind, bytes]]:
         """Yield the kept output of a job, as `LightClient.logs`; each stream has a `name`."""
         for kind, piece in super().logs(number, **options):
@@ -114,22 +101,7 @@ class Client(LightClient):
             NoRoomNow: it would have to wait, and `request.wait` is 0.
             TooLarge: the request exceeds what the daemon reads.
         """
-        return decode(JobView, self._daemon.submit("/jobs", _with_key(request)))
-
-    def hold(self, request: HoldRequest) -> JobView:
-        """Queue a lease without a job; when this returns, it is on the daemon's disk.
-
-        It leaves the queue if this process ends. Once granted (see `watch`), it is held until the
-        process `request.pid` ends, its time is over, or `cancel` releases it.
-
-        Raises:
-            BadValue: no such process, or neither a process nor a time limit is given.
-            NotAllowed: the process belongs to another user.
-            CannotLease: the claim can never be granted on this machine.
-            NoRoomNow: it would have to wait, and `request.wait` is 0.
-            TooLarge: the request exceeds what the daemon reads.
-        """
-        return decode(JobView, self._daemon.submit("/holds", _with_key(request)))
+        return decode(JobView, self._daemon.submit("/jobs", self._body(request)))
 
     def adopt(self, request: AdoptRequest) -> JobView:
         """Lease what a process already uses, for its owner; granted when this returns.
@@ -141,160 +113,7 @@ class Client(LightClient):
             WrongState: it uses no GPU, or the driver does not report how much.
             NoRoomNow: it does not fit beside other leases, or a GPU takes no leases.
         """
-        return decode(JobView, self._daemon.submit("/adoptions", _with_key(request)))
-
-    def nested(self, request: NestedRequest) -> NestedView | None:
-        """Return the job under whose lease this process runs, and the requested part of it.
-
-        None: it runs under none, or the daemon is too old to tell.
-
-        Raises:
-            BadValue: a field is out of range.
-            AlreadyLeased: the request exceeds what the job has.
-        """
-        try:
-            found = decode(NestedView, self._daemon.post_until_answered("/nested", encode(request)))
-        except NoSuchRoute:
-            return None
-        return None if found.job is None else found
-
-    def environment(self, number: int) -> EnvironmentView:
-        """Return what a lease changes in the environment of its holder.
-
-        Raises:
-            NoSuchJob: there is none.
-            NotAllowed: it belongs to another user.
-            WrongState: it is not granted yet, or has ended.
-        """
-        reply = self._daemon.ask("GET", f"/jobs/{number}/environment")
-        return decode(EnvironmentView, reply)
-
-    def keep(self, number: int, span: float | None = None) -> JobView:
-        """Allow a job to be idle for `span` seconds, by default an hour, and return it.
-
-        Raises:
-            NoSuchJob: there is none.
-            NotAllowed: it belongs to another user.
-            WrongState: it waits, has ended, or is ending.
-            BadValue: that is longer than a day.
-        """
-        body = encode(KeepRequest(span))
-        return decode(JobView, self._daemon.ask("POST", f"/jobs/{number}/keep", body=body))
-
-    def cancel_all(self, request: CancelJobsRequest) -> CancelledView:
-        """Cancel many jobs in one transaction; those that have ended are left out.
-
-        Raises:
-            NotAllowed: they belong to another user, and the caller is not an admin.
-        """
-        return decode(CancelledView, self._change_many("/jobs/cancel", request))
-
-    def requeue(self, number: int) -> JobView:
-        """Stop a running job, have it queued again when it has ended, and return it.
-
-        Raises:
-            NoSuchJob: there is none.
-            NotAllowed: it belongs to another user.
-            WrongState: it is queued, is ending, or has ended.
-        """
-        return decode(JobView, self._daemon.ask("POST", f"/jobs/{number}/requeue"))
-
-    def edit(self, request: EditRequest) -> EditedView:
-        """Change waiting jobs, all of them or none; they keep their age.
-
-        Raises:
-            NoSuchJob: one of them does not exist.
-            NotAllowed: one of them belongs to another user, or only admins may ask for that.
-            WrongState: one of them does not wait.
-            CannotLease: the new claim can never be granted on this machine.
-            BadValue: a value is out of range, or a job would wait for itself.
-        """
-        return decode(EditedView, self._change_many("/jobs/edit", request))
-
-    def move(self, numbers: Sequence[int], before: int | None = None) -> EditedView:
-        """Move waiting jobs before another one, or before all others of their owner.
-
-        Raises:
-            NoSuchJob: there is no such job.
-            NotAllowed: one of them belongs to another user.
-            WrongState: one of them does not wait.
-            BadValue: a job cannot go before the other one.
-        """
-        request = MoveRequest(list(numbers), before, only_waiting=len(numbers) > 1)
-        return decode(EditedView, self._change_many("/jobs/move", request))
-
-    def _change_many(self, path: str, request: object) -> bytes:
-        # Ten thousand jobs take some seconds on a busy machine.
-        patient = self._daemon.within(max(_MANY_WITHIN, self._daemon.answer_within))
-        return patient.ask("POST", path, body=encode(request))
-
-    def drain(self, gpu: str, *, why: str | None = None) -> GpuAvailabilityView:
-        """Stop granting leases on a GPU, named by index, UUID or the beginning of the UUID.
-
-        Raises:
-            NoSuchGpu: no GPU has this name, or several have.
-            NotAllowed: the caller is not an admin of this machine.
-        """
-        body = encode(DrainRequest(why))
-        target = f"/gpus/{quoted(gpu, safe=':')}/drain"
-        return decode(GpuAvailabilityView, self._daemon.ask("POST", target, body=body))
-
-    def resume(self, gpu: str) -> GpuAvailabilityView:
-        """Grant leases on a GPU again.
-
-        Raises:
-            NoSuchGpu: no GPU has this name, or several have.
-            NotAllowed: the caller is not an admin of this machine.
-        """
-        target = f"/gpus/{quoted(gpu, safe=':')}/resume"
-        return decode(GpuAvailabilityView, self._daemon.ask("POST", target))
-
-    def pause(self, *, why: str | None = None) -> PauseChangeView:
-        """Start no more jobs on this machine; running jobs continue.
-
-        Raises:
-            NotAllowed: the caller is not an admin of this machine.
-        """
-        body = encode(PauseRequest(why))
-        return decode(PauseChangeView, self._daemon.ask("POST", "/queue/pause", body=body))
-
-    def unpause(self) -> PauseChangeView:
-        """Start jobs again.
-
-        Raises:
-            NotAllowed: the caller is not an admin of this machine.
-        """
-        return decode(PauseChangeView, self._daemon.ask("POST", "/queue/unpause"))
-
-    def windows(self) -> WindowList:
-        """Return the GPUs that are set apart for a time."""
-        return decode(WindowList, self.windows_json())
-
-    def windows_json(self) -> bytes:
-        """Return the reply of `windows` as JSON."""
-        return self._daemon.ask("GET", "/windows")
-
-    def reserve(self, request: ReserveRequest) -> WindowView:
-        """Set GPUs apart for a time.
-
-        Raises:
-            BadValue: a field cannot be read, or the window would never be on.
-            NoSuchGpu: no GPU has one of the names, or several have.
-            WindowClash: another window has its name, or needs the same GPUs at the same time.
-            NotAllowed: the caller is not an admin of this machine.
-        """
-        body = encode(request)
-        return decode(WindowView, self._daemon.ask("POST", "/windows", body=body))
-
-    def cancel_window(self, name: str) -> WindowView:
-        """Remove a window, by its name or id, and return it.
-
-        Raises:
-            NoSuchWindow: there is none.
-            NotAllowed: the caller is not an admin of this machine.
-        """
-        target = f"/windows/{quoted(name)}/cancel"
-        return decode(WindowView, self._daemon.ask("POST", target))
+        return decode(JobView, self._daemon.submit("/adoptions", self._body(request)))
 
     def test_notification(self) -> NotifyTestView:
         """Send a test message to the receivers of this user, and return what happened at each."""
@@ -321,13 +140,6 @@ class Client(LightClient):
             NotAllowed: it is about other users, and the admin hides what they run.
         """
         return decode(ReportView, self.report_json(user, since, by))
-
-    def report_json(
-        self, user: str | None = None, since: float | None = None, by: str = "user"
-    ) -> bytes:
-        """Return the reply of `report` as JSON."""
-        query = query_of({"user": user, "since": since, "by": by})
-        return self._daemon.ask("GET", "/report", query)
 
     def history(
         self,
@@ -386,16 +198,7 @@ class Client(LightClient):
         """
         return decode(SharesView, self.shares_json(since))
 
-    def shares_json(self, since: float | None = None) -> bytes:
-        """Return the reply of `shares` as JSON."""
-        return self._daemon.ask("GET", "/shares", query_of({"since": since}))
-
 
 def checked(daemon: Transport) -> Client:
     """Return a client that has all requests and checks replies, for a light one's daemon."""
     return Client(Path(daemon.path), trusted=daemon.trusted)
-
-
-def _with_key(request: SubmitRequest | HoldRequest | AdoptRequest) -> bytes:
-    """Return a submission as JSON, under a key by which the daemon knows a repetition."""
-    return encode(request if request.key is not None else replace(request, key=new_key()))

@@ -7,7 +7,9 @@ namespaces, which have the fields that the daemon has sent; `Client` returns che
 from __future__ import annotations
 
 from gpulease import light_json
+from gpulease.client.http import quoted
 from gpulease.client.transport import ANSWER_WITHIN, Transport
+from gpulease.errors import NoSuchRoute
 from gpulease.light_json import Namespace, encode
 from gpulease.record import replace
 
@@ -20,11 +22,35 @@ if TYPE_CHECKING:
     from gpulease.client.transport import Reply
     from gpulease.errors import RecordLocked
     from gpulease.wire.frames import FrameKind
-    from gpulease.wire.jobs import JobList, JobView
-    from gpulease.wire.machine import StatusView
-    from gpulease.wire.requests import SubmitRequest
+    from gpulease.wire.jobs import (
+        CancelledView,
+        EditedView,
+        EnvironmentView,
+        JobList,
+        JobView,
+        NestedView,
+    )
+    from gpulease.wire.machine import (
+        GpuAvailabilityView,
+        PauseChangeView,
+        StatusView,
+        WindowList,
+        WindowView,
+    )
+    from gpulease.wire.requests import (
+        CancelJobsRequest,
+        EditRequest,
+        HoldRequest,
+        NestedRequest,
+        ReserveRequest,
+        SubmitRequest,
+    )
 
 _SHORTEST_TIMEOUT = 0.05
+_MANY_WITHIN = 120.0
+"""Timeout in seconds for a request that changes many jobs."""
+_SURROGATE = rb"\ud"
+"""How JSON in ASCII begins a character beyond 16 bits, and what UTF-8 cannot write."""
 
 
 class View(Namespace):
@@ -53,6 +79,21 @@ def read(body: bytes) -> Any:
         raise unreadable(str(error)) from error
 
 
+def written(request: object) -> bytes:
+    """Return a request as JSON.
+
+    Raises:
+        BadValue: a text in it cannot be sent.
+    """
+    body = encode(request)
+    if _SURROGATE not in body:
+        return body
+    from gpulease.client import codec
+
+    # Half of a character, or of a byte that is no text; msgspec tells them apart.
+    return codec.encode(request)
+
+
 class LightClient:
     """A client of one daemon; each call opens a connection."""
 
@@ -72,6 +113,15 @@ class LightClient:
     def _view(self, kind: str, body: bytes) -> Any:
         """Return the view in a reply; `kind` is the name of its class."""
         return read(body)
+
+    def _body(self, request: object) -> bytes:
+        """Return a request as JSON."""
+        return written(request)
+
+    def _post(self, kind: str, target: str, request: object = None) -> Any:
+        """Return the view in the reply to a request that changes something."""
+        body = None if request is None else self._body(request)
+        return self._view(kind, self._daemon.ask("POST", target, body=body))
 
     def within(self, seconds: float) -> Self:
         """Return a client of the same daemon with a shorter timeout, for callers with a deadline.
@@ -174,9 +224,8 @@ class LightClient:
             NotAllowed: it belongs to another user.
             WrongState: it has ended already.
         """
-        body = None if grace is None else encode({"grace": grace})
-        reply = self._daemon.ask("POST", f"/jobs/{number}/cancel", body=body)
-        view: JobView = self._view("JobView", reply)
+        body = None if grace is None else {"grace": grace}
+        view: JobView = self._post("JobView", f"/jobs/{number}/cancel", body)
         return view
 
     def status(self, queue: int | None = None) -> StatusView:
@@ -204,9 +253,7 @@ class LightClient:
             WrongState: it has ended, is ending, or has no time limit.
             BadValue: the new time limit has passed already, or is out of range.
         """
-        body = encode({"by": by})
-        reply = self._daemon.ask("POST", f"/jobs/{number}/extend", body=body)
-        view: JobView = self._view("JobView", reply)
+        view: JobView = self._post("JobView", f"/jobs/{number}/extend", {"by": by})
         return view
 
     def ends(self, numbers: Sequence[int], timeout: float | None = None) -> Iterator[JobView]:
@@ -232,7 +279,198 @@ class LightClient:
             NoSuchRoute: the daemon is too old to tell.
             Others: as `Client.submit`, but not NoRoomNow.
         """
-        return self._daemon.post_until_answered("/explain", encode(request))
+        return self._daemon.post_until_answered("/explain", self._body(request))
+
+    def hold(self, request: HoldRequest) -> JobView:
+        """Queue a lease without a job; when this returns, it is on the daemon's disk.
+
+        It leaves the queue if this process ends. Once granted (see `watch`), it is held until the
+        process `request.pid` ends, its time is over, or `cancel` releases it.
+
+        Raises:
+            BadValue: no such process, or neither a process nor a time limit is given.
+            NotAllowed: the process belongs to another user.
+            CannotLease: the claim can never be granted on this machine.
+            NoRoomNow: it would have to wait, and `request.wait` is 0.
+            TooLarge: the request exceeds what the daemon reads.
+        """
+        view: JobView = self._view("JobView", self._daemon.submit("/holds", self._body(request)))
+        return view
+
+    def nested(self, request: NestedRequest) -> NestedView | None:
+        """Return the job under whose lease this process runs, and the requested part of it.
+
+        None: it runs under none, or the daemon is too old to tell.
+
+        Raises:
+            BadValue: a field is out of range.
+            AlreadyLeased: the request exceeds what the job has.
+        """
+        try:
+            reply = self._daemon.post_until_answered("/nested", self._body(request))
+        except NoSuchRoute:
+            return None
+        found: NestedView = self._view("NestedView", reply)
+        return None if found.job is None else found
+
+    def environment(self, number: int) -> EnvironmentView:
+        """Return what a lease changes in the environment of its holder.
+
+        Raises:
+            NoSuchJob: there is none.
+            NotAllowed: it belongs to another user.
+            WrongState: it is not granted yet, or has ended.
+        """
+        reply = self._daemon.ask("GET", f"/jobs/{number}/environment")
+        view: EnvironmentView = self._view("EnvironmentView", reply)
+        return view
+
+    def keep(self, number: int, span: float | None = None) -> JobView:
+        """Allow a job to be idle for `span` seconds, by default an hour, and return it.
+
+        Raises:
+            NoSuchJob: there is none.
+            NotAllowed: it belongs to another user.
+            WrongState: it waits, has ended, or is ending.
+            BadValue: that is longer than a day.
+        """
+        view: JobView = self._post("JobView", f"/jobs/{number}/keep", {"span": span})
+        return view
+
+    def cancel_all(self, request: CancelJobsRequest) -> CancelledView:
+        """Cancel many jobs in one transaction; those that have ended are left out.
+
+        Raises:
+            NotAllowed: they belong to another user, and the caller is not an admin.
+        """
+        view: CancelledView = self._change_many("CancelledView", "/jobs/cancel", request)
+        return view
+
+    def requeue(self, number: int) -> JobView:
+        """Stop a running job, have it queued again when it has ended, and return it.
+
+        Raises:
+            NoSuchJob: there is none.
+            NotAllowed: it belongs to another user.
+            WrongState: it is queued, is ending, or has ended.
+        """
+        view: JobView = self._post("JobView", f"/jobs/{number}/requeue")
+        return view
+
+    def edit(self, request: EditRequest) -> EditedView:
+        """Change waiting jobs, all of them or none; they keep their age.
+
+        Raises:
+            NoSuchJob: one of them does not exist.
+            NotAllowed: one of them belongs to another user, or only admins may ask for that.
+            WrongState: one of them does not wait.
+            CannotLease: the new claim can never be granted on this machine.
+            BadValue: a value is out of range, or a job would wait for itself.
+        """
+        view: EditedView = self._change_many("EditedView", "/jobs/edit", request)
+        return view
+
+    def move(self, numbers: Sequence[int], before: int | None = None) -> EditedView:
+        """Move waiting jobs before another one, or before all others of their owner.
+
+        Raises:
+            NoSuchJob: there is no such job.
+            NotAllowed: one of them belongs to another user.
+            WrongState: one of them does not wait.
+            BadValue: a job cannot go before the other one.
+        """
+        many = len(numbers) > 1
+        request = {"jobs": list(numbers), "before": before, "only_waiting": many}
+        view: EditedView = self._change_many("EditedView", "/jobs/move", request)
+        return view
+
+    def _change_many(self, kind: str, path: str, request: object) -> Any:
+        # Ten thousand jobs take some seconds on a busy machine.
+        patient = self._daemon.within(max(_MANY_WITHIN, self._daemon.answer_within))
+        return self._view(kind, patient.ask("POST", path, body=self._body(request)))
+
+    def drain(self, gpu: str, *, why: str | None = None) -> GpuAvailabilityView:
+        """Stop granting leases on a GPU, named by index, UUID or the beginning of the UUID.
+
+        Raises:
+            NoSuchGpu: no GPU has this name, or several have.
+            NotAllowed: the caller is not an admin of this machine.
+        """
+        target = f"/gpus/{quoted(gpu, safe=':')}/drain"
+        view: GpuAvailabilityView = self._post("GpuAvailabilityView", target, {"why": why})
+        return view
+
+    def resume(self, gpu: str) -> GpuAvailabilityView:
+        """Grant leases on a GPU again.
+
+        Raises:
+            NoSuchGpu: no GPU has this name, or several have.
+            NotAllowed: the caller is not an admin of this machine.
+        """
+        target = f"/gpus/{quoted(gpu, safe=':')}/resume"
+        view: GpuAvailabilityView = self._post("GpuAvailabilityView", target)
+        return view
+
+    def pause(self, *, why: str | None = None) -> PauseChangeView:
+        """Start no more jobs on this machine; running jobs continue.
+
+        Raises:
+            NotAllowed: the caller is not an admin of this machine.
+        """
+        view: PauseChangeView = self._post("PauseChangeView", "/queue/pause", {"why": why})
+        return view
+
+    def unpause(self) -> PauseChangeView:
+        """Start jobs again.
+
+        Raises:
+            NotAllowed: the caller is not an admin of this machine.
+        """
+        view: PauseChangeView = self._post("PauseChangeView", "/queue/unpause")
+        return view
+
+    def windows(self) -> WindowList:
+        """Return the GPUs that are set apart for a time."""
+        view: WindowList = self._view("WindowList", self.windows_json())
+        return view
+
+    def windows_json(self) -> bytes:
+        """Return the reply of `windows` as JSON."""
+        return self._daemon.ask("GET", "/windows")
+
+    def reserve(self, request: ReserveRequest) -> WindowView:
+        """Set GPUs apart for a time.
+
+        Raises:
+            BadValue: a field cannot be read, or the window would never be on.
+            NoSuchGpu: no GPU has one of the names, or several have.
+            WindowClash: another window has its name, or needs the same GPUs at the same time.
+            NotAllowed: the caller is not an admin of this machine.
+        """
+        view: WindowView = self._post("WindowView", "/windows", request)
+        return view
+
+    def cancel_window(self, name: str) -> WindowView:
+        """Remove a window, by its name or id, and return it.
+
+        Raises:
+            NoSuchWindow: there is none.
+            NotAllowed: the caller is not an admin of this machine.
+        """
+        target = f"/windows/{quoted(name)}/cancel"
+        view: WindowView = self._post("WindowView", target)
+        return view
+
+    def report_json(
+        self, user: str | None = None, since: float | None = None, by: str = "user"
+    ) -> bytes:
+        """Return the reply of `report` as JSON."""
+        query = query_of({"user": user, "since": since, "by": by})
+        return self._daemon.ask("GET", "/report", query)
+
+    def shares_json(self, since: float | None = None) -> bytes:
+        """Return the reply of `shares` as JSON."""
+        return self._daemon.ask("GET", "/shares", query_of({"since": since}))
 
     def logs(
         self,

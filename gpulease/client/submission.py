@@ -7,9 +7,8 @@ from __future__ import annotations
 import os
 import resource
 
-from gpulease.client.light_client import read
+from gpulease.client.light_client import read, written
 from gpulease.client.transport import LONGEST_SILENCE
-from gpulease.light_json import encode
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -25,7 +24,7 @@ def submit(daemon: Transport, request: SubmitRequest) -> JobView:
 
     Raises what `Client.submit` raises.
     """
-    job: JobView = read(daemon.submit("/jobs", encode(request)))
+    job: JobView = read(daemon.submit("/jobs", written(request)))
     return job
 
 
@@ -51,7 +50,7 @@ class Submission:
             job: JobView = read(next(self._lines))
             return job
 
-        body = encode(request)
+        body = written(request)
         job = self._daemon.submitted(body, begin)
         assert self._reply is not None
         self._reply.settimeout(LONGEST_SILENCE)

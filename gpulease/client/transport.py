@@ -248,11 +248,8 @@ def listening(
     The first is not asked whether it answers. None: no daemon listens, or more is to be checked:
     `discovery` and `user_daemon` know what to do then.
     """
-    if named:
-        return Transport(os.fspath(named), None)
-    if path := environment.get("GPULEASE_SOCKET"):
-        # Another user may have set it (su, sudo -E).
-        return Transport(path, trusted_users())
+    if (chosen := _chosen(named, environment)) is not None:
+        return chosen
     try:
         dial(locations.SYSTEM_SOCKET, _DIAL_WITHIN).close()
     except FileNotFoundError:
@@ -260,6 +257,23 @@ def listening(
     except OSError:
         return None  # it restarts
     return Transport(locations.SYSTEM_SOCKET, trusted_users())
+
+
+def _chosen(named: PathLike[str] | str | None, environment: Mapping[str, str]) -> Transport | None:
+    """Return the daemon of --socket or GPULEASE_SOCKET."""
+    if named:
+        return Transport(os.fspath(named), None)
+    # Another user may have set it (su, sudo -E).
+    path = environment.get("GPULEASE_SOCKET")
+    return Transport(path, trusted_users()) if path else None
+
+
+def candidates(named: str | None, environment: Mapping[str, str]) -> tuple[Transport, ...]:
+    """Return the daemons to try, in order, as `config.candidate_sockets` has their sockets."""
+    if (chosen := _chosen(named, environment)) is not None:
+        return (chosen,)
+    paths = locations.SYSTEM_SOCKET, locations.personal_socket(environment)
+    return tuple(Transport(path, trusted_users()) for path in paths)
 
 
 def _own(environment: Mapping[str, str]) -> Transport | None:

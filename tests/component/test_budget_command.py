@@ -20,6 +20,8 @@ IN_THE_FOREGROUND = ["run", "--mem", "4G", "--time", "1h", "--", "true"]
 EVERYDAY = [
     ["status"], ["list", "--all", "--user", "alice"], ["show", "12", "--json"], ["cancel", "12"],
     ["history", "--since", "7d", "--state", "failed"], IN_THE_BACKGROUND,
+    ["completion", "bash"], ["keep", "12", "--for", "2h"], ["requeue", "12"],
+    ["extend", "12", "+1h"],
 ]  # fmt: skip
 MOST_IMPORTS = 100
 """Of any package, beside what Python imports at its start."""
@@ -71,6 +73,26 @@ def test_an_everyday_command_imports_few_modules_and_no_slow_one(
     standing: StandIn, line: list[str]
 ) -> None:
     found = imports(standing.path, *line)
+    assert len(found) <= MOST_IMPORTS, sorted(found)
+    assert not SLOW & found
+
+
+@pytest.mark.parametrize(
+    "line",
+    [["__complete", "sta"], ["__complete", "run", "--me"], ["__complete", "show", ""],
+     ["__complete", "drain", ""], ["--help"], ["run", "--help"], ["help", "edit"]],
+    ids=" ".join,
+)  # fmt: skip
+def test_a_tab_and_help_import_few_modules_and_no_slow_one(
+    standing: StandIn, line: list[str]
+) -> None:
+    ran = subprocess.run(
+        [sys.executable, "-c", _REPORT + _MAIN, *line], cwd="/",
+        env={"PYTHONPATH": str(REPOSITORY), "GPULEASE_SOCKET": str(standing.path)},
+        capture_output=True, text=True, check=True, timeout=60,
+    )  # fmt: skip
+    assert ran.stdout.startswith(("words\n", "Usage: gpulease "))
+    found = set(ran.stderr.split())
     assert len(found) <= MOST_IMPORTS, sorted(found)
     assert not SLOW & found
 

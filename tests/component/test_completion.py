@@ -16,7 +16,7 @@ import pytest
 
 from daemon_stand_in import views
 from daemon_stand_in.daemon import StandIn
-from gpulease.cli import commands
+from gpulease.cli import verbs
 from gpulease.cli.completion import script
 from gpulease.wire.notifications import EVENTS_OF_JOBS
 
@@ -144,7 +144,7 @@ def shell(tmp_path: Path, daemon: StandIn) -> Shell:
     return Shell(tmp_path, daemon.path)
 
 
-VERBS = list(commands.VERBS)
+VERBS = list(verbs.VERBS)
 
 
 def test_bash_completes_verbs(shell: Shell) -> None:
@@ -310,14 +310,3 @@ def test_a_daemon_that_does_not_answer_is_not_waited_for(shell: Shell, tmp_path:
         silent.listen(1)
         done = ask(shell, "--socket", str(tmp_path / "silent"), "show", "")
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
-
-
-def test_a_tab_takes_little_time(shell: Shell) -> None:
-    def cpu_of_a_tab() -> float:
-        before = os.times()
-        assert candidates(shell, "show", "") == ["12", "17", "170"]
-        after = os.times()
-        return sum(after[2:4]) - sum(before[2:4])
-
-    # About 0.2 s, most of it Python's start and the import of typer.
-    assert min(cpu_of_a_tab() for _ in range(3)) < 0.4

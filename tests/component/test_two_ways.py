@@ -46,7 +46,11 @@ LINES = [
     "run python3 nofile.py", "run -d --array 10 true", "cancel 9 --grace 4",
     "run -d --array 0-3 true --seed", "attach ''", "attach --watch 99", "logs --tail=5 99",
     "logs -n -1 12", "wait --timeout", "wait --any 99 17 --timeout 1s", "extend 12",
-    "extend 99 -30m",
+    "extend 99 -30m", "extend", "keep 12 --for never", "keep 99", "edit", "edit 17", "move 17",
+    "edit 17 --time x", "edit 99 --mem 6G --begin never", "move 17 --before 12 --first",
+    "requeue 99", "drain", "resume", "report --csv --json", "report --shares --csv",
+    "reserve --for 1h --json", "hold --mem 4X", "pause x", "completion zsh", "completion tcsh",
+    "",
 ]  # fmt: skip
 
 

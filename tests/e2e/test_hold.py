@@ -14,7 +14,7 @@ import pytest
 
 from daemon_rig import Daemon
 from goldens import mentions
-from gpulease.cli.hold import ShellSyntax, statements, syntax_of
+from gpulease.cli.hold import statements, syntax_of
 
 G = 1024**3
 GPULEASE = f'"{sys.executable}" -m gpulease.cli'
@@ -204,7 +204,7 @@ NASTY = {
 
 @pytest.mark.parametrize("shell", [*SHELLS, *filter(shutil.which, ("fish", "tcsh", "csh"))])
 def test_every_value_arrives_as_it_is(shell: str) -> None:
-    syntax: ShellSyntax = syntax_of(shell, None)
+    syntax = syntax_of(shell, None)
     script = statements(NASTY | {"not a name": "x"}, ["GONE", "%bad"], syntax)
     python = f'"{sys.executable}" -c "import os; print(dict(os.environ))"'
 

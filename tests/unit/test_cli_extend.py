@@ -8,8 +8,8 @@ import pytest
 from daemon_stand_in import views
 from goldens import sentence
 from gpulease.cli.app import call
-from gpulease.cli.extend_jobs import read_extension as read
-from gpulease.cli.extend_jobs import result_of_extend as result
+from gpulease.cli.change_jobs import read_extension as read
+from gpulease.cli.change_jobs import result_of_extend as result
 from gpulease.errors import BadUsage, BadValue
 
 HOUR = 3600.0

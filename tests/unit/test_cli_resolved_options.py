@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from daemon_stand_in import views
 from gpulease.cli import list_page, status_page
-from gpulease.cli.job_verbs import results
+from gpulease.cli.change_jobs import results
 from gpulease.cli.messages import waiting_text
 from gpulease.cli.resolved_options import begin_instant, dependencies
 from gpulease.cli.show_jobs import array_page as page

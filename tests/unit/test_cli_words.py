@@ -12,11 +12,11 @@ import pytest
 from daemon_stand_in import views
 from goldens import mentions, sentence
 from gpulease.cli import cancel_jobs as cancel
+from gpulease.cli.array_command import array_doubts
+from gpulease.cli.change_jobs import result_of_keep
 from gpulease.cli.exit_codes import JobEnd, status_of_ending, status_of_job
-from gpulease.cli.job_verbs import result_of_keep
 from gpulease.cli.job_watch import StderrStatus, WaitingLine, wait_for_start
 from gpulease.cli.messages import (
-    array_doubts,
     last_words,
     preset_devices,
     shorter_waiting_texts,

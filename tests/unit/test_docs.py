@@ -15,6 +15,7 @@ import pytest
 
 from gpulease import __version__
 from gpulease.cli.app import call
+from gpulease.cli.help_page import SHORT
 from gpulease.units import parse_instant
 from gpulease.worker.overhead import FRAMEWORKS
 
@@ -174,11 +175,11 @@ def options(program: str, verb: str) -> dict[str, bool] | None:
         listed = OPTION.findall(re.split(r" {2,}", line.strip())[0])
         for name, _ in listed if line.lstrip().startswith("-") else []:
             found[name] = bool(listed[-1][1])
-    return found | {"--help": False, "--version": False}
+    return found | {"--help": False, "--help-all": False, "--version": False}
 
 
 def help_of(program: str, verb: str) -> str | None:
-    line = [*([verb] if verb else []), "--help"]
+    line = [*([verb] if verb else []), "--help-all" if verb in SHORT else "--help"]
     if program == "gpulease":
         with redirect_stdout(io.StringIO()) as said:
             return said.getvalue() if call(line) == 0 else None

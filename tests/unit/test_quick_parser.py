@@ -6,8 +6,8 @@ import pytest
 import typer
 
 from gpulease.cli import commands
-from gpulease.cli.everyday_options import OPTIONS
 from gpulease.cli.quick_parser import options_of, parse, with_defaults
+from gpulease.cli.verbs import VERBS, arguments_of_verb
 
 UNDERSTOOD = [
     "status", "status --json", "status --queue 5 --json", "status --queue=all",
@@ -17,7 +17,11 @@ UNDERSTOOD = [
     "run --mem=4G --gpus 2 --gpu 1 --gpu 2,3 -- a -- b", "run -d --no-pty --name x y", "run a -- b",
     "run --pty --no-pty x", "run --priority low --nice 5 --after 3 --after 4:any x", "run - x",
     "run --wait 5m --shell", "run --inter-op-threads 4 --growth x", "run --nice -5 x",
-    "run --no-growth x",
+    "run --no-growth x", "edit 17 18 --mem 6G --time none --nice -5 --no-held --same-model",
+    "edit last --gpu 1 --gpu 2,3 --priority low", "move 17 --before 12", "requeue 3-7",
+    "keep 17", "keep --all --for 4h", "drain 0 GPU-5 --why fans", "resume 1", "pause", "unpause",
+    "reserve --gpu 0 --gpu 1 --from +1h --for 2h -u a --user b", "reserve", "report --by week -a",
+    "hold --mem 4G --for 2h --pid 12 --shell csh --json",
 ]  # fmt: skip
 LEFT_TO_TYPER = [
     "", "--help", "--version", "-h", "status --help", "status -h", "status 17", "status --jso",
@@ -26,12 +30,17 @@ LEFT_TO_TYPER = [
     "run --gpus 9999999999 x", "run -dx y", "run -d=1 y",
     "run --mem", "run --mem -- x",
     "--socket", "--socket /x", "--socket=/x status", "run --memm 1 x",
+    "extend", "drain", "completion", "completion tcsh", "completion zsh bash", "pause now",
+    "report --by day", "hold --pid x", "adopt 4711", "edit --first",
 ]  # fmt: skip
 
 
+def command_of(verb: str) -> Any:
+    return typer.main.get_command(commands.app).get_command(typer.Context, verb)
+
+
 def by_typer(verb: str, words: list[str]) -> dict[str, Any]:
-    command = typer.main.get_command(commands.app).get_command(typer.Context, verb)
-    found = command.make_context(verb, words).params
+    found = command_of(verb).make_context(verb, words).params
     return {name: None if value == () else value for name, value in found.items()}
 
 
@@ -59,8 +68,13 @@ def test_the_socket_may_be_named_before_the_verb_or_after() -> None:
     assert parse(["--socket", "/a", "status", "--socket", "/b"]) == ("status", {"socket": "/b"})
 
 
-@pytest.mark.parametrize("verb", OPTIONS)
-def test_the_table_has_each_option_of_the_verb(verb: str) -> None:
-    params = [each for each in commands.parameters(verb) if each.param_type_name == "option"]
-    names = {name for each in params if each.name != "help" for name in each.opts}
-    assert names <= options_of(verb).keys()
+@pytest.mark.parametrize("verb", VERBS)
+def test_the_table_has_each_option_and_argument_of_the_verb(verb: str) -> None:
+    context = typer.Context(command_of(verb), info_name=verb)
+    params = command_of(verb).get_params(context)
+    options = [each for each in params if each.param_type_name == "option" and each.name != "help"]
+    assert {name for each in options for name in each.opts} <= options_of(verb).keys()
+    arguments = [each for each in params if each.param_type_name == "argument"]
+    assert [
+        (each.metavar.split(".")[0], each.nargs == -1, each.required) for each in arguments
+    ] == [(each.metavar, each.is_list, each.is_required) for each in arguments_of_verb(verb)]

@@ -3,11 +3,11 @@
 import os
 import sys
 from importlib.util import find_spec
-from typing import Annotated
 
 import typer
 
-from gpulease.cli.connect import SocketOption, connect
+from gpulease.cli.connect import reach
+from gpulease.cli.options import SocketOption, named_socket, takes_its_options
 from gpulease.cli.render import Screen, stdout_screen
 from gpulease.daemon_packages import install_hint
 from gpulease.errors import BadUsage, GpuleaseError
@@ -17,13 +17,8 @@ from gpulease.units import parse_span
 _LEAST_S = 0.5
 
 
-def top(
-    ctx: typer.Context,
-    every: Annotated[
-        str, typer.Option("--every", metavar="SPAN", help="Time between two looks.")
-    ] = "2s",
-    socket: SocketOption = None,
-) -> int:
+@takes_its_options
+def top(ctx: typer.Context, *, every: str, socket: SocketOption = None) -> int:
     """Show GPUs, jobs and the queue live; open jobs, and act on yours.
 
     ? shows the keys. It needs a terminal, and the extra "top" of gpulease.
@@ -42,7 +37,7 @@ def top(
     if seconds < _LEAST_S:
         raise BadUsage(f"cannot look every {every}: that is too often", "gpulease top --every 1s")
     _check_terminal()
-    client = connect(ctx, socket)
+    client = reach(named_socket(ctx, socket), "top")
     client.status(queue=0)
     screen = stdout_screen()
     from gpulease.cli.top.app import run

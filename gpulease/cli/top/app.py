@@ -17,9 +17,8 @@ from textual.message import Message
 
 from gpulease.cli.cancel_jobs import result as cancelled
 from gpulease.cli.cancel_jobs import summary
-from gpulease.cli.extend_jobs import read_extension, result_of_extend
+from gpulease.cli.change_jobs import read_extension, result_of_extend, result_of_keep
 from gpulease.cli.follow_jobs import attach_to_job
-from gpulease.cli.job_verbs import result_of_keep
 from gpulease.cli.render import local_time, own_name
 from gpulease.cli.signals import Killed
 from gpulease.cli.top.gpus import MOST, STEP_S

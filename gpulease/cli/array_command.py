@@ -1,0 +1,74 @@
+"""The command of the elements of an array, and where it probably does not do what was meant."""
+
+import shlex
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+_INDEX = "$GPULEASE_ARRAY_INDEX"
+_MOST_READ = 1 << 20
+
+
+def array_doubts(
+    indices: str, typed: Sequence[str], argv: Sequence[str], cwd: str
+) -> Iterator[str]:
+    """Say where an array probably does not do what was meant.
+
+    Args:
+        indices: the value of --array.
+        typed: the command line of the job.
+        argv: what is executed for it.
+        cwd: its directory.
+    """
+    number, _, _ = indices.strip().partition("%")
+    if number.isascii() and number.isdecimal() and int(number) > 1:
+        yield (
+            f"gpulease: --array {number} is one job, with index {int(number)}; "
+            f"for {int(number)} jobs: --array 0-{int(number) - 1}"
+        )
+    is_python = Path(argv[0]).name.startswith(("python", "pypy"))
+    if any(_INDEX in word for word in typed) and is_python:
+        words, why = typed, f"no shell replaces {_INDEX} in an argument of the command"
+    elif _uses_index(argv, cwd):
+        return
+    else:
+        words, why = _with_index(typed)
+    if why:
+        python = ["python"] if argv[0] != typed[0] else []
+        line = " ".join(map(_quoted_but_index, [*python, *words]))
+        yield f"gpulease: {why}; for the index of each element: bash -c {shlex.quote(line)}"
+
+
+def _uses_index(argv: Sequence[str], cwd: str) -> bool:
+    """Return whether the command, or a file that it names, names the variable with the index."""
+    return any("GPULEASE_ARRAY" in word or _names_index(Path(cwd, word)) for word in argv)
+
+
+def _names_index(path: Path) -> bool:
+    try:
+        if not path.is_file():
+            return False
+        with path.open("rb") as file:
+            return b"GPULEASE_ARRAY" in file.read(_MOST_READ)
+    except (OSError, ValueError):
+        return False
+
+
+def _with_index(typed: Sequence[str]) -> tuple[list[str], str]:
+    """Return a command with the index where a shell may have removed it, and what is missing.
+
+    A shell replaces an unquoted $GPULEASE_ARRAY_INDEX by nothing, and quoted by an empty word.
+    """
+    lost = f"your shell removes {_INDEX} outside of single quotes"
+    words = list(typed)
+    for place, word in enumerate(words[1:], 1):
+        if not word or (word.startswith("-") and word.endswith("=")):
+            words[place] = word + _INDEX
+            what = f"{word} has no value" if word else f"argument {place} is empty"
+            return words, f"{what}, and {lost}"
+    if len(words) > 1 and words[-1].startswith("--") and "=" not in words[-1]:
+        return [*words, _INDEX], f"if {words[-1]} takes a value, it has none: {lost}"
+    return words, ""
+
+
+def _quoted_but_index(word: str) -> str:
+    return _INDEX.join(shlex.quote(part) if part else "" for part in word.split(_INDEX))
