@@ -11,7 +11,7 @@ PIP    := $(BIN)/pip --disable-pip-version-check --quiet
 TENSORFLOW := $(shell test -e /proc/driver/nvidia/version && echo tensorflow || echo cpu-tensorflow)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-tensorflow test test-slow test-frameworks test-system test-slurm test-gpu test-sqlite fuzz unit lint types contracts fmt docs docs-picture docs-check torture torture-slurm chaos bench bench-scheduling size defects check wheel release lock clean
+.PHONY: help docs-site demo demo-tensorflow test test-slow test-frameworks test-system test-slurm test-gpu test-sqlite fuzz unit lint types contracts fmt docs docs-picture docs-check torture torture-slurm chaos bench bench-scheduling size defects check wheel release lock clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -61,6 +61,12 @@ docs: $(VENV)/.dev  ## write the generated pages of docs/
 docs-picture: $(VENV)/.dev  ## record the sessions that README and docs show (root: USERS='alice bob')
 	$(BIN)/python docs/record_session.py $(if $(USERS),--users $(USERS))
 
+docs-site: $(VENV)/.dev  ## build the docs as a site with search, in build/docs-site/html
+	@rm -rf build/docs-site && mkdir -p build/docs-site/pages
+	@cp -r README.md SECURITY.md CHANGELOG.md CONTRIBUTING.md LICENSE docs examples build/docs-site/pages
+	@cp docs/zensical.toml build/docs-site
+	@NO_COLOR=1 $(BIN)/zensical build --strict --config-file build/docs-site/zensical.toml
+
 docs-check: $(VENV)/.dev
 	$(BIN)/python docs/generate.py --check
 
@@ -102,7 +108,7 @@ bench-scheduling: $(VENV)/.dev  ## compare the queue with its goals (GPULEASE_TR
 	$(BIN)/python -m benchmarks.forecasts
 
 # The system tests boot a systemd, which takes root; they wait for most of their time.
-check: lint types contracts docs-check test  ## all that continuous integration runs
+check: lint types contracts docs-check docs-site test  ## all that continuous integration runs
 	@$(MAKE) --no-print-directory --jobs 2 --output-sync=target test-slow $(if $(filter 0,$(shell id -u)),test-system)
 
 wheel: $(VENV)/.dev  ## build the package
