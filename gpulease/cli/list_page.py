@@ -116,7 +116,7 @@ def print_list(
     ended = everything or (at is not None and at not in _LIVE)
     client = light_client(socket)
     asked = {"everything": ended, "user": user, "state": _outcome(at), "name": name,
-             "since": seconds}  # fmt: skip
+             "since": seconds, "brief": not json}  # fmt: skip
     if at != state:
         listed = read(client.jobs_json(**asked))
         suspended = [job for job in listed.jobs if job.suspended]

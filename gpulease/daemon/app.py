@@ -260,8 +260,14 @@ def _scheduler(
     records: _UsageRecords,
     user_policy: UserPolicy,
 ) -> Scheduler:
+    latest: tuple[Settings, Policy] | None = None
+
     def policy() -> Policy:
-        return leasing_policy(base.settings(), user_policy.limits)
+        nonlocal latest
+        settings = base.settings()
+        if latest is None or latest[0] is not settings:  # it is asked for with each job of a list
+            latest = settings, leasing_policy(settings, user_policy.limits)
+        return latest[1]
 
     async def obstacle() -> str | None:
         return await enforcement.obstacle() or launcher.obstacle()

@@ -47,13 +47,14 @@ class JobListHandlers:
         limit: Annotated[int, Meta(ge=1, le=MOST_LISTED)] | None = None,
         name: NamePattern | None = None,
         since: LookBack | None = None,
+        brief: bool = False,
     ) -> Response:
         """List jobs, oldest first: those that wait or hold memory, or all, or those of an array.
 
         `state` is that of a job, the way it ended, or "failed" for any end without success. With
         `limit`, one page of them: those that follow the job `after`. With `name`, a shell pattern,
         those with such a name. With `since`, jobs that ended so many seconds ago or earlier are
-        left out.
+        left out. In `brief`, jobs have no `refusals` and no `waits_for`.
         """
         caller, context = request.caller, self._context
         query = JobQuery(user, state, all, array, index, newest, after, limit, name)
@@ -64,6 +65,7 @@ class JobListHandlers:
             lambda: context.scheduler.store.jobs(query),
             lambda job: context.rights.owns(caller, job),
             context.redacted_for(caller),
+            brief=brief,
         )
         return Response(content, media_type=JSON)
 

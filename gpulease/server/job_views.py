@@ -231,17 +231,19 @@ class JobViews:
         job: Job,
         *,
         to_owner: bool = False,
+        brief: bool = False,
         events: Sequence[Event] = (),
         pools: Sequence[PoolSeen] | None = None,
         hooks: Reports | None = None,
     ) -> JobView:
         """Return a job as every user may see it, or as its owner may.
 
+        In `brief`, what refuses it on each GPU is left out: half of its bytes.
         `pools` are the memory pools of its frameworks; None: those of the running job.
         `hooks` are the reports of its hooks to show; None for their summary only.
         """
         waits = self.wait(job) if job.state is State.QUEUED else _NOT_WAITING
-        explained = waits.explanation
+        explained = None if brief else waits.explanation
         why, hint = reason(job, waits.reason)
         idle_since_at, idle_ends_at = self._idle(job)
         has_directory = to_owner and job.granted_at is not None and job.has_shim

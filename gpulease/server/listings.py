@@ -104,13 +104,15 @@ class Listings:
         find: Callable[[], JobPage],
         to_owner: Callable[[Job], bool],
         redacted_for: str | None = None,
+        *,
+        brief: bool = False,
     ) -> bytes:
         """Return the page that `find` returns; `to_owner` tells which jobs the caller owns."""
 
         def draw() -> bytes:
             self._explainer.refresh_here()
             page, views = find(), self._list_views
-            jobs = (views.job(job, to_owner=to_owner(job)) for job in page.jobs)
+            jobs = (views.job(job, to_owner=to_owner(job), brief=brief) for job in page.jobs)
             listed = JobList(_drawn(jobs, redacted_for), page.total, page.next)
             drawn = msgspec.json.encode(listed)
             del listed

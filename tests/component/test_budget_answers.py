@@ -1,5 +1,7 @@
 """What the first jobs of a long queue cost: numbers that do not depend on the machine."""
 
+from dataclasses import replace
+
 import msgspec
 from view_rig import World
 
@@ -56,3 +58,18 @@ def test_an_array_takes_one_row_and_the_bytes_of_one_job() -> None:
     assert len(world.plan._reasons) <= len(rows)
     assert sum(map(len, drawn)) <= len(rows) * BYTES / FIRST_IN_QUEUE
     assert f"0-{QUEUED - 1}".encode() in drawn[0]
+
+
+def test_a_job_in_brief_lacks_nothing_but_what_refuses_it_on_each_gpu() -> None:
+    world = World()
+    for memory in (8, 8, 1):
+        world.put(Job(JobId(1), ALICE, "job", "true", Claim(memory * G), NOON))
+    world.start(0)
+    world.make_plan()
+    world.explainer.refresh_here()
+
+    views = world.views()
+    for job in world.store.live():
+        whole, brief = views.job(job), views.job(job, brief=True)
+        assert brief == replace(whole, refusals=[], waits_for=[])
+    assert any(views.job(job).waits_for for job in world.store.live())
