@@ -11,7 +11,7 @@ PIP    := $(BIN)/pip --disable-pip-version-check --quiet
 TENSORFLOW := $(shell test -e /proc/driver/nvidia/version && echo tensorflow || echo cpu-tensorflow)
 
 .DEFAULT_GOAL := help
-.PHONY: help docs-site demo demo-tensorflow test test-slow test-frameworks test-system test-slurm test-gpu test-sqlite fuzz unit lint types contracts fmt docs docs-picture docs-check torture torture-slurm chaos bench bench-scheduling size defects check wheel release lock clean
+.PHONY: help docs-site demo demo-tensorflow test test-slow test-frameworks test-system test-slurm test-gpu test-sqlite fuzz unit lint types contracts fmt docs docs-picture docs-check torture torture-slurm chaos bench bench-scheduling size defects check wheel release deb lock clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -117,7 +117,10 @@ wheel: $(VENV)/.dev  ## build the package
 release: $(VENV)/.release  ## build the package twice, check it, list its parts (SBOM), and sign a tag if there is a key
 	@.ci/release $(BIN)
 
-lock: $(VENV)/.release  ## write the versions and hashes of the packages that are bundled
+deb: $(VENV)/.dev  ## build the Debian package, the same bit for bit each time (RELEASE=13; 12 without)
+	@.ci/deb $(BIN) $(or $(RELEASE),12)
+
+lock: $(VENV)/.dev  ## write the versions and hashes of the packages that are bundled
 	@$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --extra server \
 	  --custom-compile-command 'make lock' --upgrade pyproject.toml --output-file .ci/lock.txt
 

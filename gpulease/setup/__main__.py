@@ -50,7 +50,10 @@ def _run(arguments: Sequence[str] | None) -> int:
     if given.verb == "slurm":
         return slurm(_say, install=given.install, check=given.check)
     if given.verb == "install":
-        install(_say, now=given.now, restrict_users=given.restrict_users, web=given.web)
+        install(
+            _say, now=given.now, restrict_users=given.restrict_users, web=given.web,
+            is_package=given.package,
+        )  # fmt: skip
     else:
 
         def confirm(notice: str) -> bool:
@@ -58,7 +61,7 @@ def _run(arguments: Sequence[str] | None) -> int:
                 _say(notice.strip())
             return given.yes or _ask(notice)
 
-        remove(_say, confirm, purge=given.purge, force=given.force)
+        remove(_say, confirm, purge=given.purge, force=given.force, is_package=given.package)
     return 0
 
 
@@ -86,6 +89,11 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"gpulease-setup {described()}")
+    parser.add_argument(
+        "--package", action="store_true",
+        help="leave units, programs and links alone: they belong to a package of the system, "
+        "which sets this",
+    )  # fmt: skip
     verbs = parser.add_subparsers(dest="verb", required=True)
     installing = verbs.add_parser("install", help="install or upgrade the units")
     installing.add_argument("--now", action="store_true", help="enable and (re)start the services")

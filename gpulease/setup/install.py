@@ -9,6 +9,7 @@ or by cron or at. The rules deny GPUs there.
 
 import grp
 import os
+import platform
 import shutil
 import stat
 import subprocess
@@ -29,6 +30,7 @@ from gpulease.daemon_packages import install_hint
 from gpulease.errors import GpuleaseError, SetupFailed
 from gpulease.host.state_dir import CRASH, JOBS
 from gpulease.path_ownership import refuse_if_changeable
+from gpulease.setup.requirements import check_labels, check_system
 from gpulease.shim.record import is_alive
 from gpulease.store.store import count_jobs
 from gpulease.units import counted
@@ -83,12 +85,18 @@ Confirm = Callable[[str], bool]
 
 
 def install(
-    say: Say, *, now: bool, restrict_users: bool | None = None, web: bool | None = None
+    say: Say,
+    *,
+    now: bool,
+    restrict_users: bool | None = None,
+    web: bool | None = None,
+    is_package: bool = False,
 ) -> None:
     """Install or upgrade the units; `now` starts the services.
 
     `restrict_users` adds or removes the rules that deny users the GPUs outside of jobs, `web` the
-    web page; None keeps the present state.
+    web page; None keeps the present state. A package of the system has units and programs of its
+    own, which stay as they are.
 
     Raises:
         SetupFailed: this machine or this environment is unsuitable. Nothing was changed.
@@ -96,19 +104,12 @@ def install(
     _check_machine()
     programs = Path(sys.prefix) / "bin"
     _check_environment(programs)
-    if has_web := web or (web is None and _WEB_UNIT.exists()):
-        _check_web(programs)
-    for source, target in FILES.items():
-        _install_file(source, target, programs, say)
-    if has_web:
-        _install_file(WEB_SERVICE, _WEB_UNIT, programs, say)
-    elif web is False:
-        _remove_web(say)
-    for link in LINKS:
-        say(f"{_link(link, programs / link.name)} {link}")
+    has_web = web or (web is None and _WEB_UNIT.exists())
+    if not is_package:
+        _install_files(say, programs, has_web=has_web)
+    if web is False:
+        _remove_web(say, is_package=is_package)
     _restrict_users(say, restrict_users)
-    _call("systemd-sysusers", str(FILES["gpulease.sysusers"]))
-    _call("systemd-tmpfiles", "--create", str(FILES["gpulease.tmpfiles"]))
     _call("systemctl", "daemon-reload")
     for service in (SERVICE, WEB_SERVICE) if has_web else (SERVICE,):
         if now:
@@ -118,6 +119,19 @@ def install(
             say(f"started {service}; systemctl status {service} shows its state")
         else:
             say(f"next: systemctl enable --now {service} (after an upgrade: restart)")
+
+
+def _install_files(say: Say, programs: Path, *, has_web: bool) -> None:
+    if has_web:
+        _check_web(programs)
+    for source, target in FILES.items():
+        _install_file(source, target, programs, say)
+    if has_web:
+        _install_file(WEB_SERVICE, _WEB_UNIT, programs, say)
+    for link in LINKS:
+        say(f"{_link(link, programs / link.name)} {link}")
+    _call("systemd-sysusers", str(FILES["gpulease.sysusers"]))
+    _call("systemd-tmpfiles", "--create", str(FILES["gpulease.tmpfiles"]))
 
 
 def _install_file(source: str, target: Path, programs: Path, say: Say) -> None:
@@ -135,9 +149,9 @@ def _check_web(programs: Path) -> None:
         )
 
 
-def _remove_web(say: Say) -> None:
+def _remove_web(say: Say, *, is_package: bool = False) -> None:
     """Stop the web page and remove its unit, if it is installed."""
-    if not _WEB_UNIT.exists():
+    if not _WEB_UNIT.exists() and not is_package:
         return
     if _SYSTEMD.exists():
         _call("systemctl", "disable", "--now", WEB_SERVICE)
@@ -169,7 +183,9 @@ def user_rules() -> Mapping[Path, str]:
     return {**rules, UNITS / f"{_ROOT}.d" / NAME: _EXCEPTED}
 
 
-def remove(say: Say, confirm: Confirm, *, purge: bool, force: bool) -> None:
+def remove(
+    say: Say, confirm: Confirm, *, purge: bool, force: bool, is_package: bool = False
+) -> None:
     """Stop the daemon and remove what `install` installed; `purge` also removes the data.
 
     Raises:
@@ -193,22 +209,27 @@ def remove(say: Say, confirm: Confirm, *, purge: bool, force: bool) -> None:
         what = f"job {shown} is" if len(running) == 1 else f"the jobs {shown} are"
         raise SetupFailed(
             f"cannot remove gpulease: {what} running",
-            "end them with gpulease cancel; with --force they continue without supervision",
+            "end them with gpulease cancel"
+            + ("" if is_package else "; with --force they continue without supervision"),
         )
     if purge and not confirm(purge_notice(settings.state)):
         raise SetupFailed("cannot purge: not confirmed; nothing was changed")
-    _remove_units(say)
+    _remove_units(say, is_package=is_package)
     # Without this directory, users can start personal daemons.
     _remove_directory(SYSTEM_SOCKET.parent, say)
     if purge:
         _purge(settings, say)
     else:
         say(f"kept {settings.state}, {SYSTEM_CONFIG.parent} and the group {GROUP}; see --purge")
-    say(f"the programs are in {sys.prefix}; to remove them, delete that directory")
+    if not is_package:
+        say(f"the programs are in {sys.prefix}; to remove them, delete that directory")
 
 
-def _remove_units(say: Say) -> None:
+def _remove_units(say: Say, *, is_package: bool) -> None:
     _remove_web(say)
+    if _SYSTEMD.exists() and is_package:
+        # Whether they start at boot is kept, by the package.
+        _call("systemctl", "stop", SERVICE, WEB_SERVICE)
     if _SYSTEMD.exists() and FILES[SERVICE].exists():
         _call("systemctl", "disable", "--now", SERVICE)
     for target in (*FILES.values(), *user_rules()):
@@ -285,6 +306,8 @@ def _check_machine() -> None:
             "cannot install: this machine was not booted with systemd",
             "run gpuleased as root under the service manager here; see docs/admin/install.md",
         )
+    name = platform.freedesktop_os_release().get("PRETTY_NAME", "this system")
+    check_system(name, _call("systemctl", "--version"), platform.release())
 
 
 def _check_environment(programs: Path) -> None:
@@ -294,6 +317,7 @@ def _check_environment(programs: Path) -> None:
             f"cannot install: {programs}/gpuleased does not exist",
             "create an environment with python3 -m venv /opt/gpulease, and install gpulease there",
         )
+    check_labels(Path(sys.prefix))
     # The python that a venv links to may be outside of its base directory.
     python = Path(sys.executable).resolve().parent
     places = {Path(sys.prefix), Path(sys.base_prefix), python, Path(gpulease.__file__).parent}
@@ -367,9 +391,10 @@ def _remove_if_empty(directory: Path) -> None:
         directory.rmdir()
 
 
-def _call(*command: str, must: bool = True) -> None:
+def _call(*command: str, must: bool = True) -> str:
     # Root may inherit the PATH of another user from su(1) or sudo -E.
     done = subprocess.run(command, check=False, capture_output=True, text=True, env=_ENVIRONMENT)
     if must and done.returncode != 0:
         said = (done.stderr or done.stdout).strip()
         raise SetupFailed(f"cannot continue: {' '.join(command)} failed: {said}")
+    return done.stdout

@@ -8,6 +8,7 @@ another one.
 import itertools
 import json
 import os
+import re
 import signal
 import subprocess
 from collections.abc import Sequence
@@ -176,6 +177,15 @@ class Machine:
             return found if found == wanted else None
 
         return wait_for(f"{unit} is {wanted}", there)
+
+    def files(self) -> set[str]:
+        """Return the paths of the disk, but for what systemd, python and dpkg keep themselves."""
+        places = ("/etc", "/usr", "/opt", "/var/lib", "/var/log", "/run/gpulease", "/tmp", "/root")
+        found = self.run("find", *places, check=False).stdout.splitlines()
+        theirs = re.compile(
+            r".*/__pycache__|/var/(lib|log)/(systemd|journal|private|dpkg)|/tmp/systemd-|/etc/\w+-$"
+        )
+        return {path for path in found if not theirs.match(path)}
 
     def journal(self, *arguments: str, user: str = "root") -> list[dict[str, Any]]:
         """Return entries of the journal."""

@@ -17,9 +17,12 @@ from contextlib import contextmanager
 from pathlib import Path
 
 REPOSITORY = Path(__file__).parents[2]
-SUITE = "bookworm"
-PYTHON = "3.11"
-"""The one that the suite comes with."""
+RELEASE = os.environ.get("GPULEASE_TEST_DEBIAN", "12")
+SUITE, PYTHON, _NAME = {
+    "12": ("bookworm", "3.11", "systemd-root"),
+    "13": ("trixie", "3.13", "systemd-13-root"),
+}[RELEASE]
+"""The Debian, the Python that it comes with, and where it is kept."""
 PACKAGES = (
     *("systemd", "systemd-sysv", "dbus", "procps", "python3", "python3-venv"),
     # Users have a systemd instance of their own, and sessions of logind.
@@ -68,7 +71,7 @@ def obstacle() -> str | None:
 
 def cached_root() -> Path:
     """Return the directory of the Debian, building it if it is not there yet."""
-    return cached("systemd-root", _RECIPE + "\n".join(dependencies()).encode(), _build)
+    return cached(_NAME, _RECIPE + "\n".join(dependencies()).encode(), _build)
 
 
 def cached(name: str, recipe: bytes, build: Callable[[Path], None]) -> Path:

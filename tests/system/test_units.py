@@ -85,7 +85,7 @@ def other_machine(disk: Sequence[Path], tmp_path: Path) -> Iterator[Machine]:
 
 
 def test_what_was_installed_can_be_removed_without_a_trace(other_machine: Machine) -> None:
-    before = _files(other_machine)
+    before = other_machine.files()
     groups = other_machine.run("getent", "group").stdout
     gpulease = Gpulease(other_machine)
     gpulease.configure(CONFIG)
@@ -102,7 +102,7 @@ def test_what_was_installed_can_be_removed_without_a_trace(other_machine: Machin
     gpulease.end_all()
 
     other_machine.run(SETUP, "remove")
-    left = {path for path in _files(other_machine) - before if path.count("/") < 4}
+    left = {path for path in other_machine.files() - before if path.count("/") < 4}
     assert left == {"/etc/gpulease", "/etc/gpulease/config.toml", "/var/lib/gpulease"}
     assert _has_a_daemon_of_their_own(other_machine)
     other_machine.run(SETUP, "install", "--now")
@@ -114,7 +114,7 @@ def test_what_was_installed_can_be_removed_without_a_trace(other_machine: Machin
     assert "hint: " in refused.stderr
     assert gpulease.job(job)["state"] == "ended", "nothing was changed"
     other_machine.run(SETUP, "remove", "--purge", "--yes")
-    assert _files(other_machine) == before
+    assert other_machine.files() == before
     assert other_machine.run("getent", "group").stdout == groups
     for unit in (SERVICE, WEB):
         assert other_machine.unit(unit, "LoadState") == {"LoadState": "not-found"}
@@ -129,16 +129,6 @@ def _has_a_daemon_of_their_own(machine: Machine) -> bool:
     wait_for("it has left", lambda: not machine.run("pgrep", "-u", "bob", check=False).stdout)
     machine.run("rm", "-r", f"/tmp/gpulease-{USERS['bob']}", "/home/bob/.local")
     return done.stdout == "ran\n" and done.stderr.startswith("gpulease: ")
-
-
-def _files(machine: Machine) -> set[str]:
-    """Return the paths of the disk, but for what systemd and python keep for themselves."""
-    places = ("/etc", "/usr", "/opt", "/var/lib", "/var/log", "/run/gpulease", "/tmp", "/root")
-    found = machine.run("find", *places, check=False).stdout.splitlines()
-    theirs = re.compile(
-        r".*/__pycache__|/var/(lib|log)/(systemd|journal|private)|/tmp/systemd-|/etc/\w+-$"
-    )
-    return {path for path in found if not theirs.match(path)}
 
 
 def test_nothing_is_installed_that_a_user_could_change_under_root(installed: Gpulease) -> None:
