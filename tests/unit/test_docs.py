@@ -1,10 +1,13 @@
-"""The documents name what exists: links, anchors, files, options and make targets."""
+"""The documents name what exists: links, anchors, files, options, make targets and settings."""
 
+import ast
 import io
 import re
 import shlex
 import subprocess
 import sys
+import textwrap
+import tomllib
 from collections.abc import Iterator
 from contextlib import redirect_stdout
 from datetime import UTC, datetime
@@ -16,6 +19,7 @@ import pytest
 from gpulease import __version__
 from gpulease.cli.app import call
 from gpulease.cli.help_page import SHORT
+from gpulease.config import Settings, read_settings
 from gpulease.units import parse_instant
 from gpulease.worker.overhead import FRAMEWORKS
 
@@ -31,6 +35,8 @@ FILE = re.compile(
 )
 OPTION = re.compile(r"(?<![\w-])(--?[a-z][\w-]*)(?:[ =](?=[A-Z<])(\S+))?")
 COMMAND_BEGINS = r"(?:^\s*(?:\$ )?|[;&|(] *|\bdo |\bsudo |\b[A-Z_]+=\S+ )"
+PAGES_OF_USERS_FILES = {"notify.md", "run.md"}
+"""Their settings belong into a user's own file, which has other keys than the daemon's."""
 WORDS_THAT_END_A_COMMAND = {"|", "||", "&&", ";", "&", ">", "2>", "#"}
 
 
@@ -109,6 +115,20 @@ def test_every_option_that_is_named_exists(page: Path) -> None:
         for words in commands(page, program):
             wrong += [f"{' '.join(words)}: {word}" for word in unknown_words(words)]
     assert not wrong
+
+
+@pytest.mark.parametrize("page", PAGES, ids=names)
+def test_python_and_settings_in_blocks_are_valid(page: Path, tmp_path: Path) -> None:
+    for block in FENCE.findall(page.read_text(encoding="utf-8")):
+        language, _, code = textwrap.dedent(block).removesuffix("```").partition("\n")
+        if language == "```python":
+            ast.parse(code)
+        if language == "```toml":
+            tomllib.loads(code)
+        if language == "```toml" and page.name not in PAGES_OF_USERS_FILES:
+            file = tmp_path / "config.toml"
+            file.write_text(code, encoding="utf-8")
+            read_settings(file, Settings(), {})
 
 
 def commands(page: Path, program: str) -> Iterator[list[str]]:
