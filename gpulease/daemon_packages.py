@@ -22,8 +22,16 @@ NEEDED = (
 """Names to import, of the distributions in the extra."""
 
 
+LEAST_PYTHON = (3, 11)
+"""Of all programs; gpulease.lease needs 3.10, which users' environments have."""
+
+
 def install_hint(*extras: str, pip: str = "pip") -> str:
     """Return what to do to install extras of gpulease, for the hint of an error."""
+    if sys.version_info < LEAST_PYTHON:
+        return (
+            "docs/admin/install.md has ways to a newer Python; gpulease.lease works with this one"
+        )
     return f"{pip} install 'gpulease[{','.join(extras)}]'"
 
 
@@ -37,10 +45,20 @@ def missing() -> tuple[str, ...]:
 
 def complaint(purpose: str) -> str | None:
     """Return why `purpose`, such as "start gpuleased", cannot be done; None if it can."""
+    if (old := too_old(purpose)) is not None:
+        return old
     names = missing()
     if not names:
         return None
     return f"cannot {purpose}: the packages of the daemon are not installed: {', '.join(names)}"
+
+
+def too_old(purpose: str) -> str | None:
+    """Return why `purpose` cannot be done with this Python; None if it can."""
+    if sys.version_info >= LEAST_PYTHON:
+        return None
+    version = ".".join(map(str, sys.version_info[:2]))
+    return f"cannot {purpose}: it needs Python 3.11 or later, and this is Python {version}"
 
 
 def prefer_installed() -> None:

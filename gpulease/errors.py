@@ -55,7 +55,7 @@ class GpuleaseError(Exception):
         super().__init__(message)
         self.message = message
         self.hint = hint
-        if hint:
+        if hint and hasattr(self, "add_note"):  # from Python 3.11 on
             # An uncaught error shows its hint in the traceback.
             self.add_note(f"hint: {hint}")
 

@@ -12,6 +12,10 @@ if __name__ == "__main__":
         start = sys.path.index(library)
         sys.path = sys.path[start:] + sys.path[:start]
 
+    if sys.version_info < (3, 11):
+        from gpulease.daemon_packages import install_hint, too_old
+
+        sys.exit(f"{too_old('run gpulease')}\n\nhint: {install_hint()}")
     from gpulease.cli.app import main
 
     main()

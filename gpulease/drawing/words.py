@@ -118,7 +118,8 @@ def degrees(value: int | None) -> str:
 
 def instant(written: str) -> datetime:
     """Read an instant of the API."""
-    return datetime.fromisoformat(written)
+    # Python 3.10, on which gpulease.lease runs, does not know the letter.
+    return datetime.fromisoformat(written.replace("Z", "+00:00"))
 
 
 def index_of(gpu: GpuView | RefusalView) -> str:

@@ -1,5 +1,7 @@
 """From the arguments of `gpulease.lease` to a granted lease, also while the daemon restarts."""
 
+from __future__ import annotations
+
 import logging
 import re
 import threading
@@ -8,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from datetime import datetime, timedelta
-from typing import Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal
 
 from gpulease import config, user_daemon
 from gpulease.client import Client, answers, machine_daemon, trusted_users
@@ -18,6 +20,9 @@ from gpulease.errors import BadValue, GpuleaseError, NoDaemon, NoRoomNow, TooMan
 from gpulease.options import OPTIONS, option_of, read_fields
 from gpulease.wire.jobs import EnvironmentView, JobView
 from gpulease.wire.requests import ClaimRequest, HoldRequest, WorkerOptionsRequest, spoken, to_wire
+
+if TYPE_CHECKING:
+    from typing import Self  # from Python 3.11 on
 
 _log = logging.getLogger("gpulease")
 

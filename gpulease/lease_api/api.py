@@ -1,5 +1,7 @@
 """`gpulease.lease` and its result: a lease that this process holds, or that of its job."""
 
+from __future__ import annotations
+
 import json
 import os
 import threading
@@ -8,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from types import MappingProxyType, TracebackType
-from typing import Self
+from typing import TYPE_CHECKING
 
 from gpulease import config
 from gpulease.client import Client
@@ -35,6 +37,9 @@ from gpulease.units import format_size
 from gpulease.wire.jobs import NestedView
 from gpulease.wire.requests import HoldRequest, NestedRequest, WorkerOptionsRequest
 from gpulease.wire.text import most_of, on_gpus
+
+if TYPE_CHECKING:
+    from typing import Self  # from Python 3.11 on
 
 _STACK_LEVEL = 4
 """Frames from a warning to the line that releases the lease, which is two above _release."""
@@ -216,7 +221,7 @@ _held: Lease | None = None
 """The lease of this process; it lasts even if the caller drops the object."""
 
 
-def held_lease() -> "Lease | None":
+def held_lease() -> Lease | None:
     """Return the lease that this process has taken; None if it has none."""
     return _held if _held is not None and _held.pid == os.getpid() else None
 

@@ -65,6 +65,7 @@ ENVIRONMENTS = {
     "jax": Environment(
         ("jax==0.10.2", "jax-cuda12-plugin==0.10.2", "jax-cuda12-pjrt==0.10.2", "keras==3.15.1")
     ),
+    "client": Environment(("msgspec", "rich", "typer<0.30"), "3.10"),
     "cupy": Environment(("cupy-cuda12x==14.2.0",)),
     "onnxruntime": Environment(("onnxruntime-gpu==1.31.1",)),
     "rmm": Environment(("rmm-cu12==26.10.0",)),
