@@ -218,9 +218,9 @@ class Launcher:
             go: int | None = None
             with contextlib.ExitStack() as passed:
                 receiver, sender = os.pipe()
+                ours.callback(os.close, receiver)
+                os.set_blocking(receiver, False)
                 passed.callback(os.close, sender)
-                reply, transport = await _open_reply(receiver)
-                ours.callback(transport.close)
                 memory = os.memfd_create("gpulease-request", os.MFD_CLOEXEC)
                 ours.callback(os.close, memory)
                 _write_all(memory, request)
@@ -231,7 +231,7 @@ class Launcher:
                     passed.callback(os.close, waits)
                     descriptors.append(waits)
                 spawner = await self._pass_on(*descriptors)
-            first = await _line(reply)
+            first = await _line(receiver)
             pid = json.loads(first).get("waiting") if first else None
             if go is None or sandbox is None or pid is None:
                 return first, spawner
@@ -243,7 +243,7 @@ class Launcher:
                 _write_all(memory, _request(replace(launch, invocation=changed)))
             with contextlib.suppress(BrokenPipeError):
                 os.write(go, b"g")
-            return await self._until_started(_line(reply)), spawner
+            return await self._until_started(_line(receiver)), spawner
 
     async def _until_started(self, reply: Coroutine[Any, Any, bytes]) -> bytes:
         """Wait for the reply of a shim that has the go-ahead, even if the daemon is stopping.
@@ -257,6 +257,7 @@ class Launcher:
         except asyncio.CancelledError:
             await asyncio.wait({waiting}, timeout=self._begins_within_s)
             waiting.cancel()
+            await asyncio.wait({waiting})
             raise
 
     async def _pass_on(self, *descriptors: int) -> SpawnerProcess:
@@ -278,21 +279,25 @@ class Launcher:
                 await spawner.close()
 
 
-async def _open_reply(fd: int) -> tuple[asyncio.StreamReader, asyncio.ReadTransport]:
-    """Read the pipe on which a shim reports its launch, line by line."""
-    reader = asyncio.StreamReader(limit=_LONGEST_REPLY)
-    transport, _ = await asyncio.get_running_loop().connect_read_pipe(
-        lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(fd, "rb", buffering=0)
-    )
-    return reader, transport
+async def _line(reply: int) -> bytes:
+    """Return the next line on the pipe from a shim, or nothing if the shim has died.
 
-
-async def _line(reply: asyncio.StreamReader) -> bytes:
-    """Return the next line, or nothing if the writer has died."""
-    with contextlib.suppress(OSError, ValueError):
-        line = await reply.readline()
-        return line if line.endswith(b"\n") else b""
-    return b""
+    A shim writes no more than one line before it is answered.
+    """
+    loop, ready = asyncio.get_running_loop(), asyncio.Event()
+    line = b""
+    loop.add_reader(reply, ready.set)
+    try:
+        while not line.endswith(b"\n"):
+            await ready.wait()
+            ready.clear()
+            piece = os.read(reply, _LONGEST_REPLY)
+            if not piece or len(line) > _LONGEST_REPLY:
+                return b""
+            line += piece
+    finally:
+        loop.remove_reader(reply)
+    return line
 
 
 def _request(launch: Launch) -> bytes:
