@@ -156,9 +156,9 @@ class JobSupervisor:
         assert job is not None, "only stored jobs are granted"
         launcher = self._launcher_of(job)
         is_there = True
-        if job.started_at is None and not launcher.was_launched(job):
+        if job.started_at is None:
             async with self._launch_slot():
-                is_there = await self._launch(job_id, launcher)
+                is_there = launcher.was_launched(job) or await self._launch(job_id, launcher)
         if self.deferred.pop(job_id, None) is not None:
             self._wake()
         if not is_there:
