@@ -16,7 +16,7 @@ from typing import Any
 import typer
 
 from gpulease import __version__
-from gpulease.cli.commands import VERBS, app, parameters
+from gpulease.cli.commands import app
 from gpulease.daemon.main import _parser as daemon_parser
 from gpulease.setup.__main__ import _parser as setup_parser
 from gpulease.web.main import _parser as web_parser
@@ -32,13 +32,14 @@ PROGRAMS = {
 def pages() -> Iterator[tuple[str, str]]:
     """Yield the name of the file of each page, and its text."""
     verbs: Any = typer.main.get_command(app)
-    context = typer.Context(verbs, info_name="gpulease")
-    rows = "".join(_item(f"gpulease-{verb}(1)", about) for verb, about in VERBS.items())
+    context = typer.Context(verbs, info_name="gpulease", help_option_names=["-h", "--help"])
+    commands = [verbs.get_command(context, verb) for verb in verbs.list_commands(context)]
+    rows = "".join(_item(f"gpulease-{each.name}(1)", each.short_help) for each in commands)
     text = _verb(verbs, context, "", "share GPUs by memory")
     yield "gpulease.1", f"{text}.SH COMMANDS\n{rows}{_see_also('gpulease')}"
-    for verb, about in VERBS.items():
-        text = _verb(verbs.get_command(context, verb), context, verb, about)
-        yield f"gpulease-{verb}.1", text + _see_also(f"gpulease-{verb}")
+    for each in commands:
+        text = _verb(each, context, each.name, each.short_help)
+        yield f"gpulease-{each.name}.1", text + _see_also(f"gpulease-{each.name}")
     for name, (about, parser) in PROGRAMS.items():
         yield f"{name}.8", _program(name, about, parser())
     head = _head("gpulease.toml", 5, "configuration of gpuleased, in /etc/gpulease/config.toml")
@@ -52,7 +53,7 @@ def _verb(command: Any, parent: Any, verb: str, about: str) -> str:
     text = _head(name, 1, about) + f".SH SYNOPSIS\n{_roff(usage)}\n.SH DESCRIPTION\n"
     text += "".join(map(_paragraph, command.help.split("\n\n")))
     sections: dict[str, list[str]] = {}
-    for param in parameters(verb):
+    for param in command.get_params(context):
         heading = getattr(param, "rich_help_panel", None) or f"{param.param_type_name}s"
         if (row := param.get_help_record(context)) is not None:
             sections.setdefault(heading.upper(), []).append(_item(*row))

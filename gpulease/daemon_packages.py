@@ -26,13 +26,16 @@ LEAST_PYTHON = (3, 11)
 """Of all programs; gpulease.lease needs 3.10, which users' environments have."""
 
 
-def install_hint(*extras: str, pip: str = "pip") -> str:
-    """Return what to do to install extras of gpulease, for the hint of an error."""
+def install_hint(*extras: str) -> str:
+    """Return what to do to install extras of gpulease here, for the hint of an error."""
     if sys.version_info < LEAST_PYTHON:
         return (
             "docs/admin/install.md has ways to a newer Python; gpulease.lease works with this one"
         )
-    return f"{pip} install 'gpulease[{','.join(extras)}]'"
+    pip = Path(sys.prefix, "bin/pip")
+    # uv makes environments without one.
+    install = f"{pip} install" if pip.exists() else f"uv pip install --python {sys.executable}"
+    return f"{install} 'gpulease[{','.join(extras)}]'"
 
 
 INSTALL_HINT = install_hint("daemon")

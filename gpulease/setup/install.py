@@ -145,7 +145,7 @@ def _check_web(programs: Path) -> None:
     if subprocess.run(program, check=False, capture_output=True, env=_ENVIRONMENT).returncode:
         raise SetupFailed(
             "cannot install the web page: its packages are not installed",
-            install_hint("daemon", "web", pip=f"{programs}/pip"),
+            install_hint("daemon", "web"),
         )
 
 

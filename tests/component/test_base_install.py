@@ -143,14 +143,14 @@ def test_what_needs_the_daemon_says_how_to_install_it(
 ) -> None:
     done = _run(python, *arguments, environment=environment)
     assert done.returncode == code, done
-    assert "pip install 'gpulease[daemon]'" in done.stderr, done
+    assert f"uv pip install --python {python} 'gpulease[daemon]'" in done.stderr, done
     assert "Traceback" not in done.stderr
 
 
 def test_the_web_server_says_how_to_install_its_packages(python: Path) -> None:
     done = _run(python, "-m", "gpulease.web", "--version")
     assert done.returncode == 78, done
-    assert "pip install 'gpulease[web]'" in done.stderr, done
+    assert f"uv pip install --python {python} 'gpulease[web]'" in done.stderr, done
 
 
 @pytest.fixture

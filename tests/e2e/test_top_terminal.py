@@ -269,4 +269,4 @@ def test_without_textual_it_says_how_to_get_it(daemon: Daemon) -> None:
     )
     assert ran.returncode == 125
     assert "textual is not installed" in ran.stderr
-    assert "pip install 'gpulease[top]'" in ran.stderr
+    assert f"{sys.prefix}/bin/pip install 'gpulease[top]'" in ran.stderr

@@ -5,7 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from gpulease.cli.commands import VERBS, parameters
+from gpulease.cli.verbs import VERBS, options_of_verb
 
 ROOT = Path(__file__).parents[2]
 REQUEST = re.compile(r"\.(TH|SH|TP|B|PP|nf|fi|br)\b")
@@ -18,8 +18,8 @@ def test_each_program_and_verb_has_a_page_with_all_of_its_options(tmp_path: Path
     for verb in VERBS:
         page = pages[f"gpulease-{verb}.1"]
         assert f"gpulease-{verb}(1)" in pages["gpulease.1"]
-        for option in (name for param in parameters(verb) for name in param.opts if "-" in name):
-            assert re.search(rf"^\.B .*{option}\b", page, re.MULTILINE), (verb, option)
+        for option in options_of_verb(verb).values():
+            assert re.search(rf"^\.B .*{option.long}\b", page, re.MULTILINE), (verb, option.long)
     assert "--restrict-users" in pages["gpulease-setup.8"]
     assert "\n.B default_memory\n" in pages["gpulease.toml.5"]
     for name, page in pages.items():
