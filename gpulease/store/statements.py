@@ -5,7 +5,8 @@ long for them as SQLite does. `rows` makes their values.
 """
 
 import json
-from collections.abc import Sequence
+from collections import namedtuple
+from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime, timedelta
 from fractions import Fraction
 from functools import lru_cache
@@ -16,6 +17,7 @@ from sqlalchemy import (
     ColumnElement,
     Connection,
     Insert,
+    Select,
     and_,
     bindparam,
     delete,
@@ -157,14 +159,27 @@ def jobs_with(connection: Connection, ids: Sequence[int]) -> list[Job]:
         return []
     these = select(func.json_each(json.dumps(ids)).table_valued("value").c.value)
     by_id = select(_jobs).where(_jobs.c.id.in_(these)).order_by(_jobs.c.id)
-    rows: Sequence[Any] = connection.execute(by_id).all()
     leases: dict[int, list[Any]] = {}
     by_place = select(_leases).where(_leases.c.job.in_(these)).order_by(_leases.c.place)
-    for lease in connection.execute(by_place):
+    for lease in _rows(connection, by_place):
         leases.setdefault(lease.job, []).append(lease)
-    of_holds = connection.execute(select(_holders).where(_holders.c.job.in_(these)))
-    holders: dict[int, Any] = {holder.job: holder for holder in of_holds}
-    return [job_of(row, leases.get(row.id, ()), holders.get(row.id)) for row in rows]
+    of_holds = select(_holders).where(_holders.c.job.in_(these))
+    holders = {holder.job: holder for holder in _rows(connection, of_holds)}
+    return [
+        job_of(row, leases.get(row.id, ()), holders.get(row.id)) for row in _rows(connection, by_id)
+    ]
+
+
+def _rows(connection: Connection, statement: Select[Any]) -> Iterator[Any]:
+    """Return rows as named tuples: to read a column of SQLAlchemy's takes thirty times as long."""
+    found = connection.execute(statement)
+    return map(_named_tuple(*found.keys()), found.all())
+
+
+@lru_cache
+def _named_tuple(*columns: str) -> Callable[[Sequence[Any]], Any]:
+    row: Any = namedtuple("row", columns)  # type: ignore[misc]
+    return row._make
 
 
 LATEST_USERS = (
