@@ -70,8 +70,8 @@ docs-site: $(VENV)/.dev  ## build the docs as a site with search, in build/docs-
 docs-check: $(VENV)/.dev
 	$(BIN)/python docs/generate.py --check
 
-test-system: $(VENV)/.dev  ## test the service on a booted systemd (root; builds a Debian first)
-	GPULEASE_TEST_SYSTEMD=1 $(BIN)/python -m pytest tests/system --quiet --numprocesses 0
+test-system: $(VENV)/.dev  ## test service and package on a booted Debian (root; RELEASE=13; 12 without)
+	GPULEASE_TEST_SYSTEMD=1 GPULEASE_TEST_DEBIAN=$(or $(RELEASE),12) $(BIN)/python -m pytest tests/system --quiet --numprocesses 0
 
 test-slurm: $(VENV)/.dev  ## test under this machine's Slurm and under 24.11 (root; fetches a Debian first)
 	$(BIN)/python -m pytest tests/slurm $(PYTEST)

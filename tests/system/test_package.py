@@ -3,6 +3,7 @@
 import re
 import shutil
 import sys
+import zipfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -120,3 +121,12 @@ def _dpkg(machine: Machine, *arguments: str, check: bool = True) -> str:
     """Run dpkg inside and return all that was said."""
     done = machine.run("dpkg", *arguments, check=check, within_s=300)
     return done.stdout + done.stderr
+
+
+def test_the_description_on_an_index_has_no_link_that_leads_nowhere(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        (metadata,) = (name for name in archive.namelist() if name.endswith("/METADATA"))
+        text = archive.read(metadata).decode()
+    assert "docs/admin/install.md" in (root.REPOSITORY / "README.md").read_text()
+    assert "Description-Content-Type: text/markdown" in text
+    assert not re.findall(r"\]\((?!https?:)[^)]*\)", text)
