@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from dataclasses import dataclass as record
     from dataclasses import replace
 else:
-    _MISSING = object()
 
     def record(kind=None, *, frozen=False):
         """Give a class its constructor, comparison and repr.
@@ -23,7 +22,6 @@ else:
         if kind is None:
             return lambda kind: record(kind, frozen=frozen)
         kind._names = tuple(kind.__annotations__)
-        kind._defaults = {name: getattr(kind, name, _MISSING) for name in kind._names}
         kind.__init__, kind.__eq__, kind.__repr__ = _init, _eq, _repr
         kind.__hash__ = _hash if frozen else None
         return kind
@@ -35,13 +33,14 @@ else:
     def _init(self, *values, **named):
         names, kind = self._names, type(self)
         given = dict(zip(names, values, strict=False), **named)
-        fields = {**kind._defaults, **given}
-        if len(given) != len(values) + len(named) or len(fields) != len(names):
+        if len(given) != len(values) + len(named) or not given.keys() <= set(names):
             raise TypeError(f"{kind.__name__}() takes {', '.join(names)}")
-        for name, value in fields.items():
-            if value is _MISSING:
-                raise TypeError(f"{kind.__name__}() lacks {name!r}")
-        self.__dict__.update(fields)
+        for name in names:
+            if name not in given:
+                if not hasattr(kind, name):
+                    raise TypeError(f"{kind.__name__}() lacks {name!r}")
+                given[name] = getattr(kind, name)
+        self.__dict__.update(given)
 
     def _eq(self, other):
         return vars(self) == vars(other) if type(other) is type(self) else NotImplemented
