@@ -364,6 +364,10 @@ class RunOptions:
         "--summary", help="At the end, say what the job used: peaks, utilization, steps.",
         default=False, is_of_new_jobs=True,
     )  # fmt: skip
+    quiet: bool = _job(
+        "-q", "--quiet", help="Say nothing about the job on the terminal, errors apart.",
+        default=False, is_of_new_jobs=True,
+    )  # fmt: skip
     shell: bool = _job(
         "--shell", help="Run your shell in place of COMMAND.", default=False, is_typed_only=True
     )

@@ -252,6 +252,9 @@ class MemoryStore:
     def invocation(self, job: JobId) -> Invocation:
         return self._invocations[job]
 
+    def past_invocation(self, job: Job) -> Invocation:
+        return replace(self._invocations[job.id], environment={})
+
     def events(self, job: JobId) -> Sequence[Event]:
         return [event for of, event in self._events if of == job]
 

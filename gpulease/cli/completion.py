@@ -41,6 +41,7 @@ _STATES = {
     "show": _LIVE | {"ended"},
     "plot": frozenset({"active", "releasing", "ended"}),
     "keep": frozenset({"granted", "active"}),
+    "again": frozenset({"ended"}),
     "logs": frozenset({"active", "releasing", "ended"}),
 }
 """The states of the jobs that a verb applies to; of the other verbs: jobs that have not ended."""

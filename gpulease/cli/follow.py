@@ -8,8 +8,17 @@ from __future__ import annotations
 import signal
 import time
 
-from gpulease.cli.attachment import AttachMode, AttachRefused, Detached, Hooks, Left, attach
-from gpulease.cli.caller import adds_carriage_returns
+from gpulease.cli.attachment import (
+    AttachMode,
+    AttachRefused,
+    Detached,
+    Hooks,
+    Left,
+    attach,
+    next_keys,
+)
+from gpulease.cli.attachment import name_of as name_of_keys
+from gpulease.cli.caller import adds_carriage_returns, is_ours
 from gpulease.cli.exit_codes import (
     QUEUED_AGAIN,
     SIGNALED,
@@ -35,6 +44,7 @@ if TYPE_CHECKING:
     from gpulease.wire.jobs import JobView
     from gpulease.wire.machine import GpuView
 
+_CTRL_BACKSLASH = b"\x1c"
 _BY_ITSELF = ("exited", "signaled")
 CANCEL_WITHIN = 5.0
 """Seconds for the daemon to confirm a cancellation; the user waits for the prompt."""
@@ -75,6 +85,8 @@ class FollowOptions:
     """Say which GPU each device name of the frameworks is."""
     summary: bool = False
     """Say in one line what the job did with its GPUs."""
+    again: str | None = None
+    """The job that this one repeats."""
 
 
 @record(frozen=True)
@@ -122,7 +134,25 @@ def _follow(
 ) -> tuple[int, JobView]:
     """Return the exit code of one job, and the job as it was last seen."""
     try:
-        job = wait_for_start(client, job, signals, stderr, submission)
+        return _follow_to_end(client, job, signals, stderr, options, submission)
+    except Detached:
+        return 0, job
+    finally:
+        stderr.line.clear()
+
+
+def _follow_to_end(
+    client: LightClient,
+    job: JobView,
+    signals: Signals,
+    stderr: StderrStatus,
+    options: FollowOptions,
+    submission: Submission | None,
+) -> tuple[int, JobView]:
+    """Return what `_follow` does. Raises: Detached."""
+    try:
+        keys = _keys_of(options)
+        job = wait_for_start(client, job, signals, stderr, submission, keys)
         _introduce(client, job, stderr, options)
         stay = _stay(client, job, signals, stderr, options)
         if stay.ending is not None:
@@ -140,16 +170,30 @@ def _follow(
         if left.signum in ENDING - {signal.SIGHUP}:
             raise Killed(left.signum) from None
         return SIGNALED + left.signum, job
-    except Detached:
-        return 0, job
-    finally:
-        stderr.line.clear()
+
+
+def _keys_of(options: FollowOptions) -> str:
+    """Say what keys do while the job waits."""
+    if not options.started:
+        return "Ctrl-C leaves it in the queue"
+    if not _leaves_by_quit(options):
+        return "Ctrl-C cancels"
+    return f"Ctrl-C cancels, {name_of_keys(options.keys)} leaves it in the queue"
+
+
+def _leaves_by_quit(options: FollowOptions) -> bool:
+    r"""Tell whether the detach keys begin with Ctrl-\, which a command hears while it waits."""
+    return options.keys[:1] == _CTRL_BACKSLASH and is_ours(0)
 
 
 def _introduce(
     client: LightClient, job: JobView, stderr: StderrStatus, options: FollowOptions
 ) -> None:
-    """Print the GPUs of a job that has started, if that was asked for."""
+    """Say on a terminal where a job that has started runs, and more if that was asked for."""
+    if options.started and job.started_at and stderr.line.rewrites and not options.is_shell:
+        from gpulease.cli.messages import started_line
+
+        stderr.line.say(started_line(job, options.again))
     if options.is_shell and job.state == "active":
         from gpulease.cli.messages import shell_on
 
@@ -352,10 +396,18 @@ def _print_kept(client: LightClient, job: JobView, signals: Signals) -> None:
 def _give_up(
     client: LightClient, job: JobView, signum: int, stderr: StderrStatus, options: FollowOptions
 ) -> None:
-    """Cancel a waiting job that this command submitted, unless only the terminal was lost."""
+    """Cancel a waiting job that this command submitted, unless only the terminal was lost.
+
+    Raises:
+        Detached: the signal began the detach keys.
+    """
     stderr.line.clear()
     if signum == signal.SIGHUP:
         return
+    leaves = signum == signal.SIGQUIT and _leaves_by_quit(options)
+    if leaves and options.started and next_keys(0, len(options.keys) - 1) == options.keys[1:]:
+        stderr.print(f"gpulease: job {id_of(job)} stays in the queue: gpulease attach {id_of(job)}")
+        raise Detached
     if not options.started:
         stderr.print(
             f"gpulease: job {id_of(job)} keeps its place in the queue: gpulease attach {id_of(job)}"

@@ -24,14 +24,22 @@ if TYPE_CHECKING:
 SHELLS = ("bash", "zsh", "fish")
 
 
-def _edited(option: Option) -> Option:
-    """Return an option of `run` as `edit` has it: what is not given is None."""
-    flags = (f"{option.long}/--no-{option.long[2:]}",) if option.is_flag else option.flags
+def _changed(option: Option, help: str | None, panel: str = "Options") -> Option:
+    """Return an option of `run` as a verb has it that changes a job: what is not given is None."""
+    has_opposite = option.is_flag and "/" not in option.flags[-1]
+    last = f"{option.long}/--no-{option.long[2:]}"
+    flags = (*option.flags[:-1], last) if has_opposite else option.flags
     kind = f"{option.annotation.removesuffix(' | None')} | None"
     return replace(
-        option, flags=flags, help=option.edits or "", panel="Options", default=None,
-        annotation=kind,
+        option, flags=flags, help=help or "", panel=panel, default=None, annotation=kind
     )  # fmt: skip
+
+
+_NOT_OF_AGAIN = frozenset({
+    "array", "dry", "json", "new_lease", "no_defaults", "no_script_options", "shell", "slurm",
+    "snapshot", "snapshot_dir",
+})  # fmt: skip
+"""Options of `run` about how the command is found, or about what is no single new job."""
 
 
 def _list(*flags: str, metavar: str, help: str) -> Option:
@@ -69,7 +77,13 @@ OPTIONS: Mapping[str, Mapping[str, Option]] = {
             "--every", metavar="SPAN", help="Time between two looks; default: 2s.", default="2s"
         ),
     },
-    "edit": {name: _edited(each) for name, each in OPTIONS_OF_RUN.items() if each.edits},
+    "edit": {
+        name: _changed(each, each.edits) for name, each in OPTIONS_OF_RUN.items() if each.edits
+    },
+    "again": {
+        name: _changed(each, each.help, each.panel)
+        for name, each in OPTIONS_OF_RUN.items() if name not in _NOT_OF_AGAIN
+    },
     "move": {
         "before": text("--before", metavar="JOB", help="Start before this job."),
         "first": flag("--first", help="Start before your other jobs."),
@@ -183,7 +197,7 @@ OPTIONS: Mapping[str, Mapping[str, Option]] = {
 }  # fmt: skip
 """By verb and parameter."""
 ARGUMENTS: Mapping[str, tuple[Argument, ...]] = {
-    **dict.fromkeys(("edit", "move", "requeue", "keep"), (JOBS,)),
+    **dict.fromkeys(("edit", "move", "again", "requeue", "keep"), (JOBS,)),
     **dict.fromkeys(("drain", "resume"), _GPUS),
     "adopt": (Argument("pid", "PID", is_list=False, is_required=True),),
     "plot": (Argument("job", "JOB", is_list=False),),

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
         "move",
         "move before",
         "cancel",
+        "again",
         "requeue",
         "extend",
         "keep",
@@ -42,14 +43,14 @@ LAST = "last"
 """The word for what the caller submitted last."""
 _LAST_UNLESS_NAMED = frozenset({"show", "logs", "attach"})
 """The verbs that mean `last` where no job is named: they change nothing."""
-_TAKES_ONE = frozenset({"attach", "plot", "move before"})
-READS = frozenset({"show", "logs", "attach", "plot"})
+_TAKES_ONE = frozenset({"attach", "plot", "move before", "again"})
+READS = frozenset({"show", "logs", "attach", "plot", "again"})
 """The verbs that change nothing: of several jobs with one name they take the newest."""
 _ONE_BY_ONE = READS | {"cancel"}
 """The verbs for which the number of an array is not replaced by those of its elements."""
 FINDS_ENDED = READS | {"wait"}
 """The verbs that find ended jobs by name; wait --name finds only those that wait or run."""
-_BY_WORDS = {"edit": "--mem 6G", "move": "--first"}
+_BY_WORDS = {"edit": "--mem 6G", "move": "--first", "again": "--mem 8G"}
 """The verbs without --name PATTERN and --all, each with options for an example."""
 _LISTED = 10
 """Jobs that a message names; the others are counted."""
@@ -173,7 +174,10 @@ def for_each(targets: Iterable[T], act: Callable[[T], str]) -> int:
 
 def doing(verb: Verb) -> str:
     """Return what a verb does, as it reads after "cannot"."""
-    other = {"logs": "print the output of", "attach": "attach to", "wait": "wait for"}
+    other = {
+        "logs": "print the output of", "attach": "attach to", "wait": "wait for",
+        "again": "repeat",
+    }  # fmt: skip
     return other.get(verb, verb)
 
 

@@ -1,4 +1,4 @@
-"""Verbs that change jobs: edit, move, cancel, requeue, extend, keep.
+"""Verbs that change jobs: edit, move, cancel, again, requeue, extend, keep.
 
 What they do is in modules that the quick parser imports without typer.
 """
@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from gpulease.cli import change_jobs
+from gpulease.cli.again import run_again
 from gpulease.cli.cancel_jobs import cancel_jobs
 from gpulease.cli.options import JobsArgument, SocketOption, named_socket, takes_its_options
 from gpulease.cli.typer_extensions import CommandWithSpan
@@ -76,6 +77,25 @@ def cancel(
       gpulease cancel --user bob --name 'sweep*'
     """
     return cancel_jobs(jobs=jobs, socket=named_socket(ctx, socket), **typed)
+
+
+@takes_its_options
+def again(
+    ctx: typer.Context, jobs: JobsArgument = None, *, socket: SocketOption = None, **typed: Any
+) -> int:
+    """Submit a job that has ended once more, and stay with it as run does.
+
+    It gets a new number. Its command, directory and options are those of the old job,
+    but for options that are given; its environment is that of this shell. A job that
+    was submitted in the background is again. For running jobs, see gpulease requeue.
+
+    \b
+    Examples:
+      gpulease again 17
+      gpulease again last --mem 8G
+      gpulease again 17_3 -d --time 8h
+    """
+    return run_again(jobs=jobs, socket=named_socket(ctx, socket), **typed)
 
 
 @takes_its_options

@@ -7,9 +7,17 @@ from __future__ import annotations
 
 import sys
 import time
+from functools import partial
 from threading import Lock
 
-from gpulease.cli.render import local_time, print_stderr, terminal_width, write_stderr
+from gpulease.cli.render import (
+    local_time,
+    print_stderr,
+    screen_of,
+    shown,
+    terminal_width,
+    write_stderr,
+)
 from gpulease.cli.signals import name_of
 from gpulease.errors import GpuleaseError, NoDaemon, TooMany
 from gpulease.locations import environment
@@ -40,10 +48,12 @@ def wait_for_start(
     signals: Signals,
     stderr: StderrStatus,
     submission: Submission | None = None,
+    keys: str = "",
 ) -> JobView:
     """Return the job once it has a worker or has ended; show its place in the queue meanwhile.
 
-    `submission` is what has just queued the job, and says if it still waits after a moment.
+    `submission` is what has just queued the job, and says if it still waits after a moment. `keys`
+    says what keys do meanwhile.
 
     Raises:
         Interrupted: a signal that ends a wait came.
@@ -52,7 +62,7 @@ def wait_for_start(
     is_news = submission is None
     while job.state not in _HAS_A_WORKER:
         if is_news:
-            _show_wait(client, job, signals, stderr)
+            _show_wait(client, job, signals, stderr, keys)
         job = signals.interruptible(next, views, job)
         is_news = True
     stderr.line.clear()
@@ -61,13 +71,18 @@ def wait_for_start(
     return job
 
 
-def _show_wait(client: LightClient, job: JobView, signals: Signals, stderr: StderrStatus) -> None:
-    if job.state == "queued" or stderr.line.rewrites:
-        from gpulease.cli.messages import shorter_waiting_texts, waiting_text
+def _show_wait(
+    client: LightClient, job: JobView, signals: Signals, stderr: StderrStatus, keys: str
+) -> None:
+    if stderr.line.rewrites:
+        from gpulease.cli.messages import waiting_line
+
+        stderr.line.show(waiting_line(job, stderr.now(), keys), stderr.now())
+    elif job.state == "queued":
+        from gpulease.cli.messages import waiting_text
 
         blocker = signals.interruptible(_blocker, client, job)
-        now = stderr.now()
-        stderr.line.show(waiting_text(job, blocker, now), now, *shorter_waiting_texts(job, now))
+        stderr.line.show(waiting_text(job, blocker, stderr.now()), stderr.now())
     else:
         # It is granted: a delayed line about its place in the queue is out of date.
         stderr.line.clear()
@@ -195,7 +210,6 @@ class WaitingLine:
         self._timer: Timer | None = None
         self._lock = Lock()
         self._text = ""
-        self._shorter: tuple[str, ...] = ()
         self._shown: str | None = None
         self._shown_at: datetime | None = None
 
@@ -204,22 +218,26 @@ class WaitingLine:
         """Whether the line disappears when the job starts."""
         return self._width is not None
 
-    def show(self, text: str, now: datetime, *shorter: str) -> None:
+    def show(self, text: str, now: datetime) -> None:
         """Show `text`, unless it is shown already or the last line is too recent.
 
-        A terminal that is too narrow for it gets the first of the `shorter` ones that fits, or as
-        much of the last one as fits.
+        A terminal gets as much of it as fits.
         """
         from threading import Timer
 
         with self._lock:
-            self._text, self._shorter = text, shorter
+            self._text = text
             if self._delay is None:
                 self._show(now)
             elif self._timer is None:
                 self._timer = Timer(self._delay, self._show_first, (now,))
                 self._timer.daemon = True
                 self._timer.start()
+
+    def say(self, text: str) -> None:
+        """Print a line that stays, on a terminal only."""
+        if self.rewrites:
+            self._write(f"{_ERASE}{text}\n")
 
     def clear(self) -> None:
         """Erase the line, and show nothing until the next `show`."""
@@ -242,11 +260,9 @@ class WaitingLine:
         before = self._shown_at
         is_due = before is None or (now - before).total_seconds() >= LINE_EVERY_S
         if self._width is not None:
-            from gpulease.drawing.words import display_width, shorten
+            from gpulease.drawing.words import shorten
 
-            width, texts = self._width() - 1, (self._text, *self._shorter)
-            fitting = (text for text in texts if display_width(text) <= width)
-            self._write(_ERASE + shorten(next(fitting, texts[-1]), width))
+            self._write(_ERASE + shorten(self._text, self._width() - 1))
         elif self._text != self._shown and is_due:
             self._write(self._text + "\n")
         else:
@@ -263,15 +279,21 @@ class StderrStatus:
     now: Callable[[], datetime]
 
 
-def stderr_status(delay: float = 0.5) -> StderrStatus:
+def stderr_status(delay: float = 0.5, *, quiet: bool = False) -> StderrStatus:
     """Return the status on standard error, in local time; a terminal gets a line that changes.
 
-    The line is shown after `delay` seconds: most jobs start at once.
+    The line is shown after `delay` seconds: most jobs start at once. With `quiet` there is none.
     """
+    screen = screen_of(sys.stderr, environment())
     is_terminal = sys.stderr is not None and sys.stderr.isatty()
-    rewrites = is_terminal and environment().get("TERM", "dumb") != "dumb"
+    rewrites = is_terminal and not quiet and environment().get("TERM", "dumb") != "dumb"
+
+    def write(text: str) -> None:
+        if not quiet:
+            write_stderr(shown(text, screen))
+
     return StderrStatus(
         print=print_stderr,
-        line=WaitingLine(write_stderr, terminal_width if rewrites else None, delay),
+        line=WaitingLine(write, partial(terminal_width, 2) if rewrites else None, delay),
         now=local_time,
     )

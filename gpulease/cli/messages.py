@@ -12,6 +12,7 @@ from gpulease.drawing.words import (
     clock,
     id_of,
     in_line,
+    in_the_way,
     reason_of,
     shorten,
     size,
@@ -119,17 +120,38 @@ def waiting_text(job: JobView, blocker: JobView | None, now: datetime) -> str:
     return f"gpulease: job {id_of(job)} waits{in_line(job)}{why_and_when(job, now, owner)}"
 
 
-def shorter_waiting_texts(job: JobView, now: datetime) -> list[str]:
-    """Say with fewer words when a job is expected to start, and why it waits."""
-    when = starts_in(job, now)
-    if job.state != "queued" or not when:
-        return []  # the full text has at its end what matters least
-    starts = f"starts probably {when}" if when not in ("soon", "late") else f"starts {when}"
-    why = f": {reason}" if (reason := reason_of(job, now)) else ""
-    return [
-        f"gpulease: job {id_of(job)} {starts}{in_line(job)}{why}",
-        f"job {id_of(job)} {starts}{why}",
-    ]
+def waiting_line(job: JobView, now: datetime, keys: str) -> str:
+    """Say on a terminal what a waiting job does, what matters most first: the right end is cut.
+
+    `keys` says what keys do.
+    """
+    if job.state != "queued":
+        return f"job {id_of(job)} · starting"
+    when, after = starts_in(job, now), in_the_way(job)
+    likely = "probably " if when not in ("soon", "late") else ""
+    start = f"starts {likely}{when}" if when else "waits"
+    parts = (
+        f"job {id_of(job)}",
+        f"{start}, after {after}" if after else start,
+        reason_of(job, now),
+        in_line(job).removeprefix(", "),
+        keys,
+    )
+    return " · ".join(filter(None, parts))
+
+
+def started_line(job: JobView, again: str | None = None) -> str:
+    """Say where a job runs: job 3 · GPU 0 · 4G; `again` is the job that it repeats."""
+    gpus = ",".join(clean(each.index) for each in job.devices if each.index)
+    sizes = dict.fromkeys(leased(each) for each in job.leases)
+    parts = (
+        f"job {id_of(job)}",
+        again and f"again of {again}",
+        gpus and f"GPU{'s' * (len(job.leases) > 1)} {gpus}",
+        f"{' and '.join(sizes)}{' each' * (len(job.leases) > 1 and len(sizes) == 1)}",
+        any(each.simulated for each in job.devices) and "simulated: no real GPU is used",
+    )
+    return " · ".join(each for each in parts if each)
 
 
 def _owner(blocker: JobView, now: datetime) -> str:

@@ -72,9 +72,9 @@ def _shows_blocks(stream: TextIO | None, environment: Mapping[str, str]) -> bool
     return "utf8" in locale and encoding == "utf8" and environment.get("TERM") != "linux"
 
 
-def terminal_width() -> int:
+def terminal_width(handle: int = 1) -> int:
     """Return the columns of the terminal, or what COLUMNS says."""
-    return max(_NARROWEST, _columns(environment()) or _terminal_columns())
+    return max(_NARROWEST, _columns(environment()) or _terminal_columns(handle))
 
 
 def _columns(environment: Mapping[str, str]) -> int:

@@ -122,7 +122,7 @@ def _run_as_job(
     outer: NestedView | None = None,
 ) -> int:
     if outer is None:
-        _complete(daemon, request, options)
+        complete(daemon, request, options)
     if options.dry:
         from gpulease.cli.show_jobs import dry_run
         from gpulease.client.light_client import LightClient
@@ -130,7 +130,7 @@ def _run_as_job(
         _check_copy(request, options)
         return dry_run(LightClient(daemon), request, outer, json=options.json)
     _run_a_copy(request, options, must=must_copy)
-    return _submit(daemon, request, options)
+    return submit_and_follow(daemon, request, options)
 
 
 def _request(options: RunOptions, command: Sequence[str], *, on_slurm: bool) -> SubmitRequest:
@@ -141,17 +141,22 @@ def _request(options: RunOptions, command: Sequence[str], *, on_slurm: bool) -> 
     if request.terminal is None and not options.detach and caller.streams.stdout:
         # Python would buffer output to the pipe of the job, though it is shown on a terminal here.
         request.environment = {"PYTHONUNBUFFERED": "1", **request.environment}
-    if options.begin is not None:
-        from gpulease.cli.resolved_options import begin_instant
-
-        request.queue.begin_at = begin_instant(options.begin, local_time())
+    set_begin(request, options)
     is_here_and_now = not (on_slurm or options.after or options.begin or options.held)
     found = resolve(command, caller.cwd, caller.environment, must_exist=is_here_and_now)
     request.argv = [to_wire(word) for word in found]
     return request
 
 
-def _complete(daemon: Transport, request: SubmitRequest, options: RunOptions) -> None:
+def set_begin(request: SubmitRequest, options: RunOptions) -> None:
+    """Set the instant before which a job does not start, if there is one."""
+    if options.begin is not None:
+        from gpulease.cli.resolved_options import begin_instant
+
+        request.queue.begin_at = begin_instant(options.begin, local_time())
+
+
+def complete(daemon: Transport, request: SubmitRequest, options: RunOptions) -> None:
     """Add what concerns a job of its own only, and not a command within a lease."""
     if options.after:
         from gpulease.cli.resolved_options import dependencies
@@ -246,11 +251,19 @@ class LockedNote:
                 raise Killed(signum)
 
 
-def _submit(daemon: Transport, request: SubmitRequest, options: RunOptions) -> int:
+def submit_and_follow(
+    daemon: Transport, request: SubmitRequest, options: RunOptions, again: str | None = None
+) -> int:
+    """Queue a job and stay with it, or print its number with -d; return the exit code.
+
+    `again` is the job that this one repeats.
+    """
     if options.detach:
         job = submit(replace(daemon, locked=LockedNote()), request)
-        _say_default(job, options, request.argv)
+        _say_default(job, options, request)
         print_stdout(str(job.id))
+        if again:
+            print_stderr(f"job {job.label or job.id} · again of {again}")
         _say_more(job, options)
         return 0
     with Signals() as signals:
@@ -263,7 +276,7 @@ def _submit(daemon: Transport, request: SubmitRequest, options: RunOptions) -> i
                 if signum in ENDING:
                     raise Killed(signum) from None
             raise
-        _say_default(job, options, request.argv)
+        _say_default(job, options, request)
         from gpulease.cli.follow import FollowOptions, follow
         from gpulease.cli.job_watch import stderr_status
 
@@ -273,8 +286,9 @@ def _submit(daemon: Transport, request: SubmitRequest, options: RunOptions) -> i
             may_run_again=bool(options.retry_oom or options.retries or options.requeue),
             verbose=options.verbose,
             summary=options.summary,
+            again=again,
         )
-        stderr = stderr_status(_SHOWN_AFTER_S)
+        stderr = stderr_status(_SHOWN_AFTER_S, quiet=options.quiet)
         return follow(LightClient(daemon), job, signals, stderr, how, submission)
 
 
@@ -288,8 +302,9 @@ def _keys(options: RunOptions) -> bytes:
     return detach_sequence(options.detach_keys, environment())
 
 
-def _say_default(job: JobView, options: RunOptions, command: Sequence[str]) -> None:
-    if options.mem is not None:
+def _say_default(job: JobView, options: RunOptions, request: SubmitRequest) -> None:
+    claim = request.claim
+    if claim.memory is not None or claim.share is not None or options.quiet:
         return
     from gpulease.drawing.words import id_of, requested
 
@@ -297,7 +312,7 @@ def _say_default(job: JobView, options: RunOptions, command: Sequence[str]) -> N
         print_stderr(f"gpulease: {clean(job.sized)}; to ask for another size, use --mem")
     else:
         print_stderr(f"gpulease: job {id_of(job)} leases the default, {requested(job)}; see --mem")
-    if "--mem" in command:
+    if "--mem" in request.argv:
         print_stderr("gpulease: --mem after the command was passed to the command")
 
 

@@ -68,6 +68,10 @@ VERBS: Mapping[str, Verb] = {
         EVERYDAY, "Lease GPU memory for this shell.",
         module="lease_verbs", quick="hold.hold_lease",
     ),
+    "again": Verb(
+        JOBS, "Submit an ended job once more.", "an ended job once more",
+        module="job_verbs", quick="again.run_again",
+    ),
     "adopt": Verb(
         JOBS, "Lease the memory that a running process uses.", "what a process uses",
         module="lease_verbs",

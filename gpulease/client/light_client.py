@@ -272,6 +272,18 @@ class LightClient:
                 if line:
                     yield self._view("JobView", line)
 
+    def submission(self, number: int) -> SubmitRequest:
+        """Return the request for the same work as that of an ended job, without environment.
+
+        Raises:
+            NoSuchJob: there is none, or its command is not known any more.
+            NotAllowed: it belongs to another user.
+            WrongState: it has not ended, or had no command.
+        """
+        reply = self._daemon.ask("GET", f"/jobs/{number}/submission")
+        view: SubmitRequest = self._view("SubmitRequest", reply)
+        return view
+
     def explain_json(self, request: SubmitRequest) -> bytes:
         """Return what would happen to a job, an ExplainView as JSON; nothing is queued.
 

@@ -135,6 +135,10 @@ def routes(parts: ApiParts) -> tuple[Route, ...]:
             post, "/adoptions", submitter, "adopt a process", holds.adopt, JobView, AdoptRequest,
             201,
         ),
+        Route(
+            get, "/jobs/{job_id}/submission", owner, "repeat", jobs.submission,
+            SubmitRequest,
+        ),
         Route(get, "/jobs/{job_id}/logs", owner, read_logs, jobs.logs, FRAMES),
         Route(
             get, "/jobs/{job_id}/environment", owner, read_env, holds.environment, EnvironmentView

@@ -10,9 +10,10 @@ from dataclasses import replace
 from datetime import timedelta
 from fractions import Fraction
 from pathlib import PurePosixPath
+from typing import Any
 
-from gpulease.domain.job import EarlySignal, Invocation, JobUsage, TerminalSettings
-from gpulease.domain.lease import Claim
+from gpulease.domain.job import EarlySignal, Invocation, Job, JobUsage, TerminalSettings
+from gpulease.domain.lease import Claim, State
 from gpulease.errors import BadValue
 from gpulease.fingerprint import fingerprint_of
 from gpulease.server.auth import Caller
@@ -36,7 +37,7 @@ from gpulease.server.validation import (
 )
 from gpulease.service.editing import Edit
 from gpulease.service.ports import Submission
-from gpulease.units import format_span
+from gpulease.units import Share, format_span
 from gpulease.wire.ranges import checked_name, written_span
 from gpulease.wire.requests import (
     LARGEST_RETRY,
@@ -47,6 +48,8 @@ from gpulease.wire.requests import (
     QueueRequest,
     SubmitRequest,
     TerminalRequest,
+    WorkerOptionsRequest,
+    to_wire,
 )
 from gpulease.wire.text import clean
 
@@ -117,6 +120,66 @@ def submission_of(
         named=gpu_names(request.claim.named),
         notify=notified_of(request.notify),
     )
+
+
+def why_not_again(job: Job) -> tuple[str, str] | None:
+    """Return why a job cannot be submitted once more, and a hint; None if it can."""
+    if job.holder is not None:
+        return "it was a lease without a command", "gpulease hold leases memory for this shell"
+    if job.slurm is not None:
+        return "Slurm runs it", f"scontrol requeue {job.slurm.id}"
+    if job.state is not State.ENDED:
+        return "it has not ended", f"gpulease requeue {job.label} stops it and queues it again"
+    if (now := job.usage.retried_as) is not None:
+        return f"job {now} continues it", f"gpulease show {now}, or gpulease again {now}"
+    return None
+
+
+def request_of(job: Job, invocation: Invocation) -> SubmitRequest:
+    """Return the request for the same work as that of a job, without an environment.
+
+    Left out is when it may start, and what the caller has by itself. An element of an array is an
+    array with its index.
+    """
+    claim, queue, early = job.claim, job.queue, invocation.early_signal
+    options: dict[str, Any] = dict(invocation.options)  # checked at submission
+    chosen = None if job.usage.size_reason else claim.memory
+    memory, share = _bytes_and_percent(chosen)
+    bound, bound_share = _bytes_and_percent(claim.memory_bound)
+    return SubmitRequest(
+        argv=[to_wire(each) for each in invocation.argv],
+        cwd=to_wire(invocation.cwd),
+        environment={},
+        claim=ClaimRequest(
+            memory, share, claim.gpus, claim.exclusive, _seconds(claim.time_limit),
+            list(claim.named), claim.model, claim.min_vram, claim.same_model, bound, bound_share,
+        ),
+        options=WorkerOptionsRequest(**options),
+        name=job.name,
+        attached=invocation.attached,
+        ends_with_client=invocation.ends_with_client,
+        early_signal=None
+        if early is None
+        else EarlySignalRequest(early.signal, early.before.total_seconds()),
+        grace=_seconds(invocation.grace),
+        queue=QueueRequest(
+            priority=queue.priority.value, nice=queue.nice,
+            array=None if queue.array is None else str(queue.array.index),
+            requeue=queue.requeue, preemptible=queue.preemptible, retries=queue.retries,
+            retry_on=list(queue.retry_on),
+            retry_delay=_seconds(queue.retry_delay) if queue.retries else None,
+        ),
+        retry_oom=None if job.usage.retry_factor is None else float(job.usage.retry_factor),
+        notify=list(job.notify),
+    )  # fmt: skip
+
+
+def _bytes_and_percent(memory: int | Share | None) -> tuple[int | None, float | None]:
+    return (None, float(memory.percent)) if isinstance(memory, Share) else (memory, None)
+
+
+def _seconds(span: timedelta | None) -> float | None:
+    return None if span is None else span.total_seconds()
 
 
 def edit_of(asked: EditRequest, *, is_admin: bool) -> Edit:

@@ -137,6 +137,7 @@ class LeaseViews:
                 name=known.name,
                 bus=known.bus,
                 simulated=simulated,
+                index=readings[lease.gpu].label if lease.gpu in readings else None,
             )
             for place, lease in enumerate(job.leases)
             for known in [readings.get(lease.gpu) or self._scheduler.store.gpu(lease.gpu)]

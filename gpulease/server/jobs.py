@@ -17,7 +17,7 @@ from gpulease.domain.limits import NO_LIMITS
 from gpulease.errors import BadValue, NoSuchJob, TooMany, WithinLease, WrongState
 from gpulease.server.auth import Caller
 from gpulease.server.context import Request, RequestContext, acting_on
-from gpulease.server.job_requests import submission_of
+from gpulease.server.job_requests import request_of, submission_of, why_not_again
 from gpulease.server.messages import Response, StreamingResponse, json_response
 from gpulease.server.nested import job_of_caller
 from gpulease.server.output import OutputQuery, frames_of
@@ -193,6 +193,14 @@ class JobHandlers:
         if invocation is None:
             return []
         return self._context.job_views.leases.devices(job, invocation.options)
+
+    async def submission(self, request: Request, job_id: int) -> Response:
+        """Return the request for the same work as that of an ended job, without environment."""
+        job = self._job(job_id)
+        if (why := why_not_again(job)) is not None:
+            raise WrongState(f"cannot repeat job {job.label}: {why[0]}", why[1])
+        invocation = await asyncio.to_thread(self._context.scheduler.store.past_invocation, job)
+        return json_response(request_of(job, invocation))
 
     async def watch(self, request: Request, job_id: int) -> Response:
         """Stream a job as a line of JSON, at once and at each change, until it has ended."""

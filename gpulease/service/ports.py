@@ -220,7 +220,7 @@ class Records(Protocol):
         """Return one job, in any state."""
 
     def invocation(self, job: JobId) -> Invocation:
-        """Return how to start a job; removed when the job ends."""
+        """Return how to start a job; not known any more when it has ended."""
 
     def drained(self) -> Mapping[GpuUuid, str]:
         """Return the GPUs that take no new leases, and why."""
@@ -326,6 +326,13 @@ class Transaction(Records, Protocol):
 
 class Store(Records, Protocol):
     """The database of jobs and leases."""
+
+    def past_invocation(self, job: Job) -> Invocation:
+        """Return how a job that has ended was started, without its environment.
+
+        Raises:
+            NoSuchJob: it is not known any more.
+        """
 
     def write(self) -> AbstractContextManager[Transaction]:
         """Open the only write transaction.

@@ -11,6 +11,7 @@ from sqlalchemy import delete, func, select
 from gpulease.domain.gpu import JobId
 from gpulease.domain.lease import State
 from gpulease.store.memory_history import delete_job_memory
+from gpulease.store.statements import LIVE
 from gpulease.store.store import SqlStore
 from gpulease.store.tables import (
     EventRow,
@@ -47,7 +48,8 @@ class Retention:
     def expired(self, border: datetime, most: int) -> Sequence[JobId]:
         """Return up to `BATCH` jobs that ended before `border` or exceed `most` for their user."""
         # The first element of an array stays until the last has ended: it has their invocation.
-        is_used = JobRow.id.in_(select(InvocationRow.job))
+        live = select(JobRow.array).where(LIVE, JobRow.array.is_not(None))
+        is_used = JobRow.id.in_(live)
         ended = select(JobRow.id).where(JobRow.state == State.ENDED, ~is_used)
         with self._store.reading() as connection:
             old = connection.scalars(

@@ -3,7 +3,7 @@
 import json
 import zlib
 from collections.abc import Iterable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import datetime, timedelta
 from fractions import Fraction
 
@@ -354,9 +354,18 @@ def pack(invocation: Invocation) -> bytes:
     return zlib.compress(json.dumps(content).encode("ascii"), level=1)
 
 
+PAST = b"-"
+"""Before the packed invocation of a job that has ended, which no row of a live one begins with."""
+
+
+def pack_past(invocation: Invocation) -> bytes:
+    """Return what is kept of an invocation after the end: all but the environment."""
+    return PAST + pack(replace(invocation, environment={}))
+
+
 def unpack(packed: bytes) -> Invocation:
-    """Return the invocation that was packed; the inverse of `pack`."""
-    content = json.loads(zlib.decompress(packed))
+    """Return the invocation that was packed, without environment after the end of its job."""
+    content = json.loads(zlib.decompress(packed.removeprefix(PAST)))
     # What came with later versions is not in the rows of earlier ones.
     groups, terminal = content.pop("groups", None), content.pop("terminal", None)
     early, grace = content.pop("early_signal", None), content.pop("grace_us", None)

@@ -68,7 +68,8 @@ def _insert(table: str, *without: str) -> str:
 ADD_JOB = _insert("jobs", "id")
 RESTORE_JOB = _insert("jobs")
 ADD_INVOCATION = _insert("invocations")
-DROP_INVOCATION = _text(delete(_invocations).where(_invocations.c.job == bindparam("this")))
+DROP_INVOCATION = "DELETE FROM invocations WHERE job = ?"
+END_INVOCATION = "UPDATE invocations SET content = :content WHERE job = :this"
 ADD_SUBMISSION = _insert("submissions")
 FIND_SUBMISSION = _text(
     select(_submissions.c.job).where(
@@ -208,7 +209,9 @@ def failed_element(array: JobId) -> ColumnElement[bool]:
 
 def invocation_sizes(connection: Connection) -> dict[JobId, int]:
     """Return the bytes of the compressed arguments and environment of each live job or array."""
-    sizes = connection.execute(select(InvocationRow.job, func.length(InvocationRow.content)))
+    live = select(func.coalesce(JobRow.array, JobRow.id)).where(LIVE)
+    size = select(InvocationRow.job, func.length(InvocationRow.content))
+    sizes = connection.execute(size.where(InvocationRow.job.in_(live)))
     return {JobId(job): size for job, size in sizes}
 
 

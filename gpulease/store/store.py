@@ -37,7 +37,7 @@ from gpulease.store.database_file import DiskReserve
 from gpulease.store.engine import open_engine, startup_error, translate_errors
 from gpulease.store.job_list import ended_page, job_page
 from gpulease.store.live_state import LiveState, Machine
-from gpulease.store.rows import invocation_key, unpack
+from gpulease.store.rows import PAST, invocation_key, unpack
 from gpulease.store.schema import bring_up_to_date
 from gpulease.store.statements import jobs_ended_since, jobs_with, reports_of
 from gpulease.store.tables import EventRow, GpuRow, JobRow, PropertyRow
@@ -207,9 +207,22 @@ class SqlStore:
             cursor = connection.cursor()
             cursor.execute(statements.INVOCATION_OF, (key,))
             found = cursor.fetchone()
-        if found is None:
+        if found is None or found[0].startswith(PAST):
             raise NoSuchJob(f"cannot start job {job}: it has ended")
         return unpack(*found)
+
+    def past_invocation(self, job: Job) -> Invocation:
+        """Return the invocation of a job that has ended, without its environment.
+
+        Raises:
+            NoSuchJob: it is not known any more, as it ended under an earlier version.
+        """
+        with self.reading() as connection:
+            key = (invocation_key(job),)
+            found = connection.exec_driver_sql(statements.INVOCATION_OF, key).scalar()
+        if found is None:
+            raise NoSuchJob(f"cannot repeat job {job.label}: its command is not known any more")
+        return unpack(found)
 
     def events(self, job: JobId) -> Sequence[Event]:
         """Return the history of a job, oldest first."""

@@ -318,7 +318,7 @@ class SubmissionRow(Row):
 
 
 class InvocationRow(Row):
-    """The invocation of a job as compressed JSON, deleted when the job ends.
+    """The invocation of a job as compressed JSON; its environment is deleted when the job ends.
 
     All elements of an array have that of its first element, which stays until the last has ended.
     """

@@ -21,6 +21,7 @@ from gpulease.service.ports import Event, PastJob, Submission, UserCount
 from gpulease.store import machine, statements
 from gpulease.store.live_state import LiveState
 from gpulease.store.rows import (
+    PAST,
     holder_values,
     instant,
     invocation_key,
@@ -28,6 +29,7 @@ from gpulease.store.rows import (
     lease_values,
     message_values,
     pack,
+    pack_past,
     unpack,
 )
 from gpulease.store.statements import jobs_with, replace_reports, runs_like
@@ -146,7 +148,7 @@ class SqlTransaction:
         if known is not None:
             return known
         found = self._writer.driver.execute(statements.INVOCATION_OF, (key,)).fetchone()
-        if found is None:
+        if found is None or found[0].startswith(PAST):
             raise NoSuchJob(f"cannot start job {job} again: it has ended")
         return unpack(found[0])
 
@@ -161,6 +163,8 @@ class SqlTransaction:
         job = self._insert(order, at)
         key = invocation_key(job)
         is_new = key == job.id or not self.live_elements(key)
+        if is_new and key != job.id:  # that of an array of which all elements had ended
+            self._writer.driver.execute(statements.DROP_INVOCATION, (key,))
         size = self._add_invocation(key, order.invocation) if is_new else None
         self._log(job.id, Event(at, "submitted", str(order.claim)))
         self._state.note(None, job, size)
@@ -261,7 +265,7 @@ class SqlTransaction:
             self._log(job.id, event)
             self._note_release(before, job, event.at)
         self._note(before, job)
-        self._drop_invocations([job])
+        self._end_invocations([job])
 
     def _save(self, before: Job | None, job: Job) -> None:
         """Store the columns of a job that have changed; all if `before` is None."""
@@ -286,7 +290,7 @@ class SqlTransaction:
         for names, rows in by_names.items():
             self._execute_all(statements.change_job(names), rows)
         self._log_all(jobs, event, details)
-        self._drop_invocations(jobs)
+        self._end_invocations(jobs)
 
     def _note(self, before: Job | None, after: Job) -> None:
         self._state.note(before, after)
@@ -295,15 +299,20 @@ class SqlTransaction:
         if after.notify:
             self._changed.append((before, after))
 
-    def _drop_invocations(self, jobs: Sequence[Job]) -> None:
-        """Delete the invocations that only ended ones of `jobs` have used."""
+    def _end_invocations(self, jobs: Sequence[Job]) -> None:
+        """Delete the environments of the invocations that only ended ones of `jobs` have used."""
         ended = {invocation_key(job): job for job in jobs if job.state is State.ENDED}
-        unused = [
-            {"this": key}
-            for key, job in ended.items()
-            if job.queue.array is None or not self.live_elements(key)
-        ]
-        self._execute_all(statements.DROP_INVOCATION, unused)
+        rows = []
+        for key, job in ended.items():
+            if job.queue.array is not None and self.live_elements(key):
+                continue
+            invocation = self._state.invocation(key)
+            if invocation is None:
+                found = self._writer.driver.execute(statements.INVOCATION_OF, (key,)).fetchone()
+                invocation = None if found is None else unpack(found[0])
+            if invocation is not None:
+                rows.append({"this": key, "content": pack_past(invocation)})
+        self._execute_all(statements.END_INVOCATION, rows)
 
     def _note_release(self, before: Job | None, job: Job, at: datetime) -> None:
         if before is None or not before.holds_memory or job.holds_memory:

@@ -121,6 +121,8 @@ class DeviceView:
     """Its PCI address: 0000:3b:00.0."""
     simulated: bool = False
     """A CPU device stands in for it."""
+    index: str | None = None
+    """As people see it: 0, or 0:1 of a MIG device; null if it cannot be read now."""
 
 
 @dataclass(slots=True)

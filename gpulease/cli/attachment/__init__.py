@@ -4,8 +4,9 @@
 """
 
 from gpulease.cli.attachment.console import AttachMode
-from gpulease.cli.attachment.keyboard import detach_sequence
+from gpulease.cli.attachment.keyboard import detach_sequence, name_of
 from gpulease.cli.attachment.session import AttachRefused, Detached, Hooks, Left, attach
+from gpulease.cli.attachment.terminal import next_keys
 
 __all__ = [
     "AttachMode",
@@ -15,4 +16,6 @@ __all__ = [
     "Left",
     "attach",
     "detach_sequence",
+    "name_of",
+    "next_keys",
 ]

@@ -7,6 +7,7 @@ that it has set, so `Modes` follows them.
 
 from __future__ import annotations
 
+import os
 import signal
 import termios
 
@@ -21,6 +22,26 @@ if TYPE_CHECKING:
 IFLAG, OFLAG, CFLAG, LFLAG, CC = 0, 1, 2, 3, 6
 _DISABLED = b"\0"
 """_POSIX_VDISABLE of Linux: this character means nothing special."""
+
+
+_KEY_WITHIN_S = 1.0
+"""Seconds for the next of several keys."""
+
+
+def next_keys(handle: int, count: int) -> bytes:
+    """Return up to `count` keys that are typed on a terminal now, each within a second."""
+    from select import select
+
+    terminal, keys = ControllingTerminal(handle, verbatim=False), b""
+    terminal.hold()
+    try:
+        while len(keys) < count and select([handle], [], [], _KEY_WITHIN_S)[0]:
+            if not (key := os.read(handle, 1)):
+                break
+            keys += key
+    finally:
+        terminal.give_back()
+    return keys
 
 
 class ControllingTerminal:

@@ -5,6 +5,7 @@ from gpulease.errors import BadValue, NoDaemon, WrongState
 _ON_A_NODE = "gpulease {verb} works on the nodes of the cluster, which gpulease status lists"
 _INSTEAD = {
     "adopt": "a lease comes with the job: gpulease run COMMAND",
+    "again": "gpulease run COMMAND submits it again",
     "drain": "scontrol update nodename=NODE state=drain reason=WHY, or gpulease drain on the node",
     "edit": "scontrol update jobid=JOB changes a job of Slurm",
     "hold": "gpulease run --shell starts a shell with a lease",
@@ -18,6 +19,7 @@ _INSTEAD = {
 """What does the same for a job of Slurm."""
 _WHAT = {
     "adopt": "lease the memory of a process",
+    "again": "run a job of Slurm again",
     "doctor": "check the daemon",
     "drain": "drain a GPU",
     "edit": "edit a job of Slurm",
