@@ -2,6 +2,7 @@
 
 import contextlib
 import multiprocessing
+import resource
 import socket
 import subprocess
 import sys
@@ -13,7 +14,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from statistics import median
 
-from benchmarks.daemon import QUEUED, Running, order, running
+from benchmarks.daemon import QUEUED, Running, occupied, order, running
 from benchmarks.figures import Figure
 from benchmarks.jobs import NO_OP, submit_all, until_ended
 from benchmarks.timing import paired, seconds
@@ -26,6 +27,12 @@ ROUNDS = 3
 ASKS_EVERY_S = 0.1
 """As ten users who run `watch -n 1 gpulease status`."""
 SCREEN = 50
+DIFFERENT = 2_000
+"""Jobs with a command each."""
+LISTS = 5
+MOST_P = 7.0
+NEW_PLAN_S = 5.5
+"""After this time there is a new plan, and with it new reasons why jobs wait."""
 SETTLES_S = 3.0
 _fork = multiprocessing.get_context("fork")
 BESIDE = replace(NO_OP, claim=ClaimRequest(memory=10 * G, named=["7"]))
@@ -83,6 +90,37 @@ def run() -> Iterator[Figure]:
         yield Figure(f"GET /jobs, all {QUEUED}", taken * 1e3, "ms", 600.0)
         yield from _beside_jobs(long)
     yield from _beside_starts()
+    yield from _lists()
+
+
+def _lists() -> Iterator[Figure]:
+    with running() as daemon, occupied(daemon):
+        client = daemon.client()
+        for number in range(DIFFERENT):
+            client.submit(order("python3", "train.py", "--seed", str(number)))
+        time.sleep(SETTLES_S)
+        for options in ((), ("--json",)):
+            line = [sys.executable, "-m", "gpulease.cli", "list", *options]
+            empty = [sys.executable, "-c", "pass"]
+            pairs = []
+            for _ in range(LISTS):
+                time.sleep(NEW_PLAN_S)
+                pairs.append((_cpu_s(line, daemon), _cpu_s(empty, daemon)))
+            ours, floor = (median(each) for each in zip(*pairs, strict=True))
+            what = f"CPU of {' '.join(['gpulease', *line[3:]])}, {DIFFERENT} commands, and daemon"
+            yield Figure(what, ours * 1e3, "ms", MOST_P, floor * 1e3, "python -c pass")
+
+
+def _cpu_s(line: list[str], daemon: Running) -> float:
+    """Return the CPU time of a command and of the daemon meanwhile."""
+    begun = daemon.cpu_s() + _children_s()
+    subprocess.run(line, env=daemon.env, stdout=subprocess.DEVNULL, check=True)
+    return daemon.cpu_s() + _children_s() - begun
+
+
+def _children_s() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def _status(daemon: Running) -> None:

@@ -145,8 +145,10 @@ class LeaseViews:
 
     def hook(self, job: Job) -> str | None:
         """Return what the hooks of a job did in one word; None if they limit nothing here."""
+        if not job.holds_memory:
+            return None
         promised = any(FRAMEWORK in self._promised(job, lease) for lease in job.leases)
-        return summary(self._sources.hooks.of(job.id)) if job.holds_memory and promised else None
+        return summary(self._sources.hooks.of(job.id)) if promised else None
 
     def _promised(self, job: Job, lease: Lease) -> Sequence[str]:
         """Return the levels that were set up for a lease; an adopted process has no hooks."""

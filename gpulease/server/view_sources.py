@@ -64,7 +64,8 @@ def instant(at: datetime | None) -> str | None:
     """Return an instant in ISO 8601, in UTC with milliseconds; None stays None."""
     if at is None:
         return None
-    return at.astimezone(UTC).isoformat("T", "milliseconds")[:-6] + "Z"
+    in_utc = at if at.tzinfo is UTC else at.astimezone(UTC)
+    return in_utc.isoformat("T", "milliseconds")[:-6] + "Z"
 
 
 def whole_minute(at: datetime) -> datetime:
