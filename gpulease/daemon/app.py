@@ -32,6 +32,7 @@ from gpulease.host.hook_coverage import HookCoverage, on_record
 from gpulease.host.job_runner import JobRunner
 from gpulease.host.launch import LaunchContext
 from gpulease.host.launcher import Launcher
+from gpulease.host.neighbours import NeighbourFiles
 from gpulease.host.process_finder import Finder, ProcessWatch
 from gpulease.host.processes import ProcessTable
 from gpulease.host.shim_control import has_living_shim, has_scope
@@ -62,6 +63,7 @@ from gpulease.service.observation import GpuObserver, Observation
 from gpulease.service.overuse import OveruseWatch
 from gpulease.service.ports import Policy, Quotas
 from gpulease.service.scheduler import Scheduler
+from gpulease.service.sharing import Sharing
 from gpulease.service.usage import Usage
 from gpulease.service.windows import Windows
 from gpulease.slurm.node.node import SlurmNode, build_launchers, slurm_policy
@@ -148,8 +150,9 @@ def build(settings: Settings, *, confined: bool = False) -> DaemonApp:
     processes = _process_finder(base, table)
     unmanaged = MemoryHistory(base.store).last_unmanaged(base.clock.now() - _LONGEST_ABSENCE)
     observer = GpuObserver(
-        base.store, base.probe, processes, base.clock, base.observation_thread, unmanaged
-    )
+        base.store, base.probe, processes, base.clock, base.observation_thread, unmanaged,
+        _sharing(base),
+    )  # fmt: skip
     records = _usage_records(base)
     overuse, idleness = _overuse_watch(base, user_policy, records), IdleWatch(user_policy.idleness)
     enforcement = build_enforcement(base, user_policy, observer, confined=confined)
@@ -193,6 +196,13 @@ def _notifications(
         base.store, base.clock, base.writer, base.state.path, launcher, details,
         base.settings().notify, as_other_users=os.geteuid() == 0,
     )  # fmt: skip
+
+
+def _sharing(base: Foundation) -> Sharing | None:
+    """Return what daemons of several users need on GPUs that no daemon of root's leases."""
+    if base.is_simulated or os.geteuid() == 0:
+        return None
+    return Sharing(NeighbourFiles(), base.store, os.getuid())
 
 
 def _overuse_watch(

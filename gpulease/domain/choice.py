@@ -112,7 +112,7 @@ class PlannedGpu:
         self.allocatable = gpu.allocatable or 0
         self.single = gpu.one_process
         """It takes one job at a time."""
-        self.strangers = gpu.has_unmanaged_process
+        self.strangers = gpu.has_unmanaged_process or bool(reading.neighbours)
         """It takes no exclusive job."""
         self.combines = reading.parent is None
         """It can be one of several GPUs of a job."""
@@ -127,7 +127,8 @@ class PlannedGpu:
         self.jobs = len(gpu.entries)
         self.alone = sum(entry.exclusive for entry in gpu.entries)
         """Jobs on it that share with no other."""
-        self.spare = self.allocatable - (gpu.unmanaged or 0) - gpu.committed
+        taken = gpu.committed + (gpu.unmanaged or 0) + reading.leased_elsewhere
+        self.spare = self.allocatable - taken
         self.growth = sum(entry.growth for entry in gpu.entries)
         """Bytes that jobs with ranges on it may use besides."""
         self.utilization = None if reading.utilization is None else reading.utilization / 100

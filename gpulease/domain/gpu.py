@@ -47,6 +47,27 @@ class ProcessReading:
 
 
 @dataclass(frozen=True, slots=True)
+class NeighbourLease:
+    """What the personal daemon of another user leases on one GPU."""
+
+    uid: int
+    gpu: GpuUuid
+    memory: int
+    """Bytes, of all its jobs together."""
+    pids: frozenset[int] = frozenset()
+    """The processes of these jobs on the GPU, as far as that daemon knows them."""
+
+    def unused(self, processes: Iterable[ProcessReading] | None) -> int:
+        """Return the bytes that none of these processes of the GPU uses yet; None: not known.
+
+        What a process uses is unmanaged here. If that is unknown, it counts twice, and is never
+        given away.
+        """
+        used = sum(each.memory or 0 for each in processes or () if each.pid in self.pids)
+        return max(0, self.memory - used)
+
+
+@dataclass(frozen=True, slots=True)
 class GpuReading:
     """The state of one GPU at one moment; any field but its identity may be unknown (None)."""
 
@@ -86,6 +107,13 @@ class GpuReading:
     """None while the driver does not answer; DEFAULT for a driver without compute modes."""
     server: str = ""
     """The machine that it is in. Only a replay has several."""
+    neighbours: tuple[NeighbourLease, ...] = ()
+    """What daemons of other users lease of it; always none where root's daemon leases."""
+
+    @property
+    def leased_elsewhere(self) -> int:
+        """Bytes that daemons of other users have leased, and that are not in use yet."""
+        return sum(each.unused(self.processes) for each in self.neighbours)
 
     @property
     def label(self) -> str:
@@ -197,7 +225,8 @@ class GpuMemory:
             return 0
         if self.one_process and (self.entries or self.has_unmanaged_compute):
             return 0
-        return max(0, self.allocatable - self.committed - self.unmanaged)
+        taken = self.committed + self.unmanaged + self.reading.leased_elsewhere
+        return max(0, self.allocatable - taken)
 
     @property
     def has_unmanaged_compute(self) -> bool:

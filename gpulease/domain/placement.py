@@ -233,16 +233,24 @@ def _why_leased(claim: Claim, memory: int, gpu: GpuMemory) -> _Found:
             f"{_hold(gpu, holders)} a lease on it, and {gpu.mode_restriction}",
             holders,
         )
-    headroom, unmanaged = gpu.headroom or 0, gpu.unmanaged or 0
+    return _why_no_gap(claim, memory, gpu)
+
+
+def _why_no_gap(claim: Claim, memory: int, gpu: GpuMemory) -> _Found:
+    headroom, elsewhere = gpu.headroom or 0, gpu.reading.leased_elsewhere
+    outside = (gpu.unmanaged or 0) + elsewhere
+    if memory > (gpu.allocatable or 0) - outside or (claim.exclusive and gpu.reading.neighbours):
+        why = f"daemons of other users lease {format_size(elsewhere)} more than they use"
+        return ObstacleKind.UNMANAGED, why, ()
     if memory > headroom:
-        if back := gpu.excess_of(memory - (gpu.allocatable or 0) + gpu.committed + unmanaged):
+        if back := gpu.excess_of(memory - (gpu.allocatable or 0) + gpu.committed + outside):
             jobs = tuple(sorted(entry.job for entry in back))
             size = format_size(sum(entry.excess for entry in back))
             use = "uses" if len(jobs) == 1 else "use"
             why = f"{_jobs(gpu, jobs)} {use} {size} above what is guaranteed"
             return ObstacleKind.EXCESS, why, jobs
         free = format_size(headroom) if headroom else "nothing"
-        return ObstacleKind.LEASED, f"{free} is free", holders
+        return ObstacleKind.LEASED, f"{free} is free", gpu.holders
     return None
 
 

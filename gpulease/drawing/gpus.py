@@ -48,6 +48,8 @@ def notes(gpu: GpuView, alone: JobView | None, view: StatusView) -> Iterator[Not
         yield Note("busy")
     if gpu.slurm:
         yield Note("assigned by Slurm", style="dim")
+    for other in gpu.neighbours:
+        yield Note(f"{clean(other.user)}'s daemon leases {size(other.leased)}")
     for window in view.windows:
         if window.is_on and gpu.uuid in window.on:
             yield Note(f"window {clean(window.name)}")

@@ -11,6 +11,7 @@ from gpulease.domain.job import Job
 from gpulease.domain.queue_options import QueuePause
 from gpulease.domain.snapshot import ledgers
 from gpulease.errors import RecordUnwritable
+from gpulease.peer_credentials import user_name
 from gpulease.server.view_sources import Recent, ViewSources, instant
 from gpulease.service.observation import Observation, snapshot
 from gpulease.service.ports import Clock, ProcessFinder
@@ -22,6 +23,7 @@ from gpulease.wire.machine import (
     GpuState,
     GpuView,
     MemoryView,
+    NeighbourView,
     PauseView,
     ProcessView,
     StatusView,
@@ -185,6 +187,10 @@ class MachineViews:
             slurm=gpu.uuid in of_slurm,
             power=reading.power,
             power_limit=reading.power_limit,
+            neighbours=[
+                NeighbourView(user_name(each.uid), each.memory, each.unused(reading.processes))
+                for each in reading.neighbours
+            ],
         )
 
     def _process_views(

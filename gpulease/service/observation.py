@@ -18,6 +18,7 @@ from gpulease.domain.job import Job
 from gpulease.domain.lease import Lease
 from gpulease.domain.snapshot import Snapshot, ledgers
 from gpulease.service.ports import Clock, GpuProbe, InThread, Policy, ProcessFinder, Store
+from gpulease.service.sharing import Sharing
 from gpulease.shared_calls import SharedCalls
 
 _READ_AGAIN = "it counts as lost if the next reading says the same"
@@ -246,8 +247,13 @@ class GpuObserver:
         clock: Clock,
         in_thread: InThread,
         unmanaged: Mapping[GpuUuid, UnmanagedBefore] | None = None,
+        sharing: Sharing | None = None,
     ) -> None:
-        """`in_thread` runs the calls of the driver; `unmanaged` is as in `observe`."""
+        """`in_thread` runs the calls of the driver; `unmanaged` is as in `observe`.
+
+        `sharing` is for daemons of several users on the same GPUs.
+        """
+        self.sharing = sharing
         self._unmanaged = unmanaged
         self.latest: Observation | None = None
         self.peaks = Peaks()
@@ -279,8 +285,8 @@ class GpuObserver:
         return await self._shared(self._observe)
 
     async def _observe(self) -> Observation:
-        seen = await self._in_thread(
-            lambda: observe(
+        def look() -> Observation:
+            seen = observe(
                 self._store,
                 self._probe,
                 self._processes,
@@ -288,7 +294,11 @@ class GpuObserver:
                 self.latest,
                 self._unmanaged,
             )
-        )
+            if self.sharing is None:
+                return seen
+            return replace(seen, readings=self.sharing.joined(seen.readings, seen.processes))
+
+        seen = await self._in_thread(look)
         self.latest = seen
         self.peaks.update(seen)
         return seen

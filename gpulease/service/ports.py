@@ -17,7 +17,7 @@ from typing import Protocol, TypeVar
 
 from gpulease.domain.calendar import Window, WindowId
 from gpulease.domain.enforcement import Reports
-from gpulease.domain.gpu import GpuReading, GpuUuid, JobId
+from gpulease.domain.gpu import GpuReading, GpuUuid, JobId, NeighbourLease
 from gpulease.domain.health import GpuAvailability, GpuEvent, HealthReport
 from gpulease.domain.job import (
     NO_USAGE,
@@ -375,6 +375,16 @@ class Store(Records, Protocol):
 
     def gpu(self, uuid: GpuUuid) -> GpuReading:
         """Return the identity of a known GPU, without a reading."""
+
+
+class Neighbours(Protocol):
+    """Announces leases to the personal daemons of other users."""
+
+    def announce(self, leases: tuple[NeighbourLease, ...]) -> None:
+        """Have the others see what this daemon leases."""
+
+    def leases(self) -> Sequence[NeighbourLease]:
+        """Return what the others lease."""
 
 
 class GpuProbe(Protocol):

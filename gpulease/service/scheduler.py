@@ -41,6 +41,7 @@ from gpulease.service.metrics import DURATIONS, Histogram
 from gpulease.service.observation import GpuObserver, Observation, Peaks
 from gpulease.service.ports import Clock, Event, InThread, Policy, Store, Submission, Transaction
 from gpulease.service.queue_state import FindWindows, QueueState, no_windows
+from gpulease.service.sharing import Sharing
 from gpulease.service.transactions import change_jobs
 from gpulease.units import format_span
 
@@ -57,6 +58,7 @@ def reconcile(
     fresh: bool = True,
     state: QueueState | None = None,
     predicted: Mapping[JobId, Start] = MappingProxyType({}),
+    sharing: Sharing | None = None,
 ) -> Plan:
     """Commit the grants that fit, and return the plan. Workers start after this returns.
 
@@ -70,6 +72,7 @@ def reconcile(
             a commit: the memory may be in use by now, so the caller has to observe again.
         state: what earlier passes have learnt; None reads it from the database.
         predicted: the first start that was predicted for each waiting job, as far as known.
+        sharing: what daemons of other users are told; its `settle` has to follow.
     """
     state = state or QueueState(store)
     with change_jobs(store) as tx:
@@ -80,19 +83,11 @@ def reconcile(
         state.promised = decided.promised
         if decided.grants and not fresh:
             return decided
-        for job_id, placement in decided.grants:
-            job = replace(
-                jobs.existing(tx, job_id),
-                predicted_run_for=state.predicted(job_id),
-            )
-            if (start := predicted.get(job_id)) is not None:
-                job = replace(job, predicted_start_at=start.at)
-                if not start.is_certain:
-                    job = replace(
-                        job, predicted_from_at=start.earliest, predicted_until_at=start.latest
-                    )
-            gpus = ", ".join(uuid for uuid, _ in placement.allocations)
-            tx.save(grant(job, placement, at), Event(at, Trigger.GRANT, gpus))
+        if sharing is not None and decided.grants:
+            granted = [(jobs.existing(tx, job), placement) for job, placement in decided.grants]
+            if not sharing.admits(granted, seen.by_gpu):
+                decided = replace(decided, grants=())
+        _commit_grants(tx, decided, state, predicted, at)
         tx.note_aging(decided.aging, at)
         tx.note_aging(decided.stops_aging, None)
         for job_id in decided.gives_up:
@@ -102,6 +97,28 @@ def reconcile(
             if ended is not None:
                 tx.save(ended, Event(at, Trigger.EXPIRE, "its --wait time is over"))
     return decided
+
+
+def _commit_grants(
+    tx: Transaction,
+    decided: Plan,
+    state: QueueState,
+    predicted: Mapping[JobId, Start],
+    at: datetime,
+) -> None:
+    for job_id, placement in decided.grants:
+        job = replace(
+            jobs.existing(tx, job_id),
+            predicted_run_for=state.predicted(job_id),
+        )
+        if (start := predicted.get(job_id)) is not None:
+            job = replace(job, predicted_start_at=start.at)
+            if not start.is_certain:
+                job = replace(
+                    job, predicted_from_at=start.earliest, predicted_until_at=start.latest
+                )
+        gpus = ", ".join(uuid for uuid, _ in placement.allocations)
+        tx.save(grant(job, placement, at), Event(at, Trigger.GRANT, gpus))
 
 
 def planned(
@@ -213,6 +230,7 @@ def _room(gpu: GpuMemory) -> tuple[object, ...]:
         reading.fault, reading.compute_mode, reading.mig_mode,
         # While nothing is free, it does not matter how busy the jobs are.
         gpu.headroom and reading.utilization,
+        bool(reading.neighbours),
     )  # fmt: skip
 
 
@@ -686,8 +704,14 @@ class Scheduler:
                 fresh=fresh,
                 state=self._state,
                 predicted=self.explainer.first_starts,
+                sharing=self.observer.sharing,
             )
             self._spent_s += self._clock.thread_s() - begun_s
             return decided
 
-        return await self._in_writer(decide)
+        try:
+            return await self._in_writer(decide)
+        finally:
+            # Not before the commit, which the writer makes for several calls at once.
+            if self.observer.sharing is not None:
+                self.observer.sharing.settle()

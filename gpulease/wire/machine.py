@@ -49,6 +49,16 @@ class ProcessView:
 
 
 @dataclass(slots=True)
+class NeighbourView:
+    """What the personal daemon of another user leases of a GPU, in bytes."""
+
+    user: str
+    leased: int
+    unused: int
+    """What none of its processes uses yet; nothing of this can be leased here."""
+
+
+@dataclass(slots=True)
 class GpuEventView:
     """One entry in the health history of a GPU: "xid 79", "lost", "faulty", "drained" ..."""
 
@@ -88,6 +98,8 @@ class GpuView:
     """Watts; null if unknown, for a MIG device, and from an older daemon."""
     power_limit: float | None = None
     """Watts above which it slows down."""
+    neighbours: list[NeighbourView] = field(default_factory=list)
+    """What daemons of other users lease of it, where no daemon of root's does."""
 
 
 @dataclass(slots=True)

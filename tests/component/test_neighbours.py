@@ -1,0 +1,174 @@
+"""Personal daemons of several users on the same GPUs: what they announce, read and grant.
+
+Each user is a process of its own with a uid of its own, as the kernel sees them.
+"""
+
+import json
+import multiprocessing
+import os
+import random
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from daemon_rig import open_folder
+from gpulease.domain.gpu import GpuReading, GpuUuid, NeighbourLease, ProcessReading, build_ledger
+from gpulease.host.neighbours import NeighbourFiles
+from gpulease.service.sharing import Sharing
+
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="becoming other users takes root")
+CONTEXT = multiprocessing.get_context("fork")
+GPU = GpuUuid("GPU-a")
+UIDS = (47_201, 47_202, 47_203, 47_204)
+SIZE = 24
+"""Bytes of the GPU; leases are of some of them."""
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """Yield a folder like /dev/shm, which all users may write to."""
+    with open_folder() as made:
+        made.chmod(0o1777)
+        yield made
+
+
+def as_user(uid: int, program: Callable[..., None], *arguments: Any) -> Any:
+    """Start a process of this user."""
+
+    def become() -> None:
+        os.setgroups([])
+        os.setgid(uid)
+        os.setuid(uid)
+        os.umask(0o077)
+        program(*arguments)
+
+    process = CONTEXT.Process(target=become, daemon=True)
+    process.start()
+    return process
+
+
+@pytest.fixture
+def bob(folder: Path) -> Iterator[Any]:
+    """Yield a living daemon of another user that leases 8 bytes for process 100."""
+
+    def announce() -> None:
+        leases = (NeighbourLease(os.getuid(), GPU, 8, frozenset({100})),)
+        NeighbourFiles(folder).announce(leases)
+        time.sleep(600)
+
+    process = as_user(UIDS[0], announce)
+    file = folder / f"gpulease-{UIDS[0]}.leases"
+    while not file.exists():
+        time.sleep(0.01)
+    yield process
+    process.kill()
+
+
+@needs_root
+def test_the_lease_of_another_user_is_seen_while_the_daemon_lives(folder: Path, bob: Any) -> None:
+    mine = NeighbourFiles(folder)
+    assert mine.leases() == [NeighbourLease(UIDS[0], GPU, 8, frozenset({100}))]
+    bob.kill()
+    bob.join()
+    assert mine.leases() == []
+
+
+@needs_root
+def test_only_the_owner_named_by_the_file_is_believed(folder: Path, bob: Any) -> None:
+    theirs = folder / f"gpulease-{UIDS[0]}.leases"
+    (folder / f"gpulease-{UIDS[1]}.leases").write_bytes(theirs.read_bytes())
+    (folder / f"gpulease-{UIDS[2]}.leases").symlink_to(theirs)
+    os.mkfifo(folder / f"gpulease-{UIDS[3]}.leases")
+    assert [each.uid for each in NeighbourFiles(folder).leases()] == [UIDS[0]]
+
+
+@needs_root
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"[" * 60_000,
+        b'{"pid": 1}',
+        b'{"pid": "x", "started": 1, "leases": {}}',
+        b'{"pid": PID, "started": STARTED, "leases": {"GPU-a": ["8", []]}}',
+        b'{"pid": PID, "started": STARTED, "leases": {"GPU-a": [-8, []]}}',
+        b'{"pid": PID, "started": 1, "leases": {"GPU-a": [8, []]}}',
+        b'{"pid": 1, "started": 1, "leases": {"GPU-a": [8, []]}}',
+    ],
+)
+def test_a_file_that_no_living_daemon_wrote_counts_for_nothing(
+    folder: Path, bob: Any, content: bytes
+) -> None:
+    file = folder / f"gpulease-{UIDS[0]}.leases"
+    said = json.loads(file.read_bytes())
+    for name, value in (("PID", said["pid"]), ("STARTED", said["started"])):
+        content = content.replace(name.encode(), str(value).encode())
+    file.write_bytes(content)
+    assert NeighbourFiles(folder).leases() == []
+
+
+def test_without_leases_there_is_no_file(folder: Path) -> None:
+    files = NeighbourFiles(folder)
+    files.announce((NeighbourLease(os.getuid(), GPU, 8),))
+    assert list(folder.iterdir())
+    files.announce(())
+    assert not list(folder.iterdir())
+
+
+def test_what_is_in_use_is_not_subtracted_twice() -> None:
+    lease = NeighbourLease(UIDS[0], GPU, 16, frozenset({100}))
+    reading = GpuReading(
+        GPU, 0, "A", SIZE, used=6, processes=(ProcessReading(100, 6),), neighbours=(lease,)
+    )
+    assert build_ledger(reading, (), {}).headroom == SIZE - 16
+    assert build_ledger(replace(reading, processes=None), (), {}).headroom == SIZE - 16 - 6
+
+
+def compete(folder: Path, seed: int, leased: Any, granted: Any) -> None:
+    """Lease and release at random, as the scheduler does; `leased` has a place for each user."""
+    jobs: list[Any] = []
+    store: Any = SimpleNamespace(holding=lambda: tuple(jobs))
+    sharing = Sharing(NeighbourFiles(folder), store, os.getuid())
+    place, dice = UIDS.index(os.getuid()), random.Random(seed)
+    claim = SimpleNamespace(exclusive=False)
+    bare = GpuReading(GPU, 0, "A", SIZE, used=0, processes=())
+    ends_at = time.monotonic() + 3
+    while time.monotonic() < ends_at:
+        (reading,) = sharing.joined((bare,), {})
+        wanted = dice.randint(1, 12)
+        own = sum(lease.memory for job in jobs for lease in job.leases)
+        free = (build_ledger(reading, (), {}).headroom or 0) - own
+        if wanted <= free:
+            job: Any = SimpleNamespace(
+                claim=claim, leases=(SimpleNamespace(gpu=GPU, memory=wanted),)
+            )
+            placement: Any = SimpleNamespace(allocations=((GPU, wanted),))
+            if sharing.admits([(job, placement)], {GPU: reading}):
+                jobs.append(job)
+                leased[place] = own + wanted
+                granted[place] += 1
+                assert sum(leased) <= SIZE, list(leased)
+            sharing.settle()
+        elif jobs:
+            (ended,) = jobs.pop(dice.randrange(len(jobs))).leases
+            leased[place] = own - ended.memory
+            sharing.settle()
+
+
+@needs_root
+def test_users_who_compete_never_lease_more_than_the_gpu_has(folder: Path) -> None:
+    leased, granted = CONTEXT.Array("i", len(UIDS)), CONTEXT.Array("i", len(UIDS))
+    seed = random.randrange(1 << 30)
+    processes = [
+        as_user(uid, compete, folder, seed + place, leased, granted)
+        for place, uid in enumerate(UIDS)
+    ]
+    for process in processes:
+        process.join()
+    assert [each.exitcode for each in processes] == [0] * len(UIDS), f"seed {seed}"
+    assert min(granted) > 0
