@@ -182,6 +182,37 @@ def exit_codes(given: Sequence[str | int]) -> list[int]:
     return list(dict.fromkeys(map(int, words)))
 
 
+def grid_values(given: Sequence[str]) -> dict[str, list[str]]:
+    """Return the values by names that --grid lr=1e-3,1e-4 --grid seed=0-4 gives.
+
+    Raises:
+        BadValue: one is not NAME=VALUES, or a name is given twice.
+    """
+    found: dict[str, list[str]] = {}
+    for text in given:
+        name, equals, values = text.partition("=")
+        each = [value for word in values.split(",") for value in _range(word)]
+        if not (equals and name.isascii() and name.isidentifier() and all(each)) or name in found:
+            why = "it is there twice" if name in found else "it is not NAME=VALUE,VALUE"
+            raise BadValue(
+                f"cannot use --grid {text[:60]}: {why}", "--grid lr=1e-3,1e-4 --grid seed=0-4"
+            )
+        found[name] = each
+    return found
+
+
+def _range(word: str) -> Sequence[str]:
+    """Return the numbers of 0-4; another word is one value."""
+    first, dash, last = word.partition("-")
+    are_numbers = dash and first.isdecimal() and last.isdecimal() and word.isascii()
+    if not are_numbers or len(last) > _MOST_DIGITS or int(first) > int(last):
+        return [word]
+    return list(map(str, range(int(first), min(int(last), int(first) + _MOST_VALUES) + 1)))
+
+
+_MOST_DIGITS, _MOST_VALUES = 9, 10_000
+
+
 def _split(parts: str | int | None) -> tuple[int, list[int]]:
     return (1, []) if parts is None else parse_split(str(parts))
 
@@ -289,6 +320,11 @@ class RunOptions:
     array: str | None = _waiting(
         "--array", metavar="INDICES", help="A job for each index: 0-99, 1,3,5; %8: 8 at once.",
         fields=("queue.array",), is_typed_only=True,
+    )  # fmt: skip
+    grid: Sequence[str] = _waiting(
+        "--grid", metavar="NAME=VALUES", default=(), fields=("grid",), reads=grid_values,
+        help="A job for each combination: lr=0.1,0.01; seed=0-4; {lr} in COMMAND.",
+        is_typed_only=True,
     )  # fmt: skip
     after: Sequence[str] = _waiting(
         "--after", metavar="JOB", help="Start when JOB has succeeded; also JOB:fail, JOB:any.",

@@ -26,6 +26,8 @@ def array_doubts(
             f"for {int(number)} jobs: --array 0-{int(number) - 1}"
         )
     is_python = Path(argv[0]).name.startswith(("python", "pypy"))
+    if any("{}" in word for word in typed):
+        return  # the daemon replaces it
     if any(_INDEX in word for word in typed) and is_python:
         words, why = typed, f"no shell replaces {_INDEX} in an argument of the command"
     elif _uses_index(argv, cwd):

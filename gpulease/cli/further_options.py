@@ -36,8 +36,8 @@ def _changed(option: Option, help: str | None, panel: str = "Options") -> Option
 
 
 _NOT_OF_AGAIN = frozenset({
-    "array", "dry", "json", "new_lease", "no_defaults", "no_script_options", "shell", "slurm",
-    "snapshot", "snapshot_dir",
+    "array", "dry", "grid", "json", "new_lease", "no_defaults", "no_script_options", "shell",
+    "slurm", "snapshot", "snapshot_dir",
 })  # fmt: skip
 """Options of `run` about how the command is found, or about what is no single new job."""
 

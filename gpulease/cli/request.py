@@ -60,6 +60,7 @@ def build(options: RunOptions, argv: Sequence[str], caller: Caller) -> SubmitReq
         claim["gpus"] = len(claim["named"]) or 1
     whole = fields[""]
     whole |= {"wait": _wait(options, whole["wait"]), "early_signal": _early_signal(options)}
+    whole["grid"] = {name: list(map(to_wire, each)) for name, each in whole["grid"].items()}
     # For these the clock and the daemon's list of jobs are needed, see run_job.
     fields["queue"] |= {"begin_at": None, "after": []}
     return SubmitRequest(

@@ -49,14 +49,20 @@ def run_job(
         socket: the socket of --socket.
         must_copy: whether --snapshot was typed, so that a command without a script is an error.
     """
-    if options.array is not None:
+    if options.array is not None or options.grid:
         options = replace(options, detach=True)  # nobody can attach to many jobs
     _refuse(options, command)
     if options.detach_keys or "GPULEASE_DETACH_KEYS" in environment():
         _keys(options)  # raises before anything has happened, if they cannot be read
     on_slurm = acts_on_slurm(socket, new_lease=options.new_lease)
     request = _request(options, command, on_slurm=on_slurm)
-    if options.array is not None:
+    if on_slurm and (options.grid or (options.array is not None and "{}" in command)):
+        raise BadValue(
+            f"cannot use {'--grid' if options.grid else '{}'} on a cluster: Slurm runs one command "
+            "for all elements",
+            "bash -c '...' with $SLURM_ARRAY_TASK_ID in it, and --array",
+        )
+    if options.array is not None and not options.grid:
         from gpulease.cli.array_command import array_doubts
 
         argv = [from_wire(word) for word in request.argv]
@@ -184,11 +190,12 @@ def _refuse(options: RunOptions, command: Sequence[str]) -> None:
             f"cannot run both a shell and {command[0]}: --shell takes no command",
             "leave out --shell to run the command, or type the command into the shell",
         )
-    if options.array is not None:
+    if options.array is not None or options.grid:
+        many = "--array" if options.array is not None else "--grid"
         for option, is_given in (("--shell", options.shell), ("--no-wait", options.no_wait)):
             if is_given:
                 raise BadValue(
-                    f"cannot use --array and {option} together",
+                    f"cannot use {many} and {option} together",
                     "the elements of an array run in the background, each when there is room",
                 )
     if options.end_with_command and options.detach:
@@ -319,7 +326,7 @@ def _say_default(job: JobView, options: RunOptions, request: SubmitRequest) -> N
 def _say_more(job: JobView, options: RunOptions) -> None:
     if options.summary:
         print_stderr(f"gpulease: no --summary in the background; see gpulease show {job.id}")
-    if options.array is not None:
+    if options.array is not None or options.grid:
         from gpulease.drawing.words import id_of
 
         print_stderr(

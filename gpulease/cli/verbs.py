@@ -73,11 +73,11 @@ VERBS: Mapping[str, Verb] = {
         module="job_verbs", quick="again.run_again",
     ),
     "adopt": Verb(
-        JOBS, "Lease the memory that a running process uses.", "what a process uses",
+        JOBS, "Lease the memory that a running process uses.", "a process",
         module="lease_verbs",
     ),
     "kernel": Verb(
-        JOBS, "Install Jupyter kernels that run as jobs.", "in Jupyter"
+        JOBS, "Install Jupyter kernels that run as jobs.", "Jupyter"
     ),
     "top": Verb(LOOK, "Watch GPUs, jobs and the queue live.", "live"),
     "history": Verb(

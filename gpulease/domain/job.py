@@ -11,6 +11,7 @@ from enum import StrEnum
 from fractions import Fraction
 from typing import Final, Literal
 
+from gpulease.domain.array_values import Grid
 from gpulease.domain.gpu import GpuUuid, JobId, LedgerEntry, job_title
 from gpulease.domain.lease import HOLDS_MEMORY, Claim, Lease, State, Trigger, next_state
 from gpulease.domain.placement import Placement
@@ -230,6 +231,8 @@ class Invocation:
     """Time between SIGTERM and SIGKILL; None: the daemon's setting."""
     ends_with_client: bool = False
     """The job ends when the attached client exits or is killed."""
+    grid: Grid = field(default_factory=dict)
+    """The values of which each element of an array has one combination."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
+from gpulease.domain.array_values import command_of_element, values_of
 from gpulease.domain.gpu import GpuReading, GpuUuid, JobId
 from gpulease.domain.job import Invocation, Job
 from gpulease.domain.lease import Lease
@@ -86,6 +87,7 @@ def launch_of(job: Job, invocation: Invocation, directory: Path, context: Launch
     Raises:
         ValueError: the lease cannot be expressed in the environment.
     """
+    invocation = _as_element(job, invocation)
     owner = job.owner
     identity = IdentitySpec(owner.uid, owner.gid, owner.user, invocation.groups)
     terminal, early, limit = invocation.terminal, invocation.early_signal, job.claim.time_limit
@@ -122,6 +124,20 @@ def launch_of(job: Job, invocation: Invocation, directory: Path, context: Launch
             partial(environment_of, job, invocation, context),
         ),
         notice,
+    )
+
+
+def _as_element(job: Job, invocation: Invocation) -> Invocation:
+    """Return an invocation with what tells an element of an array apart; another as it is."""
+    array, grid = job.queue.array, invocation.grid
+    if array is None:
+        return invocation
+    argv = command_of_element(invocation.argv, grid, array.index)
+    values = values_of(grid, array.index)
+    return replace(
+        invocation,
+        argv=argv,
+        environment={**invocation.environment, **values},
     )
 
 

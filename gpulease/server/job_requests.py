@@ -5,15 +5,18 @@ Nothing here looks at the machine: `service.submission` decides whether it can g
 
 import shlex
 import signal
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from fractions import Fraction
 from pathlib import PurePosixPath
 from typing import Any
 
+from gpulease.domain.array_values import Grid, suffix_of
+from gpulease.domain.array_values import size_of as size_of_grid
 from gpulease.domain.job import EarlySignal, Invocation, Job, JobUsage, TerminalSettings
 from gpulease.domain.lease import Claim, State
+from gpulease.domain.queue_options import Indices
 from gpulease.errors import BadValue
 from gpulease.fingerprint import fingerprint_of
 from gpulease.server.auth import Caller
@@ -42,6 +45,7 @@ from gpulease.wire.ranges import checked_name, written_span
 from gpulease.wire.requests import (
     LARGEST_RETRY,
     LONGEST_NAME,
+    MOST_ELEMENTS,
     ClaimRequest,
     EarlySignalRequest,
     EditRequest,
@@ -56,6 +60,8 @@ from gpulease.wire.text import clean
 LONGEST_COMMAND = 4096
 """Characters of a command line that listings show; the arguments themselves are never cut."""
 _LONGEST_PATH = 4096
+_MOST_NAMES = 20
+_LONGEST_VALUE = 1000
 _MOST_ATTRIBUTES = 64
 _LARGEST_ATTRIBUTE = (1 << 32) - 1
 _UNCATCHABLE = frozenset({signal.SIGKILL, signal.SIGSTOP})
@@ -78,7 +84,8 @@ def submission_of(
     refuse_oversized_exec(argv, environment)
     asked = request.claim
     claim = claim_of(asked, defaults)
-    indices = indices_of(request.queue.array)
+    grid = _grid(request.grid)
+    indices = _indices(request.queue.array, grid)
     if indices is not None and request.attached:
         refuse("nobody can attach to all elements of an array", "set attached to false")
     if request.ends_with_client and not request.attached:
@@ -107,6 +114,7 @@ def submission_of(
                 hint="the admin sets the longest with longest_grace in the settings",
             ),
             ends_with_client=request.ends_with_client,
+            grid=grid,
         ),
         wait_for=span("wait", request.wait),
         key=checked_key(request.key),
@@ -120,6 +128,37 @@ def submission_of(
         named=gpu_names(request.claim.named),
         notify=notified_of(request.notify),
     )
+
+
+def _grid(asked: Mapping[str, Sequence[str]]) -> Grid:
+    if not asked:
+        return {}
+    if len(asked) > _MOST_NAMES:
+        refuse(f"{len(asked)} names of values are too many (the limit is {_MOST_NAMES})")
+    for name, values in asked.items():
+        if not (name.isascii() and name.isidentifier()) or name.startswith("GPULEASE"):
+            refuse(
+                f"{name[:40]!r} cannot name values: it is no name of a variable", "--grid lr=1,2"
+            )
+        if not values:
+            refuse(f"{name[:40]} has no values", "--grid lr=1e-3,1e-4")
+    grid = {name: tuple(bytes_string(name, each) for each in asked[name]) for name in asked}
+    if any(len(each) > _LONGEST_VALUE for values in grid.values() for each in values):
+        refuse(f"a value has more than {_LONGEST_VALUE} characters", "pass a name of a file")
+    if (count := size_of_grid(grid)) > MOST_ELEMENTS:
+        refuse(f"{count} combinations are too many (the limit is {MOST_ELEMENTS})")
+    return grid
+
+
+def _indices(array: str | None, grid: Grid) -> Indices | None:
+    """Return the indices of an array; of a grid, all if none are given."""
+    indices = indices_of(array)
+    if not grid:
+        return indices
+    count = size_of_grid(grid)
+    if indices is not None and max(indices.indices) >= count:
+        refuse(f"there are {count} combinations", f"indices from 0 to {count - 1}")
+    return indices or Indices(tuple(range(count)))
 
 
 def why_not_again(job: Job) -> tuple[str, str] | None:
@@ -143,6 +182,9 @@ def request_of(job: Job, invocation: Invocation) -> SubmitRequest:
     """
     claim, queue, early = job.claim, job.queue, invocation.early_signal
     options: dict[str, Any] = dict(invocation.options)  # checked at submission
+    name = job.name
+    if queue.array is not None:
+        name = name.removesuffix(suffix_of(invocation.grid, queue.array.index))
     chosen = None if job.usage.size_reason else claim.memory
     memory, share = _bytes_and_percent(chosen)
     bound, bound_share = _bytes_and_percent(claim.memory_bound)
@@ -155,7 +197,8 @@ def request_of(job: Job, invocation: Invocation) -> SubmitRequest:
             list(claim.named), claim.model, claim.min_vram, claim.same_model, bound, bound_share,
         ),
         options=WorkerOptionsRequest(**options),
-        name=job.name,
+        name=name,
+        grid={each: list(map(to_wire, values)) for each, values in invocation.grid.items()},
         attached=invocation.attached,
         ends_with_client=invocation.ends_with_client,
         early_signal=None

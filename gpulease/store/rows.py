@@ -350,6 +350,7 @@ def pack(invocation: Invocation) -> bytes:
         and {"signal": early.signal, "before_us": early.before // _MICROSECOND},
         "ends_with_client": invocation.ends_with_client,
         "grace_us": _microseconds(invocation.grace),
+        "grid": dict(invocation.grid),
     }
     return zlib.compress(json.dumps(content).encode("ascii"), level=1)
 
@@ -369,6 +370,7 @@ def unpack(packed: bytes) -> Invocation:
     # What came with later versions is not in the rows of earlier ones.
     groups, terminal = content.pop("groups", None), content.pop("terminal", None)
     early, grace = content.pop("early_signal", None), content.pop("grace_us", None)
+    grid = content.pop("grid", {})
     if terminal is not None and terminal["attributes"]:
         terminal["attributes"] = tuple(terminal["attributes"])
     return Invocation(
@@ -377,4 +379,5 @@ def unpack(packed: bytes) -> Invocation:
         terminal=terminal and TerminalSettings(**terminal),
         early_signal=early and EarlySignal(early["signal"], early["before_us"] * _MICROSECOND),
         grace=None if grace is None else grace * _MICROSECOND,
+        grid={name: tuple(values) for name, values in grid.items()},
     )

@@ -7,6 +7,7 @@ from typing import Any
 
 from sqlalchemy import func, select
 
+from gpulease.domain.array_values import Grid, suffix_of
 from gpulease.domain.calendar import Window, WindowId
 from gpulease.domain.enforcement import Reports
 from gpulease.domain.gpu import GpuReading, GpuUuid, JobId
@@ -36,6 +37,7 @@ from gpulease.store.statements import jobs_with, replace_reports, runs_like
 from gpulease.store.tables import JobRow
 from gpulease.store.writer import Writer
 from gpulease.units import KIB
+from gpulease.wire.text import LONGEST_NAME
 
 _KEPT_INVOCATION = 16 * KIB
 """Larger ones are read from the disk at the start of their jobs."""
@@ -190,17 +192,25 @@ class SqlTransaction:
 
     def add_array(self, order: Submission, indices: Indices, at: datetime) -> Sequence[Job]:
         """Store a new job for each index, QUEUED, with one invocation for all."""
-        alone = self._insert(order, at)
+        grid = order.invocation.grid
+        names = [_element_name(order.name, grid, index) for index in indices.indices]
+        alone = self._insert(replace(order, name=names[0]), at)
         elements = [
             ArrayElement(alone.id, index, indices.most_running) for index in indices.indices
         ]
         jobs = [
-            replace(alone, id=JobId(alone.id + place), queue=replace(alone.queue, array=element))
-            for place, element in enumerate(elements)
-        ]
+            replace(
+                alone, id=JobId(alone.id + place), name=name,
+                queue=replace(alone.queue, array=element),
+            )
+            for place, (element, name) in enumerate(zip(elements, names, strict=True))
+        ]  # fmt: skip
         self._save(alone, jobs[0])
         elements_but_first = statements.add_elements(alone.id, indices.indices)
         self._writer.connection.execute(elements_but_first)
+        if grid:
+            named = [{"name": job.name, "this": job.id} for job in jobs]
+            self._execute_all(statements.change_job(("name",)), named)
         size = self._add_invocation(alone.id, order.invocation)
         self._log_all(jobs, Event(at, "submitted", str(order.claim)))
         for job in jobs:
@@ -402,3 +412,7 @@ def _changes(before: Job | None, job: Job) -> dict[str, object]:
         return values
     former = job_values(before)
     return {name: value for name, value in values.items() if value != former[name]}
+
+
+def _element_name(array: str, grid: Grid, index: int) -> str:
+    return (array + suffix_of(grid, index))[:LONGEST_NAME] if grid else array

@@ -140,6 +140,9 @@ class SubmitRequest:
     refuse_nested: bool = False
     """Queue nothing if the calling process runs within the lease of a job: the error is then
     within_lease."""
+    grid: dict[str, list[str]] = field(default_factory=dict)
+    """Values by names, one character per byte: an array with an element for each combination, or
+    for those with the indices `queue.array`. In `argv`, `{NAME}` becomes the value."""
     notify: list[str] = field(default_factory=list)
     """The events of which the owner is notified: start, end, fail, oom, over-lease, idle, or
     time-left=S for S seconds before the time limit."""

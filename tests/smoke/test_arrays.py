@@ -113,3 +113,26 @@ def test_an_array_survives_a_kill_of_the_daemon(daemon: Daemon) -> None:
     assert [job.exit_status for job in daemon.client.elements(array)] == [0] * 8
     for index in range(8):
         assert daemon.run("logs", f"{array}_{index}").stdout == "done\n"
+
+
+def test_the_index_is_put_into_the_command(daemon: Daemon) -> None:
+    array = int(daemon.run("run", "--mem", "1G", "--array", "3-4", "echo", "--seed={}").stdout)
+    daemon.wait_until(array + 1, "ended")
+    assert daemon.run("logs", f"{array}_4").stdout == "--seed=4\n"
+
+
+def test_a_grid_is_an_array_of_all_combinations(daemon: Daemon) -> None:
+    line = ("--grid", "lr=1e-3,1e-4", "--grid", "seed=0-1", "--name", "sweep")
+    shows = ("sh", "-c", "echo $lr $seed $0", "{lr}/{seed}")
+    array = int(daemon.run("run", "--mem", "1G", *line, *shows).stdout)
+    for job in range(array, array + 4):
+        daemon.wait_until(job, "ended")
+    names = [daemon.job(job)["name"] for job in range(array, array + 4)]
+    assert names == [f"sweep lr={lr} seed={seed}" for lr in ("1e-3", "1e-4") for seed in (0, 1)]
+    assert daemon.run("logs", f"{array}_2").stdout == "1e-4 0 1e-4/0\n"
+
+    again = int(daemon.run("again", f"{array}_2").stdout)
+    assert daemon.wait_until(again, "ended")["name"] == names[2]
+    assert daemon.run("logs", f"{again}_2").stdout == "1e-4 0 1e-4/0\n"
+    refused = daemon.run("run", *line, "--array", "4", "true", check=False)
+    assert (refused.returncode, "there are 4 combinations" in refused.stderr) == (2, True)
