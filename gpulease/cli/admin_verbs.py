@@ -33,18 +33,29 @@ def drain(
 
 
 @takes_its_options
-def resume(ctx: typer.Context, gpus: GpusArgument, *, socket: SocketOption = None) -> int:
-    """Grant leases again on drained GPUs. For admins and root.
+def resume(
+    ctx: typer.Context,
+    gpus: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="GPU", help="Drained GPUs, as for gpulease drain.", show_default=False
+        ),
+    ] = None,
+    *,
+    socket: SocketOption = None,
+) -> int:
+    """Start jobs again after gpulease pause; with GPUs, grant leases on them again.
 
-    Also ends a drain that gpulease made after a hardware fault. A new fault drains
-    the GPU again; the same lasting one does not.
+    For admins and root. With GPUs it also ends a drain that gpulease made after a
+    hardware fault. A new fault drains the GPU again; the same lasting one does not.
 
     \b
     Examples:
+      gpulease resume
       gpulease resume 1
       gpulease resume 0 1
     """
-    return machine_control.resume_gpus(gpus=gpus, socket=named_socket(ctx, socket))
+    return machine_control.resume(gpus=gpus, socket=named_socket(ctx, socket))
 
 
 @takes_its_options
@@ -52,21 +63,21 @@ def pause(ctx: typer.Context, *, socket: SocketOption = None, **typed: Any) -> N
     """Start no more jobs; running jobs continue. For admins and root.
 
     Users can still submit jobs, which wait. The queue stays paused across restarts,
-    until gpulease unpause. To close single GPUs, use gpulease drain.
+    until gpulease resume. To close single GPUs, use gpulease drain.
 
     \b
     Examples:
       gpulease pause --why "new driver at 18:00"
-      gpulease unpause
+      gpulease resume
     """
     machine_control.pause_queue(socket=named_socket(ctx, socket), **typed)
 
 
 @takes_its_options
 def unpause(ctx: typer.Context, *, socket: SocketOption = None) -> None:
-    """Start jobs again after gpulease pause. For admins and root.
+    """Start jobs again after gpulease pause, as gpulease resume does. For admins and root.
 
-    Drained GPUs stay drained; gpulease resume opens them.
+    Drained GPUs stay drained; gpulease resume GPU opens them.
 
     \b
     Examples:

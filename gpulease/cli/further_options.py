@@ -47,7 +47,6 @@ def _list(*flags: str, metavar: str, help: str) -> Option:
 
 
 _WHY = text("--why", metavar="TEXT", help="The reason, shown to all users.")
-_GPUS = (Argument("gpus", "GPU", is_required=True),)
 
 OPTIONS: Mapping[str, Mapping[str, Option]] = {
     "hold": {
@@ -198,7 +197,8 @@ OPTIONS: Mapping[str, Mapping[str, Option]] = {
 """By verb and parameter."""
 ARGUMENTS: Mapping[str, tuple[Argument, ...]] = {
     **dict.fromkeys(("edit", "move", "again", "requeue", "keep"), (JOBS,)),
-    **dict.fromkeys(("drain", "resume"), _GPUS),
+    "drain": (Argument("gpus", "GPU", is_required=True),),
+    "resume": (Argument("gpus", "GPU"),),
     "adopt": (Argument("pid", "PID", is_list=False, is_required=True),),
     "plot": (Argument("job", "JOB", is_list=False),),
     "replay": (Argument("trace", "TRACE", is_list=False, is_required=True),),

@@ -24,9 +24,14 @@ def drain_gpus(*, gpus: Sequence[str], why: str | None, socket: Path | str | Non
     return _for_gpus(client, gpus, lambda gpu: _drained(client.drain(gpu, why=why), why))
 
 
-def resume_gpus(*, gpus: Sequence[str], socket: Path | str | None) -> int:
-    """Grant leases on GPUs again, and return the exit code."""
+def resume(*, gpus: Sequence[str] | None, socket: Path | str | None) -> int:
+    """Grant leases on GPUs again, without GPUs start jobs again; return the exit code."""
     client = light_client(socket, "resume")
+    if not gpus:
+        is_paused = client.unpause().changed
+        drained = "; to open a drained GPU, name it: gpulease resume 1"
+        print_stdout("jobs start again" if is_paused else f"the queue was not paused{drained}")
+        return 0
     return _for_gpus(client, gpus, lambda gpu: _resumed(client.resume(gpu)))
 
 

@@ -113,19 +113,19 @@ VERBS: Mapping[str, Verb] = {
         module="show_verbs", quick="completion.print_script",
     ),
     "drain": Verb(
-        ADMINISTER, "Stop granting leases on GPUs.", "",
+        ADMINISTER, "Stop granting leases on GPUs.", "GPUs",
         module="admin_verbs", quick="machine_control.drain_gpus",
     ),
-    "resume": Verb(
-        ADMINISTER, "Grant leases on GPUs again.", "GPUs",
-        module="admin_verbs", quick="machine_control.resume_gpus",
-    ),
     "pause": Verb(
-        ADMINISTER, "Start no more jobs.", "",
+        ADMINISTER, "Start no more jobs.", "the queue",
         module="admin_verbs", quick="machine_control.pause_queue",
     ),
+    "resume": Verb(
+        ADMINISTER, "Start jobs again, or grant leases on GPUs again.", "either",
+        module="admin_verbs", quick="machine_control.resume",
+    ),
     "unpause": Verb(
-        ADMINISTER, "Start jobs again.", "the queue",
+        ADMINISTER, "Start jobs again, as resume does.", "",
         module="admin_verbs", quick="machine_control.unpause_queue",
     ),
     "reserve": Verb(

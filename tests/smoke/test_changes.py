@@ -115,3 +115,12 @@ def test_more_jobs_than_fit_a_screen_are_cancelled_in_one_line(daemon: Daemon) -
     assert daemon.run("cancel", "--user", "root").returncode == 0
     refused(daemon, "cancel", "17", "--user", "root")
     refused(daemon, "cancel", "--name", "sweep-*")
+
+
+def test_resume_without_a_gpu_starts_jobs_again(daemon: Daemon) -> None:
+    daemon.run("pause", "--why", "maintenance")
+    job = daemon.submit("--mem", "1G", "true")
+    assert daemon.job(job)["state"] == "queued"
+    assert daemon.run("resume").stdout == "jobs start again\n"
+    daemon.wait_until(job, "ended")
+    assert "not paused" in daemon.run("resume").stdout
