@@ -18,12 +18,12 @@ import re
 import time
 import uuid
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import NamedTuple
 
 from gpulease.domain.gpu import GpuReading, GpuUuid, ProcessReading
 from gpulease.domain.health import HealthReport
 from gpulease.errors import BadValue
+from gpulease.shim.process_tree import read_proc
 from gpulease.units import format_size, parse_size
 
 _MOST_GPUS = 64
@@ -170,7 +170,7 @@ class SimulatedGpus:
                 # At one reading a second, to read them all takes 0.1 s of CPU a minute.
                 self._nameless[pid] = seen
                 continue
-            environment = b"\0" + _file(pid, "environ")
+            environment = b"\0" + read_proc(f"/proc/{pid}/environ")
             value = environment.partition(_VARIABLE)[2].partition(b"\0")[0]
             words = {GpuUuid(each.strip()) for each in value.decode(errors="replace").split(",")}
             if gpus := self.gpus.keys() & words:
@@ -187,7 +187,7 @@ class SimulatedGpus:
         self._busy = {}
         for pid in pids:
             # See proc_pid_stat(5): the fields 14 and 15; two fields precede the parenthesis.
-            fields = _file(pid, "stat").rpartition(b")")[2].split()
+            fields = read_proc(f"/proc/{pid}/stat").rpartition(b")")[2].split()
             if len(fields) > 12:
                 self._ticks[pid] = int(fields[11]) + int(fields[12])
             if before_s is not None and pid in before and pid in self._ticks:
@@ -216,17 +216,7 @@ def _memory(pid: int) -> int:
     A forked child shares the pages of its parent until one of them writes: with 2.3 GiB each, the
     two hold 2.3 GiB together. The proportional size counts them once, at about 5 ms per GiB.
     """
-    for line in _file(pid, "smaps_rollup").splitlines():
+    for line in read_proc(f"/proc/{pid}/smaps_rollup").splitlines():
         if line.startswith(b"Pss_Anon:"):
             return int(line.split()[1]) * 1024
     return 0
-
-
-def _file(pid: int | str, name: str) -> bytes:
-    """Return the contents of a file in /proc; empty if it cannot be read."""
-    try:
-        # Without a buffer, which costs as much as the read.
-        with Path(f"/proc/{pid}/{name}").open("rb", buffering=0) as file:
-            return file.read()
-    except OSError:
-        return b""
