@@ -31,7 +31,7 @@ from gpulease.errors import GpuleaseError, SetupFailed
 from gpulease.host.state_dir import CRASH, JOBS
 from gpulease.path_ownership import refuse_if_changeable
 from gpulease.setup.requirements import check_labels, check_system
-from gpulease.shim.record import is_alive
+from gpulease.shim.record import read_with_life
 from gpulease.store.store import count_jobs
 from gpulease.units import counted
 from gpulease.user_daemon import LOCK, SERVING
@@ -202,7 +202,7 @@ def remove(
         settings = Settings(state=SYSTEM_STATE)
     jobs = settings.state / JOBS
     running = sorted(
-        int(each.name) for each in jobs.glob("*") if each.name.isdecimal() and is_alive(each)
+        int(each.name) for each in jobs.glob("*") if each.name.isdecimal() and _is_running(each)
     )
     if running and not force:
         shown = ", ".join(map(str, running[:10])) + (", ..." if len(running) > 10 else "")
@@ -223,6 +223,12 @@ def remove(
         say(f"kept {settings.state}, {SYSTEM_CONFIG.parent} and the group {GROUP}; see --purge")
     if not is_package:
         say(f"the programs are in {sys.prefix}; to remove them, delete that directory")
+
+
+def _is_running(job: Path) -> bool:
+    found = read_with_life(job)
+    # The shim of a very short job waits some seconds for the terminal of `gpulease run`.
+    return found is not None and found[1] and found[0].exited is None
 
 
 def _remove_units(say: Say, *, is_package: bool) -> None:
