@@ -56,12 +56,6 @@ def run_job(
         _keys(options)  # raises before anything has happened, if they cannot be read
     on_slurm = acts_on_slurm(socket, new_lease=options.new_lease)
     request = _request(options, command, on_slurm=on_slurm)
-    if on_slurm and (options.grid or (options.array is not None and "{}" in command)):
-        raise BadValue(
-            f"cannot use {'--grid' if options.grid else '{}'} on a cluster: Slurm runs one command "
-            "for all elements",
-            "bash -c '...' with $SLURM_ARRAY_TASK_ID in it, and --array",
-        )
     if options.array is not None and not options.grid:
         from gpulease.cli.array_command import array_doubts
 

@@ -190,7 +190,13 @@ WITHOUT_COUNTERPART = [
     {"verbose": True}, {"summary": True}, {"detach_keys": "ctrl-p"}, {"requeue": True},
     {"retries": 2}, {"array": "0-9"}, {"detach": True, "no_wait": True},
     {"detach": True, "wait": "5m"}, {"detach": True, "pty": True},
+    {"detach": True, "grid": ("lr=1,2",)},
 ]  # fmt: skip
+
+
+def test_the_index_is_not_put_into_a_command_of_slurm() -> None:
+    with pytest.raises(BadValue, match=r"cannot use --array with \{\}"):
+        Order(argv=("train.py", "{}"), options={"array": "0-9", "detach": True}).words()
 
 
 @pytest.mark.parametrize("options", WITHOUT_COUNTERPART, ids=str)

@@ -32,6 +32,7 @@ _MINUTE_S = 60
 _LONGEST_NOTICE_S = 65535
 """Of --signal, see sbatch(1)."""
 _TYPED = 'pass the option of Slurm, as in --slurm "{}"'
+_IN_A_SHELL = "with --array: bash -c '...', with $SLURM_ARRAY_TASK_ID in it"
 _WITHOUT_COUNTERPART = {
     "--gpu": ("Slurm chooses the GPU", "for a node: " + _TYPED.format("--nodelist=NODE")),
     "--gpu-model": ("Slurm does not know models", _TYPED.format("--constraint=FEATURE")),
@@ -47,6 +48,7 @@ _WITHOUT_COUNTERPART = {
             "the job can ask for that itself: python train.py || scontrol requeue $SLURM_JOB_ID",
         ),
     ),
+    "--grid": ("Slurm runs one command for all elements", _IN_A_SHELL),
     "--grace": ("KillWait in slurm.conf sets it for all jobs", "leave out --grace"),
     "--verbose": ("the node names the devices", "gpulease show JOB on the job's node names them"),
     "--summary": ("the node measures the job", "gpulease show JOB on the job's node sums it up"),
@@ -79,7 +81,7 @@ def slurm_options(options: RunOptions, request: SubmitRequest, gres: str) -> lis
     Raises:
         BadValue: an option has no counterpart.
     """
-    _refuse(options)
+    _refuse(options, request)
     words = ["--nodes=1", "--ntasks=1", f"--gres={gres}", f"--job-name={name_of(request)}"]
     words += [f"--chdir={from_wire(request.cwd)}", "--export=ALL"]
     if options.time is not None:
@@ -167,7 +169,10 @@ def _signal(request: SubmitRequest, *, batch: bool) -> str:
     return f"{shell}{request.early_signal.signal}@{before}"
 
 
-def _refuse(options: RunOptions) -> None:
+def _refuse(options: RunOptions, request: SubmitRequest) -> None:
+    if options.array is not None and "{}" in request.argv:
+        why = "Slurm runs one command for all elements"
+        raise BadValue(f"cannot use --array with {{}} on a cluster: {why}", _IN_A_SHELL)
     given = given_flags(options)
     for option, (why, hint) in _WITHOUT_COUNTERPART.items():
         if option in given:
