@@ -29,15 +29,15 @@ def array_doubts(
     if any("{}" in word for word in typed):
         return  # the daemon replaces it
     if any(_INDEX in word for word in typed) and is_python:
-        words, why = typed, f"no shell replaces {_INDEX} in an argument of the command"
+        words = [word.replace(_INDEX, "{}") for word in typed]
+        why = f"no shell replaces {_INDEX} in an argument of the command"
     elif _uses_index(argv, cwd):
         return
     else:
         words, why = _with_index(typed)
     if why:
-        python = ["python"] if argv[0] != typed[0] else []
-        line = " ".join(map(_quoted_but_index, [*python, *words]))
-        yield f"gpulease: {why}; for the index of each element: bash -c {shlex.quote(line)}"
+        line = shlex.join(words).replace("'{}'", "{}")
+        yield f"gpulease: {why}; for the index of each element: {line}"
 
 
 def _uses_index(argv: Sequence[str], cwd: str) -> bool:
@@ -56,7 +56,7 @@ def _names_index(path: Path) -> bool:
 
 
 def _with_index(typed: Sequence[str]) -> tuple[list[str], str]:
-    """Return a command with the index where a shell may have removed it, and what is missing.
+    """Return a command with {} where a shell may have removed the index, and what is missing.
 
     A shell replaces an unquoted $GPULEASE_ARRAY_INDEX by nothing, and quoted by an empty word.
     """
@@ -64,13 +64,9 @@ def _with_index(typed: Sequence[str]) -> tuple[list[str], str]:
     words = list(typed)
     for place, word in enumerate(words[1:], 1):
         if not word or (word.startswith("-") and word.endswith("=")):
-            words[place] = word + _INDEX
+            words[place] = word + "{}"
             what = f"{word} has no value" if word else f"argument {place} is empty"
             return words, f"{what}, and {lost}"
     if len(words) > 1 and words[-1].startswith("--") and "=" not in words[-1]:
-        return [*words, _INDEX], f"if {words[-1]} takes a value, it has none: {lost}"
+        return [*words, "{}"], f"if {words[-1]} takes a value, it has none: {lost}"
     return words, ""
-
-
-def _quoted_but_index(word: str) -> str:
-    return _INDEX.join(shlex.quote(part) if part else "" for part in word.split(_INDEX))

@@ -308,14 +308,14 @@ def test_nothing_is_said_of_visible_devices_that_choose_the_cpu(value: str) -> N
     ("indices", "typed", "words"),
     [
         ("10", ["tool"], ["--array 10 is one job", "for 10 jobs: --array 0-9"]),
-        ("0-9", ["plain.py", "--seed"], ["if --seed", "bash -c 'python plain.py --seed $GPULEASE"]),
+        ("0-9", ["plain.py", "--seed"], ["if --seed", "plain.py --seed {}"]),
         (
             "0-9",
             ["plain.py", "--seed=", "-x"],
-            ["--seed= has no", "--seed=$GPULEASE_ARRAY_INDEX -x"],
+            ["--seed= has no", "--seed={}", " -x"],
         ),
-        ("0-9", ["plain.py", "", "a b"], ["argument 1", "plain.py $GPULEASE", "a b"]),
-        ("0-9", ["plain.py", "-s", "$GPULEASE_ARRAY_INDEX"], ["no shell", "-s $GPULEASE_ARRAY_IN"]),
+        ("0-9", ["plain.py", "", "a b"], ["argument 1", "plain.py {} 'a b'"]),
+        ("0-9", ["plain.py", "-s", "$GPULEASE_ARRAY_INDEX"], ["no shell", "-s {}"]),
     ],
 )
 def test_an_array_that_probably_does_not_do_what_was_meant_says_so_in_one_line(
@@ -331,6 +331,7 @@ def test_an_array_that_probably_does_not_do_what_was_meant_says_so_in_one_line(
         ("0", ["tool"]),
         ("0-9", ["plain.py", "a=b", "--epochs=3"]),
         ("0-9", ["reads-index.py", "--amp"]),
+        ("0-9", ["plain.py", "--seed", "{}"]),
         ("0-9", ["bash", "-c", "python train.py --seed $GPULEASE_ARRAY_INDEX"]),
     ],
 )
