@@ -1,15 +1,19 @@
 """The files by which personal daemons of several users announce what they lease.
 
-One file for each user in /dev/shm, which belongs to root and is sticky: nobody can remove or
-replace the file of another user. There is no lock. A daemon writes what it wants, then reads what
-the others have written, and keeps its leases only if all fit. Of two daemons that want the same
+One directory for each user in /dev/shm, which belongs to root and is sticky: nobody can remove or
+replace what another user has there. There is no lock. A daemon writes what it wants, then reads
+what the others have written, and keeps its leases only if all fit. Of two that want the same
 memory at the same time, each writes before it reads, so at least one of them sees the other.
+
+The directories are there before anything is wanted, and stay while something is leased: a listing
+of /dev/shm may miss a name that is renamed meanwhile, and never misses these.
 
 A file counts only while the process that wrote it lives: a daemon that was killed announces
 nothing. Users are trusted to announce the truth about themselves, as on any machine where GPUs are
 open to all; what a process really uses is read from the driver.
 """
 
+import errno
 import json
 import logging
 import os
@@ -27,9 +31,9 @@ from gpulease.shim.process_tree import entry
 _log = logging.getLogger(__name__)
 
 FOLDER = Path("/dev/shm")  # noqa: S108  the protocol needs a directory that all users share
-_NAME = re.compile(r"gpulease-(\d+)\.leases")
+_NAME = re.compile(r"gpulease-(\d+)")
 _MOST_BYTES = 64 << 10
-_MOST_FILES = 1000
+_MOST_USERS = 1000
 _MOST_MEMORY = 1 << 50
 """Bytes of one GPU; a larger figure is no figure."""
 _NO_CONTENT = (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError)
@@ -41,7 +45,7 @@ class NeighbourFiles:
 
     def __init__(self, folder: Path = FOLDER) -> None:
         self._folder = folder
-        self._file = folder / f"gpulease-{os.getuid()}.leases"
+        self._own = folder / f"gpulease-{os.getuid()}"
         self._announced: tuple[NeighbourLease, ...] = ()
         self._failed = False
 
@@ -53,19 +57,16 @@ class NeighbourFiles:
         by_gpu = {each.gpu: [each.memory, sorted(each.pids)] for each in leases}
         started = own.started if own is not None else 0
         text = json.dumps({"pid": os.getpid(), "started": started, "leases": by_gpu})
-        part = self._file.with_suffix(".part")
+        part, file = self._own / "part", self._own / "leases"
         try:
-            (part if leases else self._file).unlink(missing_ok=True)
-            if not leases:
-                self._announced = ()
-                return
-            descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
-            try:
-                os.write(descriptor, text.encode())
-                os.fchmod(descriptor, 0o644)  # whatever the umask: others have to read it
-            finally:
-                os.close(descriptor)
-            part.replace(self._file)
+            if leases:
+                _make(self._own)
+                part.write_bytes(text.encode())
+                part.chmod(0o644)  # whatever the umask: others have to read it
+                part.replace(file)
+            else:
+                file.unlink()
+                self._own.rmdir()
         except OSError as error:
             if not self._failed:
                 _log.warning("cannot announce leases to the daemons of other users: %s", error)
@@ -80,24 +81,38 @@ class NeighbourFiles:
             named = ((_NAME.fullmatch(each.name), each.path) for each in entries)
             ours = str(os.getuid())
             files = [(int(m[1]), path) for m, path in named if m is not None and m[1] != ours]
-            for uid, path in files[:_MOST_FILES]:
+            for uid, path in files[:_MOST_USERS]:
                 with suppress(*_NO_CONTENT):
                     found += _leases(uid, _content(uid, path))
         return found
 
 
-def _content(uid: int, path: str) -> Any:
+def _make(directory: Path) -> None:
+    """Make a directory that others may read, unless it is there.
+
+    Raises:
+        OSError: it cannot be made, or is not this user's.
+    """
+    with suppress(FileExistsError):
+        directory.mkdir()
+        directory.chmod(0o755)
+    if directory.lstat().st_uid != os.getuid():
+        raise PermissionError(errno.EPERM, "it belongs to another user", str(directory))
+
+
+def _content(uid: int, directory: str) -> Any:
     """Read the file of a user, which nobody else has written.
 
     Raises:
         OSError: it cannot be read.
         ValueError: it is not that user's, or too large, or no JSON.
     """
-    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    descriptor = os.open(f"{directory}/leases", flags)
     try:
         status = os.fstat(descriptor)
         if status.st_uid != uid or not stat.S_ISREG(status.st_mode):
-            raise ValueError(path)
+            raise ValueError(directory)
         return json.loads(os.read(descriptor, _MOST_BYTES))
     finally:
         os.close(descriptor)

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from daemon_rig import open_folder
+from daemon_rig import open_folder, wait_for
 from gpulease.domain.gpu import GpuReading, GpuUuid, NeighbourLease, ProcessReading, build_ledger
 from gpulease.host.neighbours import NeighbourFiles
 from gpulease.service.sharing import Sharing
@@ -62,9 +62,8 @@ def bob(folder: Path) -> Iterator[Any]:
         time.sleep(600)
 
     process = as_user(UIDS[0], announce)
-    file = folder / f"gpulease-{UIDS[0]}.leases"
-    while not file.exists():
-        time.sleep(0.01)
+    file = folder / f"gpulease-{UIDS[0]}" / "leases"
+    wait_for("bob's daemon has announced its leases", file.exists)
     yield process
     process.kill()
 
@@ -80,10 +79,13 @@ def test_the_lease_of_another_user_is_seen_while_the_daemon_lives(folder: Path, 
 
 @needs_root
 def test_only_the_owner_named_by_the_file_is_believed(folder: Path, bob: Any) -> None:
-    theirs = folder / f"gpulease-{UIDS[0]}.leases"
-    (folder / f"gpulease-{UIDS[1]}.leases").write_bytes(theirs.read_bytes())
-    (folder / f"gpulease-{UIDS[2]}.leases").symlink_to(theirs)
-    os.mkfifo(folder / f"gpulease-{UIDS[3]}.leases")
+    theirs = folder / f"gpulease-{UIDS[0]}"
+    others = [folder / f"gpulease-{uid}" for uid in UIDS[1:]]
+    others[0].mkdir()
+    (others[0] / "leases").write_bytes((theirs / "leases").read_bytes())
+    others[1].symlink_to(theirs)
+    others[2].mkdir()
+    os.mkfifo(others[2] / "leases")
     assert [each.uid for each in NeighbourFiles(folder).leases()] == [UIDS[0]]
 
 
@@ -104,7 +106,7 @@ def test_only_the_owner_named_by_the_file_is_believed(folder: Path, bob: Any) ->
 def test_a_file_that_no_living_daemon_wrote_counts_for_nothing(
     folder: Path, bob: Any, content: bytes
 ) -> None:
-    file = folder / f"gpulease-{UIDS[0]}.leases"
+    file = folder / f"gpulease-{UIDS[0]}" / "leases"
     said = json.loads(file.read_bytes())
     for name, value in (("PID", said["pid"]), ("STARTED", said["started"])):
         content = content.replace(name.encode(), str(value).encode())
@@ -152,12 +154,14 @@ def compete(folder: Path, seed: int, leased: Any, granted: Any) -> None:
                 jobs.append(job)
                 leased[place] = own + wanted
                 granted[place] += 1
-                assert sum(leased) <= SIZE, list(leased)
+                with leased.get_lock():
+                    assert sum(leased) <= SIZE, list(leased)
             sharing.settle()
         elif jobs:
             (ended,) = jobs.pop(dice.randrange(len(jobs))).leases
             leased[place] = own - ended.memory
             sharing.settle()
+    leased[place] = 0  # what is announced counts no longer, either, once this process has ended
 
 
 @needs_root
