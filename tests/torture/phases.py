@@ -120,7 +120,7 @@ def kill_shims(
             if away:
                 machine.kill()
             tally.kills += _kill_a_shim(machine, book, rng)
-            if away:
+            if away and not machine.is_up():  # the look for the job's order starts it, too
                 machine.start()
                 machine.ready()
             if rng.random() < 0.1:
