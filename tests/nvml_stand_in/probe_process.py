@@ -123,6 +123,7 @@ def _heard(fields: dict[str, Any]) -> HealthReport:
 
 def _reading(fields: dict[str, Any]) -> GpuReading:
     processes = fields.pop("processes")
+    fields.pop("neighbours")  # of daemons, not of the driver
     fault = fields.pop("fault")
     return GpuReading(
         **{**fields, "uuid": GpuUuid(fields["uuid"])},
