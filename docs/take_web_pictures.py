@@ -126,7 +126,9 @@ def waiting() -> Iterator[jobs.JobView]:
             expected_start=jobs.ExpectedStartView(
                 at(hours=-0.4 - 0.23 * place), at(hours=-3.6 - 2.1 * place), 41 + place
             ),
-            reason="needs a gap of 20G, 12G there now" if place == 0 else "after job 50",
+            reason=(
+                "after job 50" if place else "needs 20G, and at most 12G is free on a GPU now"
+            ),
         )  # fmt: skip
 
 

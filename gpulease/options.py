@@ -318,7 +318,8 @@ class RunOptions:
         fields=("queue.retry_delay",), reads=delay, python="retry_delay",
     )  # fmt: skip
     array: str | None = _waiting(
-        "--array", metavar="INDICES", help="A job for each index: 0-99, 1,3,5; %8: 8 at once.",
+        "--array", metavar="INDICES",
+        help="A job for each index, {} in COMMAND: 0-99, 1,3,5; %8: 8 at once.",
         fields=("queue.array",), is_typed_only=True,
     )  # fmt: skip
     grid: Sequence[str] = _waiting(

@@ -9,12 +9,13 @@ from __future__ import annotations
 from gpulease.cli.caller import this_process
 from gpulease.cli.job_selection import names_array, one_element, select_jobs, selection
 from gpulease.cli.light_connection import queue_client
+from gpulease.cli.render import own_name
 from gpulease.cli.request import build
 from gpulease.cli.run_job import complete, set_begin, submit_and_follow
 from gpulease.drawing.words import id_of
 from gpulease.errors import BadUsage
 from gpulease.options import OPTIONS, run_options
-from gpulease.wire.text import from_wire
+from gpulease.wire.text import clean, from_wire
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -36,6 +37,9 @@ def run_again(*, jobs: Sequence[str] | None, socket: Path | str | None, **typed:
     client = queue_client(socket, "again")
     (number,) = select_jobs(client, wanted)
     job = client.job(number)
+    if job.user != own_name():
+        why = f"cannot repeat job {id_of(job)}: it is a job of {clean(job.user)}"
+        raise BadUsage(why, f"as that user: gpulease again {id_of(job)}")
     if names_array(wanted.words, job):
         raise one_element("again", job)
     stored = client.submission(number)

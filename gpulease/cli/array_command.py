@@ -1,10 +1,12 @@
 """The command of the elements of an array, and where it probably does not do what was meant."""
 
+import re
 import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 _INDEX = "$GPULEASE_ARRAY_INDEX"
+_NAMED = re.compile(r"{([A-Za-z_]\w*)}")
 _MOST_READ = 1 << 20
 
 
@@ -26,18 +28,29 @@ def array_doubts(
             f"for {int(number)} jobs: --array 0-{int(number) - 1}"
         )
     is_python = Path(argv[0]).name.startswith(("python", "pypy"))
-    if any("{}" in word for word in typed):
+    if any("{}" in word and not any(map(str.isspace, word)) for word in typed):
         return  # the daemon replaces it
     if any(_INDEX in word for word in typed) and is_python:
         words = [word.replace(_INDEX, "{}") for word in typed]
         why = f"no shell replaces {_INDEX} in an argument of the command"
     elif _uses_index(argv, cwd):
         return
+    elif any("{}" in word for word in typed):
+        yield f"gpulease: {{}} stays as it is between spaces; in single quotes, use {_INDEX}"
+        return
     else:
         words, why = _with_index(typed)
     if why:
         line = shlex.join(words).replace("'{}'", "{}")
         yield f"gpulease: {why}; for the index of each element: {line}"
+
+
+def grid_doubts(grid: Sequence[str], typed: Sequence[str]) -> Iterator[str]:
+    """Say which {NAME} of a command stays as it is; `grid` are the values of --grid."""
+    names = [each.partition("=")[0].strip() for each in grid]
+    for name in {each: None for word in typed for each in _NAMED.findall(word)}:
+        if name not in names:
+            yield f"gpulease: {{{name}}} stays as it is: --grid has {', '.join(names)}"
 
 
 def _uses_index(argv: Sequence[str], cwd: str) -> bool:

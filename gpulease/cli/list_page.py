@@ -233,7 +233,8 @@ def page(
     At most `rows` of it are shown. With `is_last`, the user asked for this number of jobs.
     """
     if not listed.jobs:
-        return [line("no jobs", "dim")]
+        live = "no job waits or runs; gpulease list --all shows ended ones as well"
+        return [line("no jobs" if newest else live, "dim")]
     # Most listings are of jobs that run: a column without any cell is left out.
     empty = {
         "STARTS": not any(job.expected_start_at for job in listed.jobs),

@@ -7,7 +7,7 @@ from gpulease.cli.light_connection import light_client
 from gpulease.cli.render import local_time, print_stdout
 from gpulease.cli.request import ReserveRequest
 from gpulease.drawing.words import clean, index_of
-from gpulease.errors import BadValue
+from gpulease.errors import BadUsage, BadValue
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -36,6 +36,8 @@ def resume(*, gpus: Sequence[str] | None, socket: Path | str | None) -> int:
 
 
 def _for_gpus(client: LightClient, gpus: Sequence[str], act: Callable[[str], str]) -> int:
+    if "" in gpus:
+        raise BadUsage("the name of a GPU is empty", "gpulease status lists the GPUs")
     unknown, known = split_by_known(client, gpus)
     for name in unknown:
         print_stdout(act(name))

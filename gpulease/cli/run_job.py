@@ -62,6 +62,11 @@ def run_job(
         argv = [from_wire(word) for word in request.argv]
         for text in array_doubts(options.array, command, argv, from_wire(request.cwd)):
             print_stderr(text)
+    if options.grid:
+        from gpulease.cli.array_command import grid_doubts
+
+        for text in grid_doubts(options.grid, command):
+            print_stderr(text)
     if on_slurm or options.slurm:
         return _run_on_slurm(request, options, must_copy=must_copy, on_slurm=on_slurm)
     return _run_here(client_or_start(socket).transport, request, options, must_copy=must_copy)

@@ -148,12 +148,21 @@ def without_effect(settings: Settings) -> list[str]:
         for key in settings.queue
         if key in FORMER_QUEUE_KEYS
     ]
-    return former + [
-        f"[{table}.{name}] has no effect: no such {what}"
-        for table, what, names, find in tables
-        for name in names
-        if not _is_known(name, find)
+    admins = [
+        f"[notify] admins: no such user: {name}"
+        for name in settings.notify.get("admins", ())
+        if not _is_known(name, pwd.getpwnam)
     ]
+    return (
+        former
+        + admins
+        + [
+            f"[{table}.{name}] has no effect: no such {what}"
+            for table, what, names, find in tables
+            for name in names
+            if not _is_known(name, find)
+        ]
+    )
 
 
 def _is_known(name: str, find: Callable[[str], object]) -> bool:

@@ -273,9 +273,9 @@ def _start_in_full(job: JobView | ExplainView, when: str, now: datetime, owner: 
     if start is None or start.after is None or start.from_at is None or start.until_at is None:
         return f"probably {when}"
     ends = f"job {clean(start.after_label or str(start.after))}{owner}"
-    late = ", which has run longer than predicted" if start.after_is_late else ""
+    late = "; it has run longer than predicted" if start.after_is_late else ""
     if when in ("soon", "late"):
-        return f"{'later than predicted' if start.is_late else when}: when {ends} ends{late}"
+        return f"{'later than predicted' if start.is_late else when}, after {ends}{late}"
     low, high = instant(start.from_at) - now, instant(start.until_at) - now
     times = ""
     if low > _HOUR / 2:

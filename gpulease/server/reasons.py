@@ -222,8 +222,10 @@ def _what_is_missing(claim: Claim, leased: Sequence[Obstacle], fitting: int) -> 
     if not gaps:
         return _by_gpu(leased)
     if claim.gpus > 1:
-        return f"needs a gap of {claim}, there on {fitting or 'none'} now"
-    return f"needs a gap of {claim}, {format_size(max(gaps)) if max(gaps) else 'none'} there now"
+        found = f"{fitting or 'no'} {'GPU has' if fitting < 2 else 'GPUs have'}"
+        return f"needs {claim}, and {found} that free now"
+    free = f"at most {format_size(max(gaps))}" if max(gaps) else "nothing"
+    return f"needs {claim}, and {free} is free on a GPU now"
 
 
 def _by_gpu(obstacles: Sequence[Obstacle]) -> str | None:

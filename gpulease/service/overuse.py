@@ -90,7 +90,8 @@ def overdrawn(gpus: Iterable[GpuMemory]) -> frozenset[Key]:
     found: set[Key] = set()
     for gpu in gpus:
         if gpu.allocatable is not None and gpu.unmanaged is not None:
-            missing = gpu.committed + gpu.unmanaged - gpu.allocatable
+            outside = gpu.unmanaged + gpu.reading.leased_elsewhere
+            missing = gpu.committed + outside - gpu.allocatable
             every = [entry for entry in gpu.entries if entry.excess and missing > 0]
             found.update((entry.job, gpu.uuid) for entry in gpu.excess_of(missing) or every)
     return frozenset(found)

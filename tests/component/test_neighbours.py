@@ -7,6 +7,7 @@ import json
 import multiprocessing
 import os
 import random
+import shutil
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -101,6 +102,7 @@ def test_only_the_owner_named_by_the_file_is_believed(folder: Path, bob: Any) ->
         b'{"pid": PID, "started": STARTED, "leases": {"GPU-a": [-8, []]}}',
         b'{"pid": PID, "started": 1, "leases": {"GPU-a": [8, []]}}',
         b'{"pid": 1, "started": 1, "leases": {"GPU-a": [8, []]}}',
+        b'{"pid": 1e400}',
     ],
 )
 def test_a_file_that_no_living_daemon_wrote_counts_for_nothing(
@@ -112,6 +114,14 @@ def test_a_file_that_no_living_daemon_wrote_counts_for_nothing(
         content = content.replace(name.encode(), str(value).encode())
     file.write_bytes(content)
     assert NeighbourFiles(folder).leases() == []
+
+
+def test_a_file_that_was_removed_is_written_again(folder: Path) -> None:
+    files, mine = NeighbourFiles(folder), (NeighbourLease(os.getuid(), GPU, 8),)
+    files.announce(mine)
+    shutil.rmtree(folder / f"gpulease-{os.getuid()}")
+    files.announce(mine)
+    assert (folder / f"gpulease-{os.getuid()}" / "leases").exists()
 
 
 def test_without_leases_there_is_no_file(folder: Path) -> None:

@@ -44,7 +44,7 @@ def test_two_run_on_different_gpus_and_the_third_says_for_which_lease_it_waits(
     assert waiting["state"] == "queued"
     assert waiting["position"] == 1
     assert waiting["waits_for"] == [first, second]
-    assert waiting["reason"] == "needs a gap of 6G, 2G there now"
+    assert waiting["reason"] == "needs 6G, and at most 2G is free on a GPU now"
     assert all("2G" in refusal["why"] for refusal in waiting["refusals"])
     assert len(waiting["refusals"]) == 2
     daemon.cancel(second)

@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpulease.cli.array_command import grid_doubts
 from gpulease.domain.array_values import command_of_element, size_of, suffix_of, values_of
 from gpulease.errors import BadValue
 from gpulease.options import grid_values
@@ -48,3 +49,8 @@ def test_a_range_of_numbers_is_several_values() -> None:
 def test_what_is_no_grid_is_refused(given: list[str]) -> None:
     with pytest.raises(BadValue, match="--grid"):
         grid_values(given)
+
+
+def test_a_name_that_the_grid_does_not_have_is_said() -> None:
+    typed = ["train.py", "{lr}", "{LR}", '{"a": 1}', "{}"]
+    assert [*grid_doubts(["lr=1,2"], typed)] == ["gpulease: {LR} stays as it is: --grid has lr"]

@@ -37,7 +37,7 @@ from gpulease.wire.jobs import DeviceView, JobView
 from gpulease.wire.text import ordinal
 
 NOW = views.NOW
-GAP = "needs a gap of 6G, 2G there now"
+GAP = "needs 6G, and at most 2G is free on a GPU now"
 
 
 class Paper:
@@ -118,7 +118,7 @@ def test_a_terminal_has_its_line_rewritten_and_left_clean() -> None:
     assert paper.text == "\r\x1b[2Kfirst" + "\r\x1b[2Ksecond…" + "\r\x1b[2K"
 
 
-@pytest.mark.parametrize(("width", "place", "why"), [(110, True, True), (85, False, True),
+@pytest.mark.parametrize(("width", "place", "why"), [(110, True, True), (98, False, True),
                                                      (60, False, False)])  # fmt: skip
 def test_a_narrow_terminal_keeps_the_start_and_the_reason(
     width: int, place: bool, why: bool
@@ -316,6 +316,7 @@ def test_nothing_is_said_of_visible_devices_that_choose_the_cpu(value: str) -> N
         ),
         ("0-9", ["plain.py", "", "a b"], ["argument 1", "plain.py {} 'a b'"]),
         ("0-9", ["plain.py", "-s", "$GPULEASE_ARRAY_INDEX"], ["no shell", "-s {}"]),
+        ("0-9", ["bash", "-c", "echo {}"], ["{} stays", "use $GPULEASE_ARRAY_INDEX"]),
     ],
 )
 def test_an_array_that_probably_does_not_do_what_was_meant_says_so_in_one_line(

@@ -339,7 +339,7 @@ async def test_a_job_with_a_range_waits_for_its_guarantee_only(world: Ranged) ->
     asked = replace(asked, claim=replace(asked.claim, memory_bound=6 * G))
     waiter = (await world.scheduler.submit(asked)).id
     await world.look(2)
-    assert world.why(waiter) == "needs a gap of 2G, 1G there now"
+    assert world.why(waiter) == "needs 2G, and at most 1G is free on a GPU now"
 
 
 @play

@@ -58,7 +58,7 @@ def test_a_job_on_several_gpus_is_told_on_how_many_it_fits() -> None:
     wide = order(5 * G, gpus=2).queued(JobId(2), NOON)
     decided = plan(Snapshot([first, wide], gpus, NOON))
     waiting = explanation(wide.claim, why_waiting(decided, wide), 2)
-    assert waiting.why == "needs a gap of 5G on each of 2 GPUs, there on 1 now"
+    assert waiting.why == "needs 5G on each of 2 GPUs, and 1 GPU has that free now"
 
 
 @pytest.mark.parametrize("passes", [1, 2], ids=["as it starts", "while it runs"])
@@ -78,7 +78,11 @@ def test_reasons_name_elements_of_arrays_as_people_see_them(passes: int, exclusi
     waiting = explanation(jobs[3].claim, why_waiting(decided, jobs[3]), 2)
     assert waiting.waits_for[:2] == [1, 2]
     assert waiting.waits_for_labels[:2] == ["1_0", "1_1"]
-    missing = "needs a GPU without other jobs" if exclusive else "needs a gap of 5G, 3G there now"
+    missing = (
+        "needs a GPU without other jobs"
+        if exclusive
+        else "needs 5G, and at most 3G is free on a GPU now"
+    )
     assert waiting.why == missing
     if exclusive:
         assert [each.why.split()[:2] for each in waiting.refusals] == [

@@ -127,7 +127,7 @@ def test_what_is_shown_and_what_is_counted_are_all_jobs_on_any_terminal(
 
 
 def test_each_waiting_job_has_one_line_and_says_what_it_waits_for() -> None:
-    reason = "needs a gap of 20G, 12G there now, and that takes long"
+    reason = "needs 20G, and at most 12G is free on a GPU now, and that takes long"
     first = replace(queue(1)[0], behind=None, waits_for=[1, 2, 3, 4], reason=reason)
     held = QueueView(
         "normal", 0, True, None, [], False, False, None, None, None, 0, blocked_by="held"

@@ -182,9 +182,10 @@ class AttachMode:
         """Which keys do what."""
         if self.watches:
             return f"gpulease: watching job {self.label}; Ctrl-C stops watching"
-        interrupts = [] if self.passes_input else ["Ctrl-C interrupts it"]
         leaves = [f"{name_of(self.keys)} detaches"] if self.keys else []
-        return "; ".join([f"gpulease: attached to job {self.label}", *interrupts, *leaves])
+        return "; ".join(
+            [f"gpulease: attached to job {self.label}", "Ctrl-C interrupts it", *leaves]
+        )
 
 
 @record(frozen=True)

@@ -24,12 +24,12 @@ _DISABLED = b"\0"
 """_POSIX_VDISABLE of Linux: this character means nothing special."""
 
 
-_KEY_WITHIN_S = 1.0
+_KEY_WITHIN_S = 3.0
 """Seconds for the next of several keys."""
 
 
 def next_keys(handle: int, count: int) -> bytes:
-    """Return up to `count` keys that are typed on a terminal now, each within a second."""
+    """Return up to `count` keys that are typed on a terminal now, each within some seconds."""
     from select import select
 
     terminal, keys = ControllingTerminal(handle, verbatim=False), b""
