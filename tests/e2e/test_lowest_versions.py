@@ -55,7 +55,9 @@ def lowest(request: pytest.FixtureRequest, uv: Path, tmp_path: Path) -> Iterator
     run(uv, "venv", "--quiet", "--python", python, tmp_path / "venv")
     programs = tmp_path / "venv" / "bin"
     # A copy, as the build leaves files beside what it builds.
-    ignored = shutil.ignore_patterns(".venv", ".git", "*_cache", ".hypothesis", "__pycache__")
+    ignored = shutil.ignore_patterns(
+        ".venv", ".git", "*_cache", ".hypothesis", "__pycache__", "build", "dist"
+    )
     shutil.copytree(REPOSITORY, tmp_path / "source", ignore=ignored)
     run(
         uv, "pip", "install", "--quiet", "--python", programs / "python",

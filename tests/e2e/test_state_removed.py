@@ -72,10 +72,10 @@ def test_a_restart_finds_the_jobs_whose_directories_were_removed(
     assert client(daemon).job(job).state == "active"
     assert leased(daemon) == 2 * G
     assert alive([pid]) == [pid]
+    assert daemon.log.count("missing") == 1
     client(daemon).cancel(job)
     assert when_in(daemon, job, "ended").outcome == "cancelled"
     assert not alive([pid])
-    assert daemon.log.count("missing") == 1
     assert "Traceback" not in daemon.log
 
 
