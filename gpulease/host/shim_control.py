@@ -81,10 +81,8 @@ async def follow(directory: Path) -> AsyncGenerator[ShimEvent, None]:
     """
     seen: set[type[ShimEvent]] = set()
     pause = _FIRST_PAUSE_S
-    # The shortest jobs end within the first pause. A connection costs as much CPU as they take.
-    listens = False
     while True:
-        async with contextlib.aclosing(_look(directory, listens=listens)) as events:
+        async with contextlib.aclosing(_look(directory)) as events:
             async for event in events:
                 if type(event) not in seen:
                     seen.add(type(event))
@@ -92,9 +90,8 @@ async def follow(directory: Path) -> AsyncGenerator[ShimEvent, None]:
                     yield event
                 if isinstance(event, Exited | Lost | Missing):
                     return  # the shim may stay for a slow reader
-        # The shim was not asked, or it does not answer: it is about to listen or to end.
+        # The shim lives but does not answer: it is about to listen or to end.
         await asyncio.sleep(pause)
-        listens = True
         pause = min(2 * pause, _LONGEST_PAUSE_S)
 
 
@@ -124,8 +121,8 @@ async def notify(directory: Path, text: str) -> bool:
     return await _command(directory, FrameKind.NOTICE, {"text": text})
 
 
-async def _look(directory: Path, *, listens: bool) -> AsyncGenerator[ShimEvent, None]:
-    """Yield the events in the record, then those that the shim sends if this `listens`."""
+async def _look(directory: Path) -> AsyncGenerator[ShimEvent, None]:
+    """Yield the events in the record, then those that the shim sends."""
     found = read_with_life(directory)
     if found is None:
         yield Missing()
@@ -137,8 +134,6 @@ async def _look(directory: Path, *, listens: bool) -> AsyncGenerator[ShimEvent, 
         return
     if not alive:
         yield Lost()
-        return
-    if not listens:
         return
     async with contextlib.aclosing(_listen(directory)) as events:
         async for event in events:

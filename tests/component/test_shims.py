@@ -1,6 +1,5 @@
 """A shim is known from its record's first line on, whatever its user does to its socket."""
 
-import asyncio
 import os
 import signal
 import socket
@@ -10,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from gpulease.host.shim_control import Exited, Started, follow, living_shim
-from gpulease.shim.record import JobEvents, claim, forbid
+from gpulease.host.shim_control import living_shim
+from gpulease.shim.record import forbid
 
 # All of a shim that there is until its worker runs: its record, and a socket that nobody serves.
 _SHIM = """
@@ -54,35 +53,6 @@ def test_a_shim_that_is_stopped_behind_a_full_socket_is_found(tmp_path: Path) ->
 def test_a_launch_that_is_forbidden_has_no_shim(tmp_path: Path) -> None:
     assert forbid(tmp_path)
     assert living_shim(tmp_path) is None
-
-
-def test_a_job_that_ends_at_once_is_followed_by_its_record_alone(tmp_path: Path) -> None:
-    directory = os.open(tmp_path, os.O_RDONLY)
-    record = claim(directory, os.getpid())
-    os.close(directory)
-    assert record is not None
-    events = JobEvents(record)
-    events.note_start(os.getpid())
-    events.write()
-
-    async def seen() -> list[type]:
-        kinds = []
-        async for event in follow(tmp_path):
-            kinds.append(type(event))
-            if isinstance(event, Started):
-                events.note_main_exit(0)
-                events.note_end(0)
-                events.write()
-        return kinds
-
-    with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(str(tmp_path / "socket"))
-        listener.listen()
-        listener.setblocking(False)
-        assert asyncio.run(asyncio.wait_for(seen(), 10)) == [Started, Exited]
-        with pytest.raises(BlockingIOError):
-            listener.accept()
-    record.close()
 
 
 @pytest.fixture(autouse=True)
