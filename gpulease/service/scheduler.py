@@ -72,7 +72,7 @@ def reconcile(
             a commit: the memory may be in use by now, so the caller has to observe again.
         state: what earlier passes have learnt; None reads it from the database.
         predicted: the first start that was predicted for each waiting job, as far as known.
-        sharing: what daemons of other users are told; its `settle` has to follow.
+        sharing: what is announced to daemons of other users; its `settle` has to follow.
     """
     state = state or QueueState(store)
     with change_jobs(store) as tx:
