@@ -1,4 +1,4 @@
-"""The command of the elements of an array, and where it probably does not do what was meant."""
+"""The command of the elements of an array, and where it probably does not work as intended."""
 
 import re
 import shlex
@@ -13,7 +13,7 @@ _MOST_READ = 1 << 20
 def array_doubts(
     indices: str, typed: Sequence[str], argv: Sequence[str], cwd: str
 ) -> Iterator[str]:
-    """Say where an array probably does not do what was meant.
+    """Say where an array probably does not work as intended.
 
     Args:
         indices: the value of --array.
