@@ -16,7 +16,7 @@ from gpulease.cli.job_selection import (
 from gpulease.cli.light_connection import light_client
 from gpulease.cli.render import print_stdout
 from gpulease.cluster_choice import acts_on_slurm
-from gpulease.drawing.words import id_of
+from gpulease.drawing.words import cancelled, id_of
 from gpulease.errors import BadUsage, GpuleaseError
 from gpulease.units import format_span, parse_span
 
@@ -99,17 +99,7 @@ def _together(client: LightClient, wanted: Selection, user: str | None, grace: f
 def summary(view: CancelledView) -> str:
     """Describe many jobs that were cancelled together."""
     rest = "; processes that remain after the grace are killed" if view.ending else ""
-    return totals(view.count - view.ending, view.ending) + rest
-
-
-def totals(cancelled: int, ending: int) -> str:
-    """Say how many jobs are cancelled, and how many still end."""
-    parts = []
-    if cancelled:
-        parts.append("1 job is cancelled" if cancelled == 1 else f"{cancelled} jobs are cancelled")
-    if ending:
-        parts.append("1 job is ending" if ending == 1 else f"{ending} jobs are ending")
-    return "; ".join(parts)
+    return cancelled(view.count - view.ending, view.ending) + rest
 
 
 def result(job: JobView, grace: float | None = None) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import datetime, timedelta
 
-from gpulease.units import format_instant, format_size, format_span
+from gpulease.units import counted, format_instant, format_size, format_span
 from gpulease.wire.text import claimed, most_of, ordinal, ranges, spoken
 from gpulease.wire.text import clean as clean  # noqa: PLC0414 -- a word for people, too
 
@@ -355,6 +355,13 @@ def jobs_in(rows: Iterable[JobView]) -> int:
     """Return how many jobs rows stand for: one may be for the waiting elements of an array."""
     arrays = (job.queue.array_waiting if job.queue is not None else None for job in rows)
     return sum(1 if each is None else each.jobs for each in arrays)
+
+
+def cancelled(ended: int, ending: int) -> str:
+    """Say how many jobs are cancelled, and how many of them still end."""
+    found = ((ended, "cancelled"), (ending, "ending"))
+    parts = [f"{counted(n, 'job')} {'is' if n == 1 else 'are'} {what}" for n, what in found if n]
+    return "; ".join(parts)
 
 
 def remark_on(

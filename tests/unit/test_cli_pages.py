@@ -24,7 +24,7 @@ from gpulease.cli import (
     tables,
     window_page,
 )
-from gpulease.cli import list_page as listing
+from gpulease.cli import job_table as listing
 from gpulease.cli import status_page as status
 from gpulease.cli.job_watch import stderr_status
 from gpulease.cli.tables import Page, Table

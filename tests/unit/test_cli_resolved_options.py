@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from daemon_stand_in import views
-from gpulease.cli import list_page, status_page
+from gpulease.cli import job_table, status_page
 from gpulease.cli.change_jobs import results
 from gpulease.cli.messages import waiting_text
 from gpulease.cli.resolved_options import begin_instant, dependencies
@@ -113,9 +113,9 @@ def test_an_element_that_stands_for_others_has_their_row_and_they_count_as_shown
 def test_a_row_at_which_a_listing_was_cut_is_marked() -> None:
     jobs = JobList([_element(17 + n, n) for n in range(3)], total=300)
     now = datetime(2026, 7, 1, 10, tzinfo=UTC)
-    assert "17_[0-2,...]" in draw(list_page.page(jobs, now), None)
-    assert "17_[...,0-2]" in draw(list_page.page(jobs, now, newest=True), None)
-    assert "17_[0-2]" in draw(list_page.page(replace(jobs, total=3), now), None)
+    assert "17_[0-2,...]" in draw(job_table.page(jobs, now), None)
+    assert "17_[...,0-2]" in draw(job_table.page(jobs, now, newest=True), None)
+    assert "17_[0-2]" in draw(job_table.page(replace(jobs, total=3), now), None)
 
 
 def test_a_job_that_waits_for_its_begin_time_says_when_that_is() -> None:

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from fakes import ALICE, NOON, G
-from gpulease.cli.list_page import TRACE, past_page, trace_of
+from gpulease.cli.job_table import past_page
+from gpulease.cli.list_page import TRACE, trace_of
 from gpulease.cli.tables import Table
 from gpulease.client.light_client import read
 from gpulease.domain.job import Outcome

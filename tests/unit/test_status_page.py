@@ -8,7 +8,7 @@ from functools import partial
 import pytest
 
 from daemon_stand_in import views
-from gpulease.cli import job_page, list_page, render, status_page
+from gpulease.cli import job_page, job_table, render, status_page
 from gpulease.cli.gpu_rows import GpuRow, bar
 from gpulease.cli.tables import draw
 from gpulease.domain.memory_estimate import LONG_ENOUGH
@@ -329,9 +329,9 @@ def test_a_listing_shortens_commands_before_names() -> None:
         views.running(n, name=f"resnet50 lr=3e-4 wd=.05 s={n}", command=command) for n in (1, 2)
     ]
     for width in (60, 80, 100):
-        text = draw(list_page.page(JobList(jobs), NOW), width)
+        text = draw(job_table.page(JobList(jobs), NOW), width)
         assert all(f"resnet50 lr=3e-4 wd=.05 s={n}" in text for n in (1, 2))
-    assert "digits.py --batch" in draw(list_page.page(JobList(jobs), NOW), 100)
+    assert "digits.py --batch" in draw(job_table.page(JobList(jobs), NOW), 100)
 
 
 @pytest.mark.parametrize(
@@ -364,7 +364,7 @@ def test_a_run_that_was_too_short_for_advice_says_so(seconds: int) -> None:
 
 def test_an_end_is_said_once() -> None:
     late = views.over(1, 124, outcome="time_limit")
-    text = draw(list_page.page(JobList([late, views.over(2, 3)]), NOW), None)
+    text = draw(job_table.page(JobList([late, views.over(2, 3)]), NOW), None)
     assert "124" not in text
     assert re.search(r"exited .* 3  ", text)
-    assert "EXIT" not in draw(list_page.page(JobList([late]), NOW), None)
+    assert "EXIT" not in draw(job_table.page(JobList([late]), NOW), None)

@@ -11,11 +11,10 @@ from collections.abc import Mapping, Sequence
 from datetime import timedelta
 
 from gpulease.cli.caller import refuse_unknown_user
-from gpulease.cli.cancel_jobs import totals
 from gpulease.cli.exit_codes import SIGNALED
 from gpulease.cli.job_selection import Selection, for_each
 from gpulease.cli.render import local_time, print_stderr, print_stdout
-from gpulease.drawing.words import clean, clock, until
+from gpulease.drawing.words import cancelled, clean, clock, until
 from gpulease.errors import (
     EXIT_GAVE_UP,
     EXIT_OWN_FAILURE,
@@ -84,7 +83,7 @@ def _cancel(job: str, rows: Sequence[Row]) -> str:
 def _summary(live: Sequence[Row]) -> str:
     """Describe many jobs that were cancelled together."""
     waiting = sum(elements(row) for row in live if state_of(row) == "queued")
-    return totals(waiting, ending=sum(state_of(row) != "queued" for row in live))
+    return cancelled(waiting, ending=sum(state_of(row) != "queued" for row in live))
 
 
 def extend_jobs(wanted: Selection, seconds: float) -> int:

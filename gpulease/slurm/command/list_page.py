@@ -8,7 +8,7 @@ from fnmatch import fnmatchcase
 from typing import get_args
 
 from gpulease.cli.caller import refuse_unknown_user
-from gpulease.cli.list_page import LISTED, OF_ALL, exit_code, job_table
+from gpulease.cli.job_table import LISTED, OF_ALL, exit_code, job_table
 from gpulease.cli.render import (
     drawn,
     local_time,
@@ -42,7 +42,7 @@ from gpulease.wire.text import has_failed, spoken
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from gpulease.cli.list_page import Cells
+    from gpulease.cli.job_table import Cells
 
 _ENDS = frozenset({"exited", "signaled", "cancelled", "time-limit", "over-lease", "idle", "lost",
                    "preempted", "launch-failed", "gave-up", "failed"})  # fmt: skip
