@@ -270,6 +270,16 @@ class RunOptions:
         "--exclusive", help="No other job on these GPUs.", default=False,
         fields=("claim.exclusive",), python="exclusive", holds=True,
     )  # fmt: skip
+    ram: str | None = _resource(
+        "--ram", metavar="SIZE", help="RAM of the job: 32G.",
+        fields=("claim.ram",), reads=_size, python="ram", holds=True,
+        edits="RAM of the job: 32G; or none.", clears=("none", 0), is_of_new_jobs=True,
+    )  # fmt: skip
+    cpus: int | None = _resource(
+        "--cpus", metavar="N", help="CPU cores of the job.",
+        fields=("claim.cpus",), python="cpus", holds=True, is_of_new_jobs=True,
+        edits="CPU cores of the job; 0: none.",
+    )  # fmt: skip
     time: str | None = _resource(
         "--time", metavar="SPAN", help="Time limit: 90s, 30m, 4h, 1d12h.",
         fields=("claim.time_limit",), reads=seconds, python="time_limit",

@@ -42,7 +42,7 @@ from gpulease.drawing.words import (
     until,
 )
 from gpulease.units import format_span
-from gpulease.wire.text import leased, most_of, ordinal, spoken
+from gpulease.wire.text import leased, most_of, ordinal, spoken, with_host
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -134,7 +134,7 @@ def fields(
     yield "user", clean(job.user)
     yield "command", clean(job.command)
     yield "script", script_change(job)
-    yield "asks", limited(requested(job), job.claim.time_limit)
+    yield "asks", limited(with_host(requested(job), job.claim), job.claim.time_limit)
     yield "size", clean(job.sized) if job.sized else None
     yield "used", _used(job)
     yield "util", utilization(job)

@@ -5,7 +5,7 @@ change together, so the state is the job's.
 """
 
 from collections.abc import Hashable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from enum import StrEnum
 from types import MappingProxyType
@@ -164,6 +164,11 @@ class Claim:
     """All GPUs have the same name."""
     memory_bound: int | Share | None = None
     """With a range: what the job may use while no other job needs it; `memory` is guaranteed."""
+    # Not hashed: few claims have them, and the plan looks up all of them often.
+    ram: int | None = field(default=None, hash=False)
+    """Bytes of the machine's RAM; None: no lease of RAM."""
+    cpus: int | None = field(default=None, hash=False)
+    """CPU cores of the machine; None: no lease of cores."""
 
     @property
     def choice(self) -> Hashable:

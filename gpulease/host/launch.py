@@ -116,6 +116,8 @@ def launch_of(job: Job, invocation: Invocation, directory: Path, context: Launch
             if early is not None
             else None,
             ends_with_client=invocation.ends_with_client,
+            ram=job.claim.ram,
+            cpus=job.claim.cpus,
         ),
         replace(invocation, argv=argv, environment=environment_of(job, invocation, context)),
         SandboxSpec(

@@ -115,6 +115,8 @@ class Executor(futures.Executor):
         min_vram: str | int | None = None,
         same_model: bool = False,
         exclusive: bool = False,
+        ram: str | int | None = None,
+        cpus: int | None = None,
         time_limit: Span | None = None,
         name: str | None = None,
         max_workers: int | None = None,
@@ -152,8 +154,9 @@ class Executor(futures.Executor):
             )
         self._claim, self._options, _ = requested(
             memory=memory, gpus=gpus, gpu=gpu, gpu_model=gpu_model, min_vram=min_vram,
-            same_model=same_model, exclusive=exclusive, time_limit=time_limit,
-            visible=visible, growth=growth, split=split, processes=processes,
+            same_model=same_model, exclusive=exclusive, ram=ram, cpus=cpus,
+            time_limit=time_limit, visible=visible, growth=growth, split=split,
+            processes=processes,
         )  # fmt: skip
         delay = seconds(retry_delay)
         self._queue = QueueRequest(retries=retries, retry_on=list(retry_on), retry_delay=delay)

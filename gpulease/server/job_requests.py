@@ -195,6 +195,7 @@ def request_of(job: Job, invocation: Invocation) -> SubmitRequest:
         claim=ClaimRequest(
             memory, share, claim.gpus, claim.exclusive, _seconds(claim.time_limit),
             list(claim.named), claim.model, claim.min_vram, claim.same_model, bound, bound_share,
+            claim.ram, claim.cpus,
         ),
         options=WorkerOptionsRequest(**options),
         name=name,
@@ -243,6 +244,8 @@ def edit_of(asked: EditRequest, *, is_admin: bool) -> Edit:
         same_model=bool(asked.same_model),
         memory_bound=asked.memory_bound,
         share_bound=asked.share_bound,
+        ram=asked.ram or None,
+        cpus=asked.cpus or None,
     )
     has_limit = asked.time_limit not in (None, 0)
     claim = claim_of(replace(given, time_limit=asked.time_limit if has_limit else None), _ANY)
@@ -257,7 +260,7 @@ def edit_of(asked: EditRequest, *, is_admin: bool) -> Edit:
         ),
         is_admin=is_admin,
     )
-    names = ("gpus", "time_limit", "model", "min_vram", "same_model")
+    names = ("gpus", "time_limit", "model", "min_vram", "same_model", "ram", "cpus")
     changed: dict[str, object] = {each: getattr(claim, each) for each in names}
     if asked.memory is not None or asked.share is not None:
         changed |= {"memory": claim.memory, "memory_bound": claim.memory_bound}

@@ -146,6 +146,8 @@ def claim_of(asked: ClaimRequest, defaults: Defaults) -> Claim:
         min_vram=asked.min_vram,
         same_model=asked.same_model,
         memory_bound=None if bound == memory else bound,
+        ram=asked.ram,
+        cpus=asked.cpus,
     )
 
 

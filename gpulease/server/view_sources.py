@@ -100,6 +100,8 @@ def claim_view(claim: Claim, gpus: Mapping[GpuUuid, GpuReading]) -> ClaimView:
         same_model=claim.same_model,
         memory_bound=memory_bound,
         share_bound=share_bound,
+        ram=claim.ram,
+        cpus=claim.cpus,
     )
 
 

@@ -243,6 +243,8 @@ def _described(job: Job, labels: Mapping[GpuUuid, str]) -> Iterator[tuple[str, s
     yield "model", claim.model or "any"
     yield "least GPU size", "any" if claim.min_vram is None else format_size(claim.min_vram)
     yield "same model", "yes" if claim.same_model else "no"
+    yield "RAM", "none" if claim.ram is None else format_size(claim.ram)
+    yield "cores", "none" if claim.cpus is None else str(claim.cpus)
     yield "time limit", "none" if claim.time_limit is None else format_span(claim.time_limit)
     yield "priority", options.priority
     yield "nice", str(options.nice)

@@ -66,6 +66,8 @@ def job_values(job: Job) -> dict[str, object]:
         "gpu_model": claim.model,
         "min_vram": claim.min_vram,
         "same_model": claim.same_model,
+        "ram": claim.ram,
+        "cpus": claim.cpus,
         "state": job.state.value,
         "submitted_at": instant(job.submitted_at),
         "gives_up_at": instant(job.gives_up_at),
@@ -329,6 +331,8 @@ def _claim_of(row: JobRow) -> Claim:
         row.min_vram,
         row.same_model,
         _size_or_share(row.memory_bound, row.share_bound),
+        row.ram,
+        row.cpus,
     )
 
 

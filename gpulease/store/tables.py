@@ -282,6 +282,9 @@ class JobRow(Row):
     memory_bound: Mapped[int | None]
     """What it may use while no other job needs it: bytes, or the share; null without a range."""
     share_bound: Mapped[str | None]
+    ram: Mapped[int | None]
+    """Leased bytes of RAM, and cores; null for none."""
+    cpus: Mapped[int | None]
 
 
 class HolderRow(Row):

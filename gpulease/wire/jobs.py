@@ -55,6 +55,10 @@ class ClaimView:
     """Bytes that it may use while no other job needs them; null without a range."""
     share_bound: float | None = None
     """The same as a share of a GPU, in percent."""
+    ram: int | None = None
+    """Bytes of RAM for all its processes; null without a lease of RAM."""
+    cpus: int | None = None
+    """CPU cores; null without a lease of cores."""
 
 
 @dataclass(slots=True)

@@ -18,8 +18,10 @@ if TYPE_CHECKING:
 
 MOST_GPUS = 1024
 LARGEST_SIZE = 1 << 60
+SMALLEST_RAM = 32 << 20
+"""For gpulease's own process beside the job, and an interpreter."""
 _MOST_THREADS = 4096
-"""Also of processes."""
+"""Also of processes, and of cores."""
 _COUNTS = ("inter_op_threads", "intra_op_threads", "omp_threads", "processes")
 
 
@@ -49,6 +51,7 @@ def check_claim(asked: ClaimRequest) -> None:
         size = getattr(asked, field)
         if size is not None and not 1 <= size <= LARGEST_SIZE:
             raise BadValue.of_field(f"claim.{field}", size, "no GPU has so many bytes")
+    _check_machine(asked)
     limit = asked.time_limit
     if limit is not None and not 1 <= limit <= LONGEST_SPAN.total_seconds():
         raise BadValue.of_field(
@@ -90,6 +93,18 @@ def _check_bound(asked: ClaimRequest) -> None:
         hint = "with --exclusive use one size, or leave out --mem for the whole GPU"
     if why is not None:
         raise BadValue.of_field(field, shown, why, hint)
+
+
+def _check_machine(asked: ClaimRequest) -> None:
+    """Check the RAM and the cores."""
+    if asked.ram is not None and not SMALLEST_RAM <= asked.ram <= LARGEST_SIZE:
+        too_small = f"a job needs at least {format_size(SMALLEST_RAM)} to start"
+        why = too_small if asked.ram < SMALLEST_RAM else "no machine has so many bytes"
+        raise BadValue.of_field("claim.ram", format_size(asked.ram), why, "such as --ram 32G")
+    if asked.cpus is not None and not 1 <= asked.cpus <= _MOST_THREADS:
+        raise BadValue.of_field(
+            "claim.cpus", asked.cpus, f"a job has 1 to {_MOST_THREADS} cores", "such as --cpus 8"
+        )
 
 
 def _is_less(bound: float | None, least: float | None) -> bool:

@@ -39,6 +39,10 @@ class ClaimRequest:
     """Bytes that the job may use while no other job needs them; `memory` or `share` is guaranteed.
     Null like `share_bound`, in percent: the same as is guaranteed."""
     share_bound: float | None = None
+    ram: int | None = None
+    """Bytes of the machine's RAM for all processes of the job; null: no lease of RAM."""
+    cpus: int | None = None
+    """CPU cores of the machine; null: no lease of cores."""
 
 
 @dataclass(slots=True)
@@ -366,6 +370,9 @@ class EditRequest:
     min_vram: int | None = None
     """As in `ClaimRequest`; 0: any."""
     same_model: bool | None = None
+    ram: int | None = None
+    """As in `ClaimRequest`, like `cpus`; 0: none."""
+    cpus: int | None = None
     time_limit: float | None = None
     """Seconds; 0: no limit."""
     name: str | None = None

@@ -170,6 +170,12 @@ def claimed(claim: ClaimView) -> str:
     return f"{times} on {wanted}" if wanted else times
 
 
+def with_host(asked: str, claim: ClaimView) -> str:
+    """Write what a job asks for with its RAM and cores: 4G, ram 32G, cpus 8."""
+    ram = "" if claim.ram is None else f", ram {format_size(claim.ram)}"
+    return f"{asked}{ram}" + ("" if claim.cpus is None else f", cpus {claim.cpus}")
+
+
 def _size_or_share(size: int | None, share: float | None) -> str:
     if share is not None:
         return f"{share:g}%"

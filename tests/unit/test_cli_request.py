@@ -41,6 +41,8 @@ def test_everything_that_was_written_is_in_the_request() -> None:
     assert (request.options.visible, request.options.split) == ("index", 2)
     assert (request.umask, request.nice, request.soft_limits) == (0o027, 5, {"RLIMIT_CORE": -1})
     assert request.attached
+    of_the_machine = build(options(ram="32G", cpus=8), ["a"], ME).claim
+    assert (of_the_machine.ram, of_the_machine.cpus) == (32 * GIB, 8)
 
 
 def test_a_split_has_equal_parts_or_sizes() -> None:

@@ -155,6 +155,12 @@ def test_a_time_limit_is_rounded_up_to_minutes() -> None:
     ]  # fmt: skip
 
 
+def test_ram_and_cores_are_those_that_slurm_holds_a_job_to() -> None:
+    words = order(mem="1G", ram="32.5G", cpus=8).words()
+    assert {"--mem=33280M", "--cpus-per-task=8"} <= set(words)
+    assert not any(word.startswith(("--mem", "--cpus")) for word in order(mem="1G").words())
+
+
 def test_notifications_are_mails_of_slurm() -> None:
     assert "--mail-type=END,FAIL" in order(notify=("end,fail", "oom,over-lease")).words()
     assert "--mail-type=BEGIN,END,FAIL,TIME_LIMIT_90" in order(notify=("all",)).words()
@@ -172,6 +178,8 @@ def test_notifications_are_mails_of_slurm() -> None:
         ({"name": "two\nlines"}, "cannot use --name "),
         ({"processes": 0}, "cannot use --processes 0: it is 1 to 4096"),
         ({"omp_threads": 4097}, "cannot use --omp-threads 4097: "),
+        ({"ram": "4M"}, "cannot use --ram 4M: a job needs at least 32M to start"),
+        ({"cpus": 0}, "cannot use --cpus 0: a job has 1 to 4096 cores"),
         ({"nice": 20}, "cannot use --nice 20: "),
     ],
     ids=str,

@@ -178,7 +178,7 @@ def test_a_request_is_checked_as_a_submission_is_and_names_the_field() -> None:
         {}, {"memory": 0}, {"memory": 1, "share": 5.0}, {"share": 101.0}, {"gpus": 0},
         {"time_limit": -1.0}, {"time_limit": 1e12}, {"name": "a\nb"}, {"nice": 20},
         {"begin_at": "tomorrow"}, {"after": ["x"]}, {"after": ["17:sometimes"]},
-        {"memory_bound": 1}, {"memory": 2, "memory_bound": 1},
+        {"memory_bound": 1}, {"memory": 2, "memory_bound": 1}, {"ram": 1}, {"cpus": -1},
     )  # fmt: skip
     for fields in wrong:
         with pytest.raises(GpuleaseError) as refused:
@@ -191,6 +191,9 @@ def test_a_request_is_checked_as_a_submission_is_and_names_the_field() -> None:
     assert edit_of(EditRequest([1], memory=GIB), is_admin=False).claim == {
         "memory": GIB, "memory_bound": None,
     }  # fmt: skip
+    none = edit_of(EditRequest([1], ram=0, cpus=0), is_admin=False).claim
+    assert none == {"ram": None, "cpus": None}
+    assert edit_of(EditRequest([1], ram=GIB), is_admin=False).claim == {"ram": GIB}
 
 
 # Moves.

@@ -84,6 +84,9 @@ def slurm_options(options: RunOptions, request: SubmitRequest, gres: str) -> lis
     _refuse(options, request)
     words = ["--nodes=1", "--ntasks=1", f"--gres={gres}", f"--job-name={name_of(request)}"]
     words += [f"--chdir={from_wire(request.cwd)}", "--export=ALL"]
+    ram, cores = request.claim.ram, request.claim.cpus
+    words += [] if ram is None else [f"--mem={math.ceil(ram / MIB)}M"]
+    words += [] if cores is None else [f"--cpus-per-task={cores}"]
     if options.time is not None:
         # Slurm counts in minutes.
         words.append(f"--time={math.ceil(parse_span(options.time).total_seconds() / _MINUTE_S)}")
@@ -94,12 +97,9 @@ def slurm_options(options: RunOptions, request: SubmitRequest, gres: str) -> lis
     if request.queue.begin_at is not None:
         begin = datetime.fromisoformat(request.queue.begin_at).astimezone()
         words.append(f"--begin={begin:%Y-%m-%dT%H:%M:%S}")
-    if options.held:
-        words.append("--hold")
-    if options.nice:
-        words.append(f"--nice={options.nice}")
-    if options.requeue:
-        words.append("--requeue")
+    words += ["--hold"] if options.held else []
+    words += [f"--nice={options.nice}"] if options.nice else []
+    words += ["--requeue"] if options.requeue else []
     return words + _mail_types(request.notify)
 
 
