@@ -42,8 +42,8 @@ if TYPE_CHECKING:
 _LIVE = frozenset({"queued", "granted", "active", "releasing"})
 _ON_A_SCREEN = 100
 """Rows that a terminal shows: more than fit on a screen, and few enough to print at once."""
-_FURTHER_PAGES = (1000, 10_000)
-"""Jobs that are read where those before share too few rows, as elements of an array do."""
+_MORE = (1000, 10_000)
+"""Jobs that are read where fewer share too few rows, as elements of an array do."""
 _FEW = 50
 """Past jobs that are shown unless the line says how many."""
 _MOST_LISTED = 10_000
@@ -131,13 +131,12 @@ def _first(
     client: LightClient, asked: dict[str, Any], most: int, rows: int | None, *, newest: bool
 ) -> JobList:
     """Return the first jobs of a listing, or the newest: `most`, or what fills `rows` if given."""
-    listed: JobList = read(client.jobs_json(**asked, newest=newest, limit=most))
-    for many in _FURTHER_PAGES if rows else ():
+    # Each time from the first: what elements of an array wait for may change between two replies,
+    # and they would no longer share a row.
+    for many in (most, *(_MORE if rows else ())):
+        listed: JobList = read(client.jobs_json(**asked, newest=newest, limit=many))
         if listed.next is None or len(alike(listed.jobs)) >= most:
             break
-        further = read(client.jobs_json(**asked, newest=newest, after=listed.next, limit=many))
-        listed.jobs += further.jobs
-        listed.next = further.next
     listed.jobs.sort(key=_number)
     return listed
 

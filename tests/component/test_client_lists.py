@@ -1,7 +1,8 @@
 """`gpulease list` where the daemon has more jobs than one answer has."""
 
 import json
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Callable, ItemsView, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,10 @@ import pytest
 
 from daemon_stand_in import views
 from daemon_stand_in.daemon import StandIn
+from daemon_stand_in.terminal import Terminal, gpulease
 from gpulease.cli.app import call
 from gpulease.errors import EXIT_USAGE
+from gpulease.wire.jobs import JobView, QueueView
 
 List = Callable[..., dict[str, Any]]
 
@@ -55,6 +58,35 @@ def test_a_filter_is_applied_by_the_daemon(daemon: StandIn, listed: List) -> Non
     found = listed("--state", "cancelled", "--limit", "2")
     assert found == {"jobs": [6, 8], "total": 4, "next": 6}
     assert len(daemon.asked) == 1
+
+
+class _Replanned(dict[int, JobView]):
+    """Jobs that wait for something else at each look."""
+
+    looks = 0
+
+    def items(self) -> ItemsView[int, JobView]:
+        self.looks += 1
+        return {id: replace(job, reason=f"{self.looks}") for id, job in super().items()}.items()
+
+
+def test_an_array_has_one_row_although_its_reason_changes_between_two_answers(
+    daemon: StandIn,
+) -> None:
+    """A terminal has a hundred rows, and more jobs are read where fewer rows are needed."""
+    daemon.jobs = _Replanned(
+        {
+            id: replace(
+                views.waiting(),
+                id=id,
+                queue=QueueView("normal", 0, False, None, [], False, False, 1, id - 1, None, 0),
+            )
+            for id in range(1, 251)
+        }
+    )
+    terminal = Terminal(gpulease(daemon.path, "list"), size=(50, 100))
+    assert terminal.finish() == 0
+    assert re.findall(r"1_\S+", terminal.shown) == ["1_[0-249]"]
 
 
 def test_a_name_that_is_no_utf_8_is_refused(
