@@ -26,7 +26,7 @@ from gpulease.cli.exit_codes import (
     status_of_ending,
     status_of_job,
 )
-from gpulease.cli.job_watch import RECONNECT_EVERY, current, id_of, wait_for_end, wait_for_start
+from gpulease.cli.job_watch import RECONNECT_EVERY, JobWatch, current, id_of
 from gpulease.cli.render import OutputClosed, message_lines, write_output
 from gpulease.cli.signals import ENDING, EndedByInterrupt, Interrupted, Killed
 from gpulease.errors import GpuleaseError, NoDaemon, NotAllowed
@@ -115,61 +115,230 @@ def follow(
             submitted it.
         NotAllowed: the job belongs to another user.
     """
-    while True:
-        status, job = _follow(client, job, signals, stderr, options, submission)
-        # A command that attached to a job shows how that one ended, if it failed.
-        follows = options.started or job.outcome not in _BY_ITSELF
-        if job.retried_as is None or not follows:
-            return status
-        job, submission = client.job(job.retried_as), None
+    return _Follower(client, signals, stderr, options).follow(job, submission)
 
 
-def _follow(
-    client: LightClient,
-    job: JobView,
-    signals: Signals,
-    stderr: StderrStatus,
-    options: FollowOptions,
-    submission: Submission | None,
-) -> tuple[int, JobView]:
-    """Return the exit code of one job, and the job as it was last seen."""
-    try:
-        return _follow_to_end(client, job, signals, stderr, options, submission)
-    except Detached:
-        return 0, job
-    finally:
-        stderr.line.clear()
+class _Follower(JobWatch):
+    """Follows a job, and those that continue it."""
 
+    def __init__(
+        self, client: LightClient, signals: Signals, stderr: StderrStatus, options: FollowOptions
+    ) -> None:
+        super().__init__(client, signals, stderr)
+        self._options = options
 
-def _follow_to_end(
-    client: LightClient,
-    job: JobView,
-    signals: Signals,
-    stderr: StderrStatus,
-    options: FollowOptions,
-    submission: Submission | None,
-) -> tuple[int, JobView]:
-    """Return what `_follow` does. Raises: Detached."""
-    try:
-        keys = _keys_of(options)
-        job = wait_for_start(client, job, signals, stderr, submission, keys)
-        _introduce(client, job, stderr, options)
-        stay = _stay(client, job, signals, stderr, options)
-        if stay.ending is not None:
-            _summarize(client, job, stderr, options)
-        if stay.ending is not None and stay.ending.signal == signal.SIGINT:
-            raise EndedByInterrupt(ctrl_c_typed=stay.ending.ctrl_c_typed)
-        if stay.ending is not None:
-            status = status_of_ending(stay.ending)
-            return status, _verdict(client, job, stderr, options, stay.ending)
-        return _end_by_daemon(client, job, signals, stderr, options, seen=stay.attached)
-    except Interrupted as interrupted:
-        _give_up(client, job, interrupted.signum, stderr, options)
-        raise Killed(interrupted.signum) from None
-    except Left as left:
-        if left.signum in ENDING - {signal.SIGHUP}:
-            raise Killed(left.signum) from None
-        return SIGNALED + left.signum, job
+    def follow(self, job: JobView, submission: Submission | None) -> int:
+        """Return what `follow` does."""
+        while True:
+            status = 0
+            try:
+                status, job = self._follow_to_end(job, submission)
+            except Detached:
+                pass
+            finally:
+                self.stderr.line.clear()
+            # A command that attached to a job shows how that one ended, if it failed.
+            follows = self._options.started or job.outcome not in _BY_ITSELF
+            if job.retried_as is None or not follows:
+                return status
+            job, submission = self.client.job(job.retried_as), None
+
+    def _follow_to_end(self, job: JobView, submission: Submission | None) -> tuple[int, JobView]:
+        """Return the exit code of one job, and the job as it was last seen. Raises: Detached."""
+        try:
+            job = self.wait_for_start(job, submission, _keys_of(self._options))
+            self._introduce(job)
+            stay = self._stay(job)
+            if stay.ending is None:
+                return self._end_by_daemon(job, seen=stay.attached)
+            self._summarize(job)
+            if stay.ending.signal == signal.SIGINT:
+                raise EndedByInterrupt(ctrl_c_typed=stay.ending.ctrl_c_typed)
+            return status_of_ending(stay.ending), self._verdict(job, stay.ending)
+        except Interrupted as interrupted:
+            self._give_up(job, interrupted.signum)
+            raise Killed(interrupted.signum) from None
+        except Left as left:
+            if left.signum in ENDING - {signal.SIGHUP}:
+                raise Killed(left.signum) from None
+            return SIGNALED + left.signum, job
+
+    def _introduce(self, job: JobView) -> None:
+        """Say on a terminal where a job that has started runs, and more if that was asked for."""
+        options, on_line = self._options, self.stderr.line
+        if options.started and job.started_at and on_line.rewrites and not options.is_shell:
+            from gpulease.cli.messages import started_line
+
+            on_line.say(started_line(job, options.again))
+        if options.is_shell and job.state == "active":
+            from gpulease.cli.messages import shell_on
+
+            self.stderr.print(shell_on(job, _names_of_gpus(self.client, job)))
+        if options.verbose:
+            from gpulease.cli.job_gpus import device_lines
+
+            # The reply to a submission has them. A job that was watched otherwise is asked for.
+            shown = job if job.devices else current(self.client.within(_NAMES_WITHIN), job)
+            for line in device_lines(shown):
+                self.stderr.print(line)
+        if any(lease.shared_with for lease in job.leases):
+            from gpulease.drawing.words import id_of, index_of, sharing
+
+            indexes = {gpu.uuid: index_of(gpu) for gpu in _gpus(self.client)}
+            self.stderr.print(
+                f"gpulease: job {id_of(job)} shares {sharing(job, indexes)}; "
+                "--exclusive waits for a GPU alone"
+            )
+
+    def _summarize(self, job: JobView) -> None:
+        """Print what a job did, once the daemon knows of its end, if that was asked for."""
+        if not self._options.summary:
+            return
+        from gpulease.cli.job_gpus import summary_line
+
+        deadline = time.monotonic() + _VERDICT_WITHIN
+        try:
+            job = self.client.within(_VERDICT_WITHIN).job(job.id)
+            while job.state != "ended" and time.monotonic() < deadline:
+                time.sleep(_VERDICT_EVERY)
+                job = self.client.within(_VERDICT_WITHIN).job(job.id)
+        except GpuleaseError:
+            pass  # what is known is printed
+        self.stderr.print(summary_line(job))
+
+    def _verdict(self, job: JobView, ending: JobEnd) -> JobView:
+        """Return a job as the daemon knows it, if that may say more about its end than its shim."""
+        is_queued_again = ending.reason in QUEUED_AGAIN
+        failed = status_of_ending(ending) != 0 and self._options.started
+        if not is_queued_again and not failed:
+            return job
+        long = is_queued_again or self._options.may_run_again
+        deadline = time.monotonic() + (_RETRY_VERDICT_WITHIN if long else _VERDICT_WITHIN)
+        while job.state != "ended" and time.monotonic() < deadline:
+            time.sleep(_VERDICT_EVERY)
+            job = current(self.client.within(deadline - time.monotonic()), job)
+        if job.out_of_memory or job.retried_as:
+            self._say_last(job)
+        return job
+
+    def _say_last(self, job: JobView) -> None:
+        if job.outcome == "exited" and not job.out_of_memory and not job.retried_as:
+            return  # its output says it; the module of the words would cost half of a short run
+        from gpulease.cli.messages import last_words
+
+        if words := last_words(job):
+            self.stderr.print(words)
+
+    def _stay(self, job: JobView) -> _Attachment:
+        """Attach this command to a job until that ends, or say why it is not attached."""
+        if job.state == "ended":
+            return _Attachment(attached=False)
+        hooks = Hooks(lambda: self._cancel(job.id), self.stderr.print, message_lines)
+        deadline, again_after = time.monotonic() + _ATTACH_WITHIN, _ATTACH_AGAIN_AFTER
+        while job.directory is not None and time.monotonic() < deadline:
+            try:
+                ending = attach(job.directory, self.signals, hooks, _mode(job, self._options))
+                return _Attachment(attached=True, ending=ending)
+            except AttachRefused as refusal:
+                if not self._options.started:
+                    raise _refused(job, str(refusal)) from None
+                self.stderr.print(
+                    f"gpulease: not attached to job {id_of(job)}: {_clean(str(refusal))}"
+                )
+                return _Attachment(attached=True)
+            except OSError:
+                # The job has ended, or the shim has no room for one more client: the daemon knows.
+                job = current(self.client.within(deadline - time.monotonic()), job)
+                if job.state == "ended":
+                    return _Attachment(attached=False)
+                self.signals.interruptible(time.sleep, again_after)
+                again_after = min(2 * again_after, _VERDICT_EVERY)
+        if not self._options.started:
+            from gpulease.cli.render import own_name
+
+            is_own = job.user == own_name()
+            why = "its socket cannot be reached" if is_own else f"it belongs to {job.user}"
+            raise _refused(job, why)
+        self.stderr.print(
+            f"gpulease: cannot attach to job {id_of(job)}; "
+            f"gpulease logs -f {id_of(job)} shows its output"
+        )
+        return _Attachment(attached=False)
+
+    def _cancel(self, number: int) -> str | None:
+        try:
+            self.client.within(CANCEL_WITHIN).cancel(number)
+        except GpuleaseError as error:
+            return f"gpulease: {_clean(error.message)}"
+        return None
+
+    def _end_by_daemon(self, job: JobView, *, seen: bool) -> tuple[int, JobView]:
+        """Return the exit code and the end of a job whose shim did not report it.
+
+        The command that submitted the job prints all its output.
+        """
+        job = self.wait_for_end(job)
+        if not self._options.started and not seen:
+            from gpulease.cli.messages import ended
+
+            self.stderr.print(ended(job))
+            return status_of_job(job), job
+        if not seen and job.started_at is not None:
+            try:
+                self._print_kept(job)
+            except (OSError, OutputClosed):
+                if status_of_job(job) == 0:
+                    raise
+        self._say_last(job)
+        self._summarize(job)
+        return status_of_job(job), job
+
+    def _print_kept(self, job: JobView) -> None:
+        """Print all output of a job, also across a restart of the daemon; no byte twice."""
+        shown = dict.fromkeys((FrameKind.STDOUT, FrameKind.STDERR), 0)
+        # The job's terminal has ended its lines with CR LF, and ours would add a second CR, since
+        # it is not held as it is during an attachment.
+        ends_lines = job.terminal and adds_carriage_returns(1)
+        while True:
+            try:
+                for kind, piece in self.client.logs(job.id, begin=shown):
+                    is_for_terminal = ends_lines and kind == FrameKind.STDOUT
+                    write_output(kind, piece.replace(b"\r\n", b"\n") if is_for_terminal else piece)
+                    shown[kind] += len(piece)
+            except NoDaemon:
+                self.signals.interruptible(time.sleep, RECONNECT_EVERY)
+            else:
+                return
+
+    def _give_up(self, job: JobView, signum: int) -> None:
+        """Cancel a waiting job that this command submitted, unless only the terminal was lost.
+
+        Raises:
+            Detached: the signal began the detach keys.
+        """
+        self.stderr.line.clear()
+        if signum == signal.SIGHUP:
+            return
+        number, options = id_of(job), self._options
+        leaves = signum == signal.SIGQUIT and _leaves_by_quit(options)
+        if leaves and options.started and next_keys(0, len(options.keys) - 1) == options.keys[1:]:
+            self.stderr.print(
+                f"gpulease: job {number} stays in the queue: gpulease attach {number}"
+            )
+            raise Detached
+        if not options.started:
+            self.stderr.print(
+                f"gpulease: job {number} keeps its place in the queue: gpulease attach {number}"
+            )
+            return
+        try:
+            self.client.within(CANCEL_WITHIN).cancel(job.id)
+            self.stderr.print(f"gpulease: job {number} was cancelled")
+        except GpuleaseError as error:
+            self.stderr.print(
+                f"gpulease: job {number} may still be queued: {_clean(error.message)}\n\n"
+                f"hint: gpulease cancel {number}"
+            )
 
 
 def _keys_of(options: FollowOptions) -> str:
@@ -184,81 +353,6 @@ def _keys_of(options: FollowOptions) -> str:
 def _leaves_by_quit(options: FollowOptions) -> bool:
     r"""Tell whether the detach keys begin with Ctrl-\, which a command hears while it waits."""
     return options.keys[:1] == _CTRL_BACKSLASH and is_ours(0)
-
-
-def _introduce(
-    client: LightClient, job: JobView, stderr: StderrStatus, options: FollowOptions
-) -> None:
-    """Say on a terminal where a job that has started runs, and more if that was asked for."""
-    if options.started and job.started_at and stderr.line.rewrites and not options.is_shell:
-        from gpulease.cli.messages import started_line
-
-        stderr.line.say(started_line(job, options.again))
-    if options.is_shell and job.state == "active":
-        from gpulease.cli.messages import shell_on
-
-        stderr.print(shell_on(job, _names_of_gpus(client, job)))
-    if options.verbose:
-        from gpulease.cli.job_gpus import device_lines
-
-        # The reply to a submission has them. A job that was watched otherwise is asked for.
-        shown = job if job.devices else current(client.within(_NAMES_WITHIN), job)
-        for line in device_lines(shown):
-            stderr.print(line)
-    if any(lease.shared_with for lease in job.leases):
-        from gpulease.drawing.words import id_of, index_of, sharing
-
-        indexes = {gpu.uuid: index_of(gpu) for gpu in _gpus(client)}
-        stderr.print(
-            f"gpulease: job {id_of(job)} shares {sharing(job, indexes)}; "
-            "--exclusive waits for a GPU alone"
-        )
-
-
-def _summarize(
-    client: LightClient, job: JobView, stderr: StderrStatus, options: FollowOptions
-) -> None:
-    """Print what a job did, once the daemon knows of its end, if that was asked for."""
-    if not options.summary:
-        return
-    from gpulease.cli.job_gpus import summary_line
-
-    deadline = time.monotonic() + _VERDICT_WITHIN
-    try:
-        job = client.within(_VERDICT_WITHIN).job(job.id)
-        while job.state != "ended" and time.monotonic() < deadline:
-            time.sleep(_VERDICT_EVERY)
-            job = client.within(_VERDICT_WITHIN).job(job.id)
-    except GpuleaseError:
-        pass  # what is known is printed
-    stderr.print(summary_line(job))
-
-
-def _verdict(
-    client: LightClient, job: JobView, stderr: StderrStatus, options: FollowOptions, ending: JobEnd
-) -> JobView:
-    """Return a job as the daemon knows it, if that may say more about its end than its shim."""
-    is_queued_again = ending.reason in QUEUED_AGAIN
-    failed = status_of_ending(ending) != 0 and options.started
-    if not is_queued_again and not failed:
-        return job
-    long = is_queued_again or options.may_run_again
-    deadline = time.monotonic() + (_RETRY_VERDICT_WITHIN if long else _VERDICT_WITHIN)
-    while job.state != "ended" and time.monotonic() < deadline:
-        time.sleep(_VERDICT_EVERY)
-        job = current(client.within(deadline - time.monotonic()), job)
-    if job.out_of_memory or job.retried_as:
-        _say_last(job, stderr)
-    return job
-
-
-def _say_last(job: JobView, stderr: StderrStatus) -> None:
-    if job.outcome == "exited" and not job.out_of_memory and not job.retried_as:
-        return  # its output says it; the module of the words would cost half of a short run
-    from gpulease.cli.messages import last_words
-
-    if words := last_words(job):
-        stderr.print(words)
 
 
 def _gpus(client: LightClient) -> Sequence[GpuView]:
@@ -281,46 +375,6 @@ def _names_of_gpus(client: LightClient, job: JobView) -> str:
     return " and ".join(named) or "a GPU"
 
 
-def _stay(
-    client: LightClient,
-    job: JobView,
-    signals: Signals,
-    stderr: StderrStatus,
-    options: FollowOptions,
-) -> _Attachment:
-    if job.state == "ended":
-        return _Attachment(attached=False)
-    hooks = Hooks(lambda: _cancel(client, job.id), stderr.print, message_lines)
-    deadline, again_after = time.monotonic() + _ATTACH_WITHIN, _ATTACH_AGAIN_AFTER
-    while job.directory is not None and time.monotonic() < deadline:
-        try:
-            ending = attach(job.directory, signals, hooks, _mode(job, options))
-            return _Attachment(attached=True, ending=ending)
-        except AttachRefused as refusal:
-            if not options.started:
-                raise _refused(job, str(refusal)) from None
-            stderr.print(f"gpulease: not attached to job {id_of(job)}: {_clean(str(refusal))}")
-            return _Attachment(attached=True)
-        except OSError:
-            # The job has ended, or the shim has no room for one more client: the daemon knows.
-            job = current(client.within(deadline - time.monotonic()), job)
-            if job.state == "ended":
-                return _Attachment(attached=False)
-            signals.interruptible(time.sleep, again_after)
-            again_after = min(2 * again_after, _VERDICT_EVERY)
-    if not options.started:
-        from gpulease.cli.render import own_name
-
-        is_own = job.user == own_name()
-        why = "its socket cannot be reached" if is_own else f"it belongs to {job.user}"
-        raise _refused(job, why)
-    stderr.print(
-        f"gpulease: cannot attach to job {id_of(job)}; "
-        f"gpulease logs -f {id_of(job)} shows its output"
-    )
-    return _Attachment(attached=False)
-
-
 def _mode(job: JobView, options: FollowOptions) -> AttachMode:
     return AttachMode(
         label=id_of(job),
@@ -335,89 +389,3 @@ def _refused(job: JobView, why: str) -> NotAllowed:
     return NotAllowed(
         f"cannot attach to job {id_of(job)}: {_clean(why)}", "only its owner and root may attach"
     )
-
-
-def _cancel(client: LightClient, number: int) -> str | None:
-    try:
-        client.within(CANCEL_WITHIN).cancel(number)
-    except GpuleaseError as error:
-        return f"gpulease: {_clean(error.message)}"
-    return None
-
-
-def _end_by_daemon(
-    client: LightClient,
-    job: JobView,
-    signals: Signals,
-    stderr: StderrStatus,
-    options: FollowOptions,
-    *,
-    seen: bool,
-) -> tuple[int, JobView]:
-    """Return the exit code and the end of a job whose shim did not report it.
-
-    The command that submitted the job prints all its output.
-    """
-    job = wait_for_end(client, job, signals, stderr)
-    if not options.started and not seen:
-        from gpulease.cli.messages import ended
-
-        stderr.print(ended(job))
-        return status_of_job(job), job
-    if not seen and job.started_at is not None:
-        try:
-            _print_kept(client, job, signals)
-        except (OSError, OutputClosed):
-            if status_of_job(job) == 0:
-                raise
-    _say_last(job, stderr)
-    _summarize(client, job, stderr, options)
-    return status_of_job(job), job
-
-
-def _print_kept(client: LightClient, job: JobView, signals: Signals) -> None:
-    """Print all output of a job, also across a restart of the daemon; no byte twice."""
-    shown = dict.fromkeys((FrameKind.STDOUT, FrameKind.STDERR), 0)
-    # The job's terminal has ended its lines with CR LF, and ours would add a second CR, since it is
-    # not held as it is during an attachment.
-    ends_lines = job.terminal and adds_carriage_returns(1)
-    while True:
-        try:
-            for kind, piece in client.logs(job.id, begin=shown):
-                is_for_terminal = ends_lines and kind == FrameKind.STDOUT
-                write_output(kind, piece.replace(b"\r\n", b"\n") if is_for_terminal else piece)
-                shown[kind] += len(piece)
-        except NoDaemon:
-            signals.interruptible(time.sleep, RECONNECT_EVERY)
-        else:
-            return
-
-
-def _give_up(
-    client: LightClient, job: JobView, signum: int, stderr: StderrStatus, options: FollowOptions
-) -> None:
-    """Cancel a waiting job that this command submitted, unless only the terminal was lost.
-
-    Raises:
-        Detached: the signal began the detach keys.
-    """
-    stderr.line.clear()
-    if signum == signal.SIGHUP:
-        return
-    leaves = signum == signal.SIGQUIT and _leaves_by_quit(options)
-    if leaves and options.started and next_keys(0, len(options.keys) - 1) == options.keys[1:]:
-        stderr.print(f"gpulease: job {id_of(job)} stays in the queue: gpulease attach {id_of(job)}")
-        raise Detached
-    if not options.started:
-        stderr.print(
-            f"gpulease: job {id_of(job)} keeps its place in the queue: gpulease attach {id_of(job)}"
-        )
-        return
-    try:
-        client.within(CANCEL_WITHIN).cancel(job.id)
-        stderr.print(f"gpulease: job {id_of(job)} was cancelled")
-    except GpuleaseError as error:
-        stderr.print(
-            f"gpulease: job {id_of(job)} may still be queued: {_clean(error.message)}\n\n"
-            f"hint: gpulease cancel {id_of(job)}"
-        )

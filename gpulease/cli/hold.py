@@ -14,7 +14,7 @@ from functools import partial
 
 from gpulease.cli.caller import this_process
 from gpulease.cli.exit_codes import status_of_job
-from gpulease.cli.job_watch import RECONNECT_EVERY, current, stderr_status, wait_for_start
+from gpulease.cli.job_watch import RECONNECT_EVERY, JobWatch, current, stderr_status
 from gpulease.cli.light_connection import client_or_start, light_client
 from gpulease.cli.render import print_stderr, print_stdout, write_output
 from gpulease.cli.request import HoldRequest, NestedRequest, build
@@ -215,7 +215,7 @@ def _hold(
     with Signals() as signals:
         job = client.saying_locked(LockedNote(signals)).hold(request)
         try:
-            job = wait_for_start(client, job, signals, stderr)
+            job = JobWatch(client, signals, stderr).wait_for_start(job)
             if job.state != "active":
                 from gpulease.cli.messages import last_words
 

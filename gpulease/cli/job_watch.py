@@ -42,64 +42,113 @@ RECONNECT_EVERY = 2.0
 _HAS_A_WORKER = ("active", "releasing", "ended")
 
 
-def wait_for_start(
-    client: LightClient,
-    job: JobView,
-    signals: Signals,
-    stderr: StderrStatus,
-    submission: Submission | None = None,
-    keys: str = "",
-) -> JobView:
-    """Return the job once it has a worker or has ended; show its place in the queue meanwhile.
+class JobWatch:
+    """A command that waits for jobs: for their daemon, with its signals and its standard error."""
 
-    `submission` is what has just queued the job, and says if it still waits after a moment. `keys`
-    says what keys do meanwhile.
+    def __init__(self, client: LightClient, signals: Signals, stderr: StderrStatus) -> None:
+        self.client = client
+        self.signals = signals
+        self.stderr = stderr
 
-    Raises:
-        Interrupted: a signal that ends a wait came.
-    """
-    views = watch(client, job, signals, stderr, submission)
-    is_news = submission is None
-    while job.state not in _HAS_A_WORKER:
-        if is_news:
-            _show_wait(client, job, signals, stderr, keys)
-        job = signals.interruptible(next, views, job)
-        is_news = True
-    stderr.line.clear()
-    for signum in signals.take():
-        stderr.print(f"gpulease: ignored {name_of(signum)}: the job had not started")
-    return job
+    def wait_for_start(
+        self, job: JobView, submission: Submission | None = None, keys: str = ""
+    ) -> JobView:
+        """Return the job once it has a worker or has ended; show its place in the queue meanwhile.
 
+        `submission` is what has just queued the job, and says if it still waits after a moment.
+        `keys` says what keys do meanwhile.
 
-def _show_wait(
-    client: LightClient, job: JobView, signals: Signals, stderr: StderrStatus, keys: str
-) -> None:
-    if stderr.line.rewrites:
-        from gpulease.cli.messages import waiting_line
+        Raises:
+            Interrupted: a signal that ends a wait came.
+        """
+        views = self._changes(job, submission)
+        is_news = submission is None
+        while job.state not in _HAS_A_WORKER:
+            if is_news:
+                self._show_wait(job, keys)
+            job = self.signals.interruptible(next, views, job)
+            is_news = True
+        self.stderr.line.clear()
+        for signum in self.signals.take():
+            self.stderr.print(f"gpulease: ignored {name_of(signum)}: the job had not started")
+        return job
 
-        stderr.line.show(waiting_line(job, stderr.now(), keys), stderr.now())
-    elif job.state == "queued":
-        from gpulease.cli.messages import waiting_text
+    def _show_wait(self, job: JobView, keys: str) -> None:
+        line, now = self.stderr.line, self.stderr.now
+        if line.rewrites:
+            from gpulease.cli.messages import waiting_line
 
-        blocker = signals.interruptible(_blocker, client, job)
-        stderr.line.show(waiting_text(job, blocker, stderr.now()), stderr.now())
-    else:
-        # It is granted: a delayed line about its place in the queue is out of date.
-        stderr.line.clear()
+            line.show(waiting_line(job, now(), keys), now())
+        elif job.state == "queued":
+            from gpulease.cli.messages import waiting_text
 
+            blocker = self.signals.interruptible(_blocker, self.client, job)
+            line.show(waiting_text(job, blocker, now()), now())
+        else:
+            # It is granted: a delayed line about its place in the queue is out of date.
+            line.clear()
 
-def wait_for_end(
-    client: LightClient, job: JobView, signals: Signals, stderr: StderrStatus
-) -> JobView:
-    """Return the job once it has ended.
+    def wait_for_end(self, job: JobView) -> JobView:
+        """Return the job once it has ended.
 
-    Raises:
-        Interrupted: a signal that ends a wait came.
-    """
-    views = watch(client, job, signals, stderr)
-    while job.state != "ended":
-        job = signals.interruptible(next, views, job)
-    return job
+        Raises:
+            Interrupted: a signal that ends a wait came.
+        """
+        views = self._changes(job)
+        while job.state != "ended":
+            job = self.signals.interruptible(next, views, job)
+        return job
+
+    def _changes(self, job: JobView, submission: Submission | None = None) -> Iterator[JobView]:
+        """Yield the job as it changes, also across a restart of the daemon.
+
+        The changes until it has started come from `submission`, if that is given.
+        """
+        is_away = yield from self._changes_of(submission, job)
+        stderr, is_refused = self.stderr, False
+        while True:
+            try:
+                for changed in self.client.watch(job.id):
+                    if is_away:
+                        stderr.line.clear()
+                        now = f"job {id_of(job)} is {changed.state}"
+                        stderr.print(f"gpulease: the daemon is back; {now}")
+                    is_away = False
+                    job = changed
+                    yield job
+                return
+            except TooMany as error:
+                if not is_refused:
+                    from gpulease.cli.messages import not_followed
+
+                    stderr.line.clear()
+                    stderr.print(not_followed(job, error))
+                is_refused = True
+                yield current(self.client, job)
+                time.sleep(_POLL_EVERY)
+            except NoDaemon:
+                if not is_away:
+                    self._say_lost(job)
+                is_away = True
+                time.sleep(RECONNECT_EVERY)
+
+    def _changes_of(
+        self, submission: Submission | None, job: JobView
+    ) -> Generator[JobView, None, bool]:
+        """Yield what a submission says about its job; return whether the daemon stopped."""
+        try:
+            if submission is not None:
+                yield from submission.changes()
+        except NoDaemon:
+            self._say_lost(job)
+            time.sleep(RECONNECT_EVERY)
+            return True
+        return False
+
+    def _say_lost(self, job: JobView) -> None:
+        self.stderr.line.clear()
+        kept = f"job {id_of(job)} keeps its place in the queue"
+        self.stderr.print(f"gpulease: lost connection to the daemon; {kept}")
 
 
 def current(client: LightClient, job: JobView) -> JobView:
@@ -108,67 +157,6 @@ def current(client: LightClient, job: JobView) -> JobView:
         return client.job(job.id)
     except (NoDaemon, TooMany):
         return job
-
-
-def watch(
-    client: LightClient,
-    job: JobView,
-    signals: Signals,
-    stderr: StderrStatus,
-    submission: Submission | None = None,
-) -> Iterator[JobView]:
-    """Yield the job as it changes, also across a restart of the daemon.
-
-    The changes until it has started come from `submission`, if that is given.
-    """
-    is_away = yield from _changes_of(submission, job, stderr)
-    is_refused = False
-    while True:
-        try:
-            for changed in client.watch(job.id):
-                if is_away:
-                    stderr.line.clear()
-                    now = f"job {id_of(job)} is {changed.state}"
-                    stderr.print(f"gpulease: the daemon is back; {now}")
-                is_away = False
-                job = changed
-                yield job
-            return
-        except TooMany as error:
-            if not is_refused:
-                from gpulease.cli.messages import not_followed
-
-                stderr.line.clear()
-                stderr.print(not_followed(job, error))
-            is_refused = True
-            yield current(client, job)
-            time.sleep(_POLL_EVERY)
-        except NoDaemon:
-            if not is_away:
-                _say_lost(job, stderr)
-            is_away = True
-            time.sleep(RECONNECT_EVERY)
-
-
-def _changes_of(
-    submission: Submission | None, job: JobView, stderr: StderrStatus
-) -> Generator[JobView, None, bool]:
-    """Yield what a submission says about its job; return whether the daemon stopped."""
-    try:
-        if submission is not None:
-            yield from submission.changes()
-    except NoDaemon:
-        _say_lost(job, stderr)
-        time.sleep(RECONNECT_EVERY)
-        return True
-    return False
-
-
-def _say_lost(job: JobView, stderr: StderrStatus) -> None:
-    stderr.line.clear()
-    stderr.print(
-        f"gpulease: lost connection to the daemon; job {id_of(job)} keeps its place in the queue"
-    )
 
 
 def _blocker(client: LightClient, job: JobView) -> JobView | None:

@@ -15,7 +15,7 @@ from gpulease.cli import cancel_jobs as cancel
 from gpulease.cli.array_command import array_doubts
 from gpulease.cli.change_jobs import result_of_keep
 from gpulease.cli.exit_codes import JobEnd, status_of_ending, status_of_job
-from gpulease.cli.job_watch import StderrStatus, WaitingLine, wait_for_start
+from gpulease.cli.job_watch import JobWatch, StderrStatus, WaitingLine
 from gpulease.cli.messages import (
     last_words,
     preset_devices,
@@ -181,7 +181,8 @@ def test_a_job_that_is_granted_is_not_said_to_wait() -> None:
     due: list[threading.Timer | None] = []
     client = Watched(lambda: due.append(line._timer))
     with Signals() as signals:
-        wait_for_start(client, views.job(17), signals, StderrStatus(paper.write, line, lambda: NOW))
+        stderr = StderrStatus(paper.write, line, lambda: NOW)
+        JobWatch(client, signals, stderr).wait_for_start(views.job(17))
     assert due == [None]
     assert paper.text == ""
 
