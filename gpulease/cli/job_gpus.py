@@ -48,6 +48,8 @@ def _activity(job: JobView) -> Iterator[str | None]:
         peak, memory = max(peaks)
         yield f"GPU peak {size(peak)} of {memory}"
     yield f"mean utilization {utilization(job)}" if utilization(job) else None
+    yield f"RAM peak {size(job.ram_peak)}" if job.ram_peak is not None else None
+    yield f"CPU time {cpu_time(job)}" if cpu_time(job) else None
     yield f"first use of a GPU {first_use(job)}" if first_use(job) else None
     yield steps(job)
     yield f"next time --mem {size(job.advised)}" if job.advised else None
@@ -56,6 +58,15 @@ def _activity(job: JobView) -> Iterator[str | None]:
 def utilization(job: JobView) -> str | None:
     """Write the mean utilization of the GPUs of a job."""
     return None if job.utilization is None else f"{job.utilization}%"
+
+
+def cpu_time(job: JobView) -> str | None:
+    """Write the CPU time of an ended job, and how many cores that is on average; a second counts."""
+    if job.started_at is None or job.ended_at is None or (job.cpu_seconds or 0) < 1:
+        return None
+    time = format_span(timedelta(seconds=job.cpu_seconds or 0))
+    ran_s = max((instant(job.ended_at) - instant(job.started_at)).total_seconds(), 1)
+    return f"{time}, {(job.cpu_seconds or 0) / ran_s:.2g} cores on average"
 
 
 def first_use(job: JobView) -> str | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 
 from gpulease.cli.job_gpus import (
+    cpu_time,
     device_table,
     first_use,
     gpu_of,
@@ -138,6 +139,8 @@ def fields(
     yield "size", clean(job.sized) if job.sized else None
     yield "used", _used(job)
     yield "util", utilization(job)
+    yield "ram", _ram(job)
+    yield "cpu time", cpu_time(job)
     yield "first use", first_use(job)
     yield "steps", steps(job)
     yield "adopted", _ADOPTED if job.adopted else None
@@ -332,6 +335,13 @@ def _used(job: JobView) -> str | None:
         return f"{text}; next time {command}--mem {size(job.advised)}"
     is_short = share < _MUCH_LESS and job.exit_status == 0 and not job.sized and _ran_briefly(job)
     return f"{text}; it ran too briefly to advise a size" if is_short else text
+
+
+def _ram(job: JobView) -> str | None:
+    if job.ram_peak is None:
+        return None
+    leased_ram = "" if job.claim.ram is None else f" of {size(job.claim.ram)}"
+    return f"{size(job.ram_peak)}{leased_ram} at most"
 
 
 def _ran_briefly(job: JobView) -> bool:

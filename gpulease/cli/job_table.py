@@ -95,6 +95,7 @@ _COLUMNS = (
     Column("ASKS", right=True, leaves=3, below="asks "),
     Column("USED", right=True, leaves=4, below="used "),
     Column("UTIL", right=True, leaves=6),
+    Column("RAM", right=True, leaves=7),
     Column("NODE", leaves=2, wraps=True, below="on "),
     Column("SUBMITTED", right=True, leaves=5),
     Column("STARTS", right=True, leaves=4, below="starts "),
@@ -151,6 +152,7 @@ _PAST: Cells = OF_ALL | {
     "ASKS": lambda job, _: line((f"{job.gpus} x " if job.gpus > 1 else "") + size(job.memory)),
     "USED": lambda job, _: line(amount(job.used) if job.granted_at else ""),
     "UTIL": lambda job, _: line(percent(job.utilization) if job.granted_at else ""),
+    "RAM": lambda job, _: line(amount(job.ram_peak) if job.granted_at else ""),
     "WAITED": lambda job, _: line(
         format_span(instant(job.granted_at or job.ended_at) - instant(job.submitted_at))
     ),
@@ -164,6 +166,8 @@ def past_page(jobs: Sequence[PastJobView], now: datetime, *, is_cut: bool = Fals
     """Lay out past jobs; with `is_cut`, say how to see older ones."""
     if not jobs:
         return [line("no job has ended", "dim")]
-    table = job_table([(clean(job.label), job) for job in jobs], now, _PAST)
+    has_ram = any(job.ram_peak is not None for job in jobs)
+    cells = {title: cell for title, cell in _PAST.items() if title != "RAM" or has_ram}
+    table = job_table([(clean(job.label), job) for job in jobs], now, cells)
     text = f"the latest {len(jobs)} jobs; --limit N or --since SPAN shows older ones"
     return [table, *([line(text, "dim")] if is_cut else ())]

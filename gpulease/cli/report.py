@@ -150,11 +150,16 @@ def page(view: ReportView, within: str = "") -> Page:
         Column("MEAN WAIT", right=True, leaves=2, below="mean wait: "),
         Column("LONGEST WAIT", right=True, leaves=6, below="longest wait: "),
         Column("OUT OF MEMORY", right=True, leaves=7, below="out of memory: "),
+        *(_OF_THE_MACHINE if any(use.cpu_seconds is not None for _, use in rows) else ()),
     )
-    table = Table(columns, tuple(_row(name, use) for name, use in rows))
+    table = Table(columns, tuple(_row(name, use)[: len(columns)] for name, use in rows))
     return [table, *(line(text, "dim") for text in _predictions(view.predictions))]
 
 
+_OF_THE_MACHINE = (
+    Column("CPU HOURS", right=True, leaves=9, below="CPU hours: "),
+    Column("MOST RAM", right=True, leaves=8, below="most RAM: "),
+)
 _TITLES = {"group": "GROUP", "week": "WEEK FROM", "month": "MONTH"}
 
 
@@ -180,7 +185,9 @@ def csv_of(view: ReportView) -> str:
             "" if each is None else round(each, 3) for each in (use.mean_wait, use.longest_wait)
         )
         hours = round(use.gpu_seconds / _HOUR, 6)
-        writer.writerow((name, use.jobs, use.out_of_memory, hours, *sizes, *waits))
+        cpu = "" if use.cpu_seconds is None else round(use.cpu_seconds / _HOUR, 6)
+        ram = "" if use.ram_peak is None else round(use.ram_peak / GIB, 6)
+        writer.writerow((name, use.jobs, use.out_of_memory, hours, *sizes, *waits, cpu, ram))
     return text.getvalue()
 
 
@@ -193,6 +200,8 @@ _CSV = (
     "unused_gib_hours",
     "mean_wait_s",
     "longest_wait_s",
+    "cpu_hours",
+    "most_ram_gib",
 )
 
 
@@ -229,6 +238,8 @@ def _row(name: str, use: UseView | UsePartView) -> tuple[Line, ...]:
         line(_wait(use.mean_wait)),
         line(_wait(use.longest_wait)),
         line(str(use.out_of_memory)),
+        line("" if use.cpu_seconds is None else f"{use.cpu_seconds / _HOUR:.2f}"),
+        line("" if use.ram_peak is None else size(use.ram_peak)),
     )
 
 

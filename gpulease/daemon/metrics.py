@@ -91,6 +91,7 @@ def user_view(user: str, counted: UserMetrics, now_s: float) -> UserMetricsView:
         jobs={state: counted.states[State(state)] for state in _LIVE},
         gpu_seconds=held.gpu_seconds,
         byte_seconds=held.byte_seconds,
+        cpu_seconds=counted.cpu_seconds,
     )
 
 

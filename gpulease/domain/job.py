@@ -94,6 +94,10 @@ class UsageTotal:
     """Leased byte-seconds where the use is known."""
     measured_seconds: float
     """Seconds for which these leases were held."""
+    cpu_seconds: float | None = None
+    """CPU time of the jobs that ended, where that is known."""
+    ram_peak: int | None = None
+    """The most bytes of RAM that one of them used."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,6 +276,19 @@ NO_ACTIVITY: Final = JobActivity()
 
 
 @dataclass(frozen=True, slots=True)
+class HostUse:
+    """What a job used of the machine beside its GPUs; known after its end, None if unknown."""
+
+    ram_peak: int | None = None
+    """The most bytes of RAM, of all processes together."""
+    cpu_for: timedelta | None = None
+    """CPU time of all processes together."""
+
+
+NO_HOST_USE: Final = HostUse()
+
+
+@dataclass(frozen=True, slots=True)
 class Job:
     """A job and its state."""
 
@@ -323,6 +340,7 @@ class Job:
     utilization: int | None = None
     """Percent, the mean over its run and its GPUs; known after its end."""
     activity: JobActivity = NO_ACTIVITY
+    host_use: HostUse = NO_HOST_USE
 
     @property
     def label(self) -> str:

@@ -16,8 +16,8 @@ from pathlib import Path
 
 from gpulease.domain.enforcement import EnforcementLevel
 from gpulease.domain.gpu import JobId
-from gpulease.domain.job import Exit, Invocation, Job, Outcome
-from gpulease.errors import LaunchFailed, RecordUnwritable
+from gpulease.domain.job import Exit, HostUse, Invocation, Job, Outcome
+from gpulease.errors import LaunchFailed, RecordUnwritable, with_hint
 from gpulease.host import shim_control
 from gpulease.host.launch import (
     LaunchContext,
@@ -51,6 +51,7 @@ from gpulease.shared_calls import SharedCalls
 from gpulease.shim import process_tree
 from gpulease.shim.process_tree import Entry, deliver
 from gpulease.shim.record import forbid, read_record
+from gpulease.units import format_size
 
 _log = logging.getLogger(__name__)
 
@@ -350,6 +351,7 @@ def worker_exited(event: shim_control.Exited) -> WorkerExited:
     if event.failed is not None:
         exit_ = Exit(event.failed.exit_code)
     detail = event.failed.message if event.failed is not None else _short_of_ram(event)
+    used = event.host_use
     # Of a job that began just before a reboot, the daemon may know the end alone.
     rebooted = event.ended_at.timestamp() < system_started_at()
     return WorkerExited(
@@ -360,14 +362,25 @@ def worker_exited(event: shim_control.Exited) -> WorkerExited:
         by_shutdown=event.terminated and rebooted,
         # A SIGTERM to all processes, such as that of a shutdown, is no failure of the job.
         interrupted=event.interrupted or event.terminated,
+        host_use=HostUse(
+            used.ram_peak, None if used.cpu_s is None else timedelta(seconds=used.cpu_s)
+        ),
+        ram_limit=used.ram_limit,
     )
 
 
 def _short_of_ram(event: shim_control.Exited) -> str | None:
     """Return how a job ended of which the kernel killed processes; None if it killed none."""
-    if not event.oom_kills or event.reason not in (Outcome.EXITED, Outcome.SIGNALED):
+    used, by_itself = event.host_use, event.reason in (Outcome.EXITED, Outcome.SIGNALED)
+    # A program that starts its killed process again, and succeeds, has no problem.
+    if not used.oom_kills or not by_itself or event.exit_code == 0:
         return None
     how = f"by signal {event.signal}" if event.signal else f"with exit code {event.exit_code}"
-    count = event.oom_kills
-    killed = "one of its processes" if count == 1 else f"{count} of its processes"
-    return f"ended {how}; the kernel killed {killed} for lack of RAM"
+    count = used.oom_kills
+    killed = f"the kernel killed {'one' if count == 1 else count} of its processes"
+    if used.ram_limit is not None:
+        what = f"ended {how}: it used all of its {format_size(used.ram_limit)} of RAM, and {killed}"
+        return with_hint(what, "ask for more with --ram")
+    what = f"ended {how}: the machine ran out of RAM, and {killed}"
+    peak = used.ram_peak
+    return what if peak is None else f"{what}; the job used up to {format_size(peak)}"

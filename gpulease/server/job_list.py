@@ -139,4 +139,6 @@ def past_job_view(job: EndedJob, viewer: str | None = None) -> PastJobView:
         command=None if is_hidden or job.alike is None else f"{job.alike} {job.same}",
         slurm_job=job.slurm_job,
         out_of_memory=job.out_of_memory,
+        ram_peak=job.ram_peak,
+        cpu_seconds=None if job.cpu_us is None else job.cpu_us / _MICROSECONDS,
     )

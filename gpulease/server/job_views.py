@@ -297,6 +297,8 @@ class JobViews:
             hooks=[hook_view(each) for each in hooks or ()],
             first_use_at=instant(job.activity.first_use_at),
             **self._activity(job),
+            ram_peak=job.host_use.ram_peak,
+            cpu_seconds=seconds_of(job.host_use.cpu_for),
             sized=job.usage.size_reason,
             advised=size_next_time(job, self._scheduler.policy.smallest_lease),
             out_of_memory=job.usage.out_of_memory,

@@ -94,6 +94,8 @@ class EndedJob(NamedTuple):
     alike: str | None
     same: str | None
     out_of_memory: bool = False
+    ram_peak: int | None = None
+    cpu_us: int | None = None
 
 
 class EndedPage(NamedTuple):

@@ -1,6 +1,7 @@
 """Changes of jobs: cancel, extend, and what happens to a worker. Each is one transaction."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime, timedelta
 
 from gpulease.domain.enforcement import AppliedEnforcement, with_driver_limits, with_enforcement
@@ -240,6 +241,7 @@ def note_exited(
         changed = worker_gone(job, Trigger.WORKER_EXITED, outcome, detail, news.exit, news.at)
         if changed is None:
             return job
+        changed = replace(changed, host_use=news.host_use)
         if settle is not None:
             changed = settle(tx, job, changed)
         changed = after_end(tx, job, changed, news)

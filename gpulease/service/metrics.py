@@ -81,6 +81,8 @@ class UserMetrics:
     out_of_memory: int = 0
     over_lease: int = 0
     """Changed by the event loop; all others by the thread that writes."""
+    cpu_seconds: float = 0.0
+    """CPU time of jobs that have ended, where it is known."""
     ended: Counter[Outcome] = field(default_factory=Counter)
     states: Counter[State] = field(default_factory=Counter)
     """The live jobs."""
@@ -156,6 +158,8 @@ class JobMetrics:
                 user.ended[after.outcome] += 1
             user.failed += has_failed(after)
             user.out_of_memory += after.usage.out_of_memory
+            cpu_for = after.host_use.cpu_for
+            user.cpu_seconds += 0.0 if cpu_for is None else cpu_for.total_seconds()
 
     def _move(self, user: UserMetrics, before: Job | None, after: Job) -> None:
         """Count a job in its new state, and the change of its leases."""

@@ -20,10 +20,12 @@ from gpulease.domain.enforcement import Reports
 from gpulease.domain.gpu import GpuReading, GpuUuid, JobId, NeighbourLease
 from gpulease.domain.health import GpuAvailability, GpuEvent, HealthReport
 from gpulease.domain.job import (
+    NO_HOST_USE,
     NO_USAGE,
     CommandFingerprint,
     Exit,
     Holder,
+    HostUse,
     Invocation,
     Job,
     JobUsage,
@@ -499,6 +501,9 @@ class WorkerExited:
     """Its start, if that is news too."""
     interrupted: bool = False
     """Somebody sent it a signal that ends programs: a command attached to it, or a shutdown."""
+    host_use: HostUse = NO_HOST_USE
+    ram_limit: int | None = None
+    """The limit for its RAM, in bytes, if the kernel killed processes because of it."""
 
 
 WorkerNews = WorkerStarted | WorkerExpired | MainExited | WorkerExited

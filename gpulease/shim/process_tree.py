@@ -223,19 +223,6 @@ def has_group(root: int, group: int) -> bool:
     return any(found.group == group for found in descendants(root))
 
 
-def oom_kills(own: str = "/proc/self/cgroup", root: str = "/sys/fs/cgroup") -> int:
-    """Return how many processes in this job's scope the kernel has killed for lack of RAM.
-
-    0 if this is not known: without a scope, with cgroups of version 1, or without accounting.
-    """
-    found = [line for line in read_proc(own).splitlines() if line.startswith(b"0::")]
-    path = os.fsdecode(found[0][3:]) if found else ""
-    if "/gpulease-job-" not in path:
-        return 0
-    events = map(bytes.split, read_proc(f"{root}{path}/memory.events").splitlines())
-    return next((int(words[1]) for words in events if words[0] == b"oom_kill"), 0)
-
-
 TO_THE_GROUP = frozenset(
     {
         *(signal.SIGINT, signal.SIGQUIT, signal.SIGTSTP, signal.SIGCONT, signal.SIGWINCH),

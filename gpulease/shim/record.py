@@ -17,6 +17,7 @@ from errno import E2BIG, EAGAIN, ENOENT, ENOMEM, ENOSPC, ENOTDIR
 
 from gpulease.light_json import decode_plain, encode
 from gpulease.record import record, replace
+from gpulease.shim.accounting import HostUse
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -76,13 +77,10 @@ class Exited:
     signal: int | None
     ended_at: datetime
     main_exited_at: datetime | None = None
-    max_rss: int | None = None
-    """Peak resident memory of the worker's largest process, in bytes."""
     failed: Failure | None = None
     terminated: bool = False
     """The shim got SIGTERM too, as all processes do at a shutdown."""
-    oom_kills: int = 0
-    """Processes of the job that the kernel killed for lack of RAM, if it was not successful."""
+    host_use: HostUse = HostUse()
     interrupted: bool = False
     """A client has sent it a signal that ends programs, or typed Ctrl-C on its terminal."""
 
@@ -169,11 +167,20 @@ def exited(line: Mapping[str, Any]) -> Exited:
         signal=line.get("signal"),
         ended_at=_instant(line["ended_at"]),
         main_exited_at=_instant(at) if at else None,
-        max_rss=line.get("max_rss"),
         failed=failure(failed) if failed else None,
         terminated=bool(line.get("terminated")),
-        oom_kills=int(line.get("oom_kills", 0)),
+        host_use=_host_use(line),
         interrupted=bool(line.get("interrupted")),
+    )
+
+
+def _host_use(line: Mapping[str, Any]) -> HostUse:
+    peak, cpu_s, limit = line.get("ram_peak"), line.get("cpu_s"), line.get("ram_limit")
+    return HostUse(
+        None if peak is None else int(peak),
+        None if cpu_s is None else float(cpu_s),
+        int(line.get("oom_kills", 0)),
+        None if limit is None else int(limit),
     )
 
 
@@ -338,7 +345,7 @@ class JobEvents:
         self._unwritten.append({"event": "main_exited", **self.main_exited})
         return self.main_exited
 
-    def note_end(self, max_rss: int, oom_kills: int = 0) -> dict[str, Any]:
+    def note_end(self, use: HostUse) -> dict[str, Any]:
         """Note that the last process has ended."""
         main = dict(self.main_exited or {})
         at = main.pop("at", None)
@@ -348,8 +355,8 @@ class JobEvents:
         end = {"reason": reason, **main, "main_exited_at": at, "ended_at": now()}
         end |= {"terminated": True} if self.terminated else {}
         end |= {"interrupted": True} if self.interrupted else {}
-        end |= {"oom_kills": oom_kills} if oom_kills else {}
-        return self._end({**end, "max_rss": max_rss})
+        known = {name: value for name, value in vars(use).items() if value}
+        return self._end({**end, **known})
 
     def note_failure(self, failure: Failure) -> dict[str, Any]:
         """Note that the worker did not become its command."""

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import math
 import os
-import resource
 
 from gpulease.event_loop import EventLoop
 from gpulease.light_json import decode_plain
 from gpulease.shim import process_tree
+from gpulease.shim.accounting import host_use
 from gpulease.shim.clients import (
     ONLY_THE_DAEMON,
     ClientRole,
@@ -136,6 +136,7 @@ class Supervisor:
         owner = daemon if spec.identity is None else spec.identity.uid
         on_terminal = spec.terminal is not None
         self._clients = ShimClients(self._loop, listener, owner, daemon, on_terminal, self)
+        self._job = spec.job
         self._events = events
         self._report = report
         self._children = children
@@ -265,10 +266,7 @@ class Supervisor:
         if self._failure is not None:
             end = self._events.note_failure(self._failure)
         else:
-            peak_kib = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
-            succeeded = (self._events.main_exited or {}).get("exit_code") == 0
-            oom_kills = 0 if succeeded else process_tree.oom_kills()
-            end = self._events.note_end(peak_kib * 1024, oom_kills)
+            end = self._events.note_end(host_use(self._job))
         self._events.write()
         self._time_limit.cancel()
         self._loop.cancel_timer("kill")

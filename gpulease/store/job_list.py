@@ -55,7 +55,7 @@ def ended_page(connection: Connection, query: JobQuery) -> EndedPage:
         select(func.max(LeaseRow.memory)).where(of_job).scalar_subquery(),
         select(func.max(LeaseRow.used)).where(of_job).scalar_subquery(),
         JobRow.utilization, JobRow.time_limit_us, JobRow.alike, JobRow.same,
-        JobRow.out_of_memory,
+        JobRow.out_of_memory, JobRow.ram_peak, JobRow.cpu_us,
     )  # fmt: skip
     rows = {row.id: row for row in connection.execute(_wanted(query, brief))}
     ids, following = _cut(query, [*rows])

@@ -13,6 +13,7 @@ from gpulease.domain.job import (
     EarlySignal,
     Exit,
     Holder,
+    HostUse,
     Invocation,
     Job,
     JobActivity,
@@ -94,6 +95,8 @@ def job_values(job: Job) -> dict[str, object]:
         "first_use_at": instant(job.activity.first_use_at),
         "steps": job.activity.steps,
         "steps_per_second": job.activity.steps_per_second,
+        "ram_peak": job.host_use.ram_peak,
+        "cpu_us": _microseconds(job.host_use.cpu_for),
         "slurm_job": job.slurm and job.slurm.id,
         "slurm_node": job.slurm and job.slurm.node,
         "slurm_restarts": None if job.slurm is None else job.slurm.restarts,
@@ -268,6 +271,7 @@ def job_of(row: JobRow, leases: Iterable[LeaseRow], holder: HolderRow | None) ->
         predicted_until_at=row.predicted_until_at,
         utilization=row.utilization,
         activity=JobActivity(row.first_use_at, row.steps, row.steps_per_second),
+        host_use=HostUse(row.ram_peak, None if row.cpu_us is None else row.cpu_us * _MICROSECOND),
         slurm=None
         if row.slurm_job is None
         else SlurmJob(row.slurm_job, row.slurm_node or "", row.slurm_restarts or 0),

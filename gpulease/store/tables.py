@@ -285,6 +285,9 @@ class JobRow(Row):
     ram: Mapped[int | None]
     """Leased bytes of RAM, and cores; null for none."""
     cpus: Mapped[int | None]
+    ram_peak: Mapped[int | None]
+    """The most bytes of RAM of all its processes together; null if unknown, like the CPU time."""
+    cpu_us: Mapped[int | None]
 
 
 class HolderRow(Row):

@@ -186,6 +186,8 @@ class UsageTotals:
                 func.max(_waited()).filter(counts),
                 func.total(known * LeaseRow.memory),
                 func.total(known),
+                func.sum(JobRow.cpu_us).filter(LeaseRow.place == 0) / float(_MICROSECONDS),
+                func.max(JobRow.ram_peak),
             )
             .join(LeaseRow, LeaseRow.job == JobRow.id)
             .where(_ended_or_holds(since))

@@ -328,6 +328,10 @@ TABLE: Final = (
         "The same times the leased bytes: divide by 2^30 x 3600 for GiB hours.",
         _of_user(lambda it: it.byte_seconds), "counter",
     ),
+    Row(
+        "gpulease_jobs_cpu_seconds_total", _USER, "CPU time of jobs that have ended.",
+        _of_user(lambda it: it.cpu_seconds), "counter",
+    ),
     # The daemon.
     Row(
         "gpulease_daemon_start_time_seconds", (), "When the daemon started: counters begin then.",

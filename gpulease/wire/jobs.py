@@ -328,6 +328,11 @@ class JobView:
     steps: int | None = None
     """Training steps, as a framework counts them."""
     steps_per_second: float | None = None
+    ram_peak: int | None = None
+    """The most bytes of the machine's RAM that all its processes used together, without files that
+    the kernel keeps in memory while there is room. Null if unknown, like the CPU time."""
+    cpu_seconds: float | None = None
+    """CPU time of all its processes."""
     sized: str | None = None
     """Where the size of its lease comes from, if the user gave none."""
     advised: int | None = None

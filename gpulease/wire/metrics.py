@@ -44,6 +44,8 @@ class UserMetricsView:
     """Seconds for which leases were held, summed over GPUs."""
     byte_seconds: float
     """The same times the leased bytes."""
+    cpu_seconds: float = 0.0
+    """CPU time of the jobs that have ended."""
 
 
 @dataclass(slots=True)

@@ -39,6 +39,9 @@ class PastJobView:
     """The JobId of Slurm, for its jobs."""
     out_of_memory: bool = False
     """It failed because it ran out of GPU memory."""
+    ram_peak: int | None = None
+    """As in `JobView`, like `cpu_seconds`."""
+    cpu_seconds: float | None = None
 
 
 @dataclass(slots=True)
@@ -75,6 +78,10 @@ class UseView:
     daemon, which leaves out all other jobs."""
     measured_seconds: float | None = None
     """GPU-seconds of the same leases."""
+    cpu_seconds: float | None = None
+    """CPU time of the jobs that ended; null where it is unknown of all of them."""
+    ram_peak: int | None = None
+    """The most bytes of RAM that one of them used."""
 
 
 @dataclass(slots=True)
@@ -93,6 +100,8 @@ class UsePartView:
     longest_wait: float | None
     measured: float | None = None
     measured_seconds: float | None = None
+    cpu_seconds: float | None = None
+    ram_peak: int | None = None
 
 
 @dataclass(slots=True)

@@ -63,7 +63,6 @@ def test_the_record_says_what_the_events_said(directory: Path) -> None:
     assert record.exited == told
     assert record.main_exited is not None
     assert before < started.started_at <= record.main_exited.at <= told.ended_at
-    assert told.max_rss is not None and told.max_rss > 100_000
 
 
 def test_the_job_lasts_as_long_as_its_last_process(directory: Path) -> None:

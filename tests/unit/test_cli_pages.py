@@ -92,11 +92,11 @@ def past_jobs() -> list[PastJobView]:
         id=19, label="17_2", name="sweep.py", user="alice", kind="run", outcome="exited",
         exit_status=0, submitted_at="2026-03-02T09:00:00Z", granted_at="2026-03-02T10:00:00Z",
         ended_at="2026-03-02T12:30:00Z", gpus=2, memory=4 * GIB, used=3 * GIB, utilization=85,
-        time_limit=14400.0, command="0a1b 2c3d",
+        time_limit=14400.0, command="0a1b 2c3d", ram_peak=12 * GIB, cpu_seconds=27000.0,
     )  # fmt: skip
     failed = replace(
         ended, id=12, label="12", name="train.py", user="bob", exit_status=1, gpus=1, used=None,
-        utilization=None,
+        utilization=None, ram_peak=None, cpu_seconds=None,
     )  # fmt: skip
     short = replace(failed, id=11, label="11", out_of_memory=True)
     never = replace(
@@ -260,6 +260,8 @@ def used() -> ReportView:
                 30 * hour * 5 * GIB,
                 90.0,
                 600.0,
+                cpu_seconds=120 * hour,
+                ram_peak=48 * GIB,
             ),
             UseView("bob", 1, 0, 0.0, 0.0, 0.0),
         ],
@@ -352,7 +354,9 @@ def pages(width: int | None) -> dict[str, Page]:
         "show-idle": job_page.page(idle(), NOW, {views.FIRST: 0}),
         "show-suspended": job_page.page(suspended(), NOW, {views.FIRST: 0}),
         "list-suspended": listing.page(JobList([suspended(), views.running(13)]), NOW),
-        "show-ended": job_page.page(views.over(17, 137, outcome="signaled"), NOW),
+        "show-ended": job_page.page(
+            views.over(17, 137, outcome="signaled", ram_peak=12 * GIB, cpu_seconds=9000.0), NOW
+        ),
         "show-preempted": job_page.page(requeued(), NOW),
         "show-out-of-memory": job_page.page(out_of_memory(), NOW, {views.FIRST: 0}),
         "status-windows": status.page(views.status(windows=windows().windows), NOW, width),

@@ -12,6 +12,7 @@ from jeepney import Message, new_error, new_method_return
 
 from fakes import ALICE, NOON, FakeClock
 from goldens import mentions
+from gpulease.domain import job as domain
 from gpulease.domain.enforcement import AppliedEnforcement
 from gpulease.domain.gpu import GpuUuid, JobId
 from gpulease.domain.job import Exit, Invocation, Job
@@ -24,11 +25,13 @@ from gpulease.host.processes import ProcessTable
 from gpulease.host.sandbox import Sandbox, UvmNode
 from gpulease.host.shim_control import has_scope, system_started_at
 from gpulease.service.ports import WorkerExited, WorkerNews
-from gpulease.shim.process_tree import oom_kills
+from gpulease.shim.accounting import HostUse
 from gpulease.shim.record import Exited, JobEvents, claim
 
 FREEDESKTOP = "org.freedesktop.DBus.Error"
 
+MIB = 1 << 20
+NOTHING = HostUse()
 MINUTE, DAY = timedelta(minutes=1), timedelta(days=1)
 TRUE = Invocation(argv=("true",), cwd="/", environment={})
 ONE_GPU = (Lease(GpuUuid("GPU-0"), 1, NOON),)
@@ -197,7 +200,7 @@ def test_a_record_that_cannot_be_written_keeps_the_job_from_being_launched(tmp_p
         asyncio.run(Sandbox(lambda: None, note, make)(1, lost))
 
 
-def _end_of(tmp_path: Path, code: int, oom_kills: int = 0) -> WorkerExited:
+def _end_of(tmp_path: Path, code: int, used: HostUse = NOTHING) -> WorkerExited:
     """Return what the daemon learns of a job whose record has its start and its end."""
     directory = os.open(tmp_path, os.O_RDONLY)
     record = claim(directory, 9)
@@ -206,7 +209,7 @@ def _end_of(tmp_path: Path, code: int, oom_kills: int = 0) -> WorkerExited:
     events = JobEvents(record)
     events.note_start(7)
     events.note_main_exit(code)
-    events.note_end(0, oom_kills)
+    events.note_end(used)
     events.write()
     record.close()
     noted = Noted(tmp_path)
@@ -252,18 +255,40 @@ def test_device_rules_deny_gpus_and_allow_what_gives_access_to_none(tmp_path: Pa
     assert (rules[str(leased)], str(missing) in rules) == ("rw", False)
 
 
+_OWN_LIMIT = (
+    "ended with exit code 1: it used all of its 192M of RAM, and the kernel killed 2 of its "
+    "processes\n\nhint: ask for more with --ram"
+)
+_MACHINE = (
+    "ended by signal 9: the machine ran out of RAM, and the kernel killed one of its processes; "
+    "the job used up to 300M"
+)
+
+
 @pytest.mark.parametrize(
-    ("code", "kills", "said"),
+    ("code", "used", "said"),
     [
-        (1, 2, "ended with exit code 1; the kernel killed 2 of its processes for lack of RAM"),
-        (-9, 1, "ended by signal 9; the kernel killed one of its processes for lack of RAM"),
-        (1, 0, None),
+        (1, HostUse(192 * MIB, 1.0, 2, 192 * MIB), _OWN_LIMIT),
+        (-9, HostUse(300 * MIB, 1.0, 1), _MACHINE),
+        (1, HostUse(300 * MIB, 1.0), None),
+        # It started the killed one again, and has its result.
+        (0, HostUse(192 * MIB, 1.0, 1, 192 * MIB), None),
     ],
 )
 def test_the_end_of_a_job_says_that_the_kernel_killed_processes_for_lack_of_ram(
-    tmp_path: Path, code: int, kills: int, said: str | None
+    tmp_path: Path, code: int, used: HostUse, said: str | None
 ) -> None:
-    assert _end_of(tmp_path, code, kills).detail == said
+    news = _end_of(tmp_path, code, used)
+    assert news.detail == said
+    assert news.host_use == domain.HostUse(used.ram_peak, timedelta(seconds=1))
+    assert news.ram_limit == used.ram_limit
+
+
+def test_the_end_of_a_job_without_a_scope_has_its_cpu_and_nothing_that_was_not_counted(
+    tmp_path: Path,
+) -> None:
+    news = _end_of(tmp_path, 0, HostUse(cpu_s=0.25))
+    assert news.host_use == domain.HostUse(None, timedelta(seconds=0.25))
 
 
 def test_an_end_by_sigterm_before_this_boot_is_one_by_a_shutdown() -> None:
@@ -272,17 +297,6 @@ def test_an_end_by_sigterm_before_this_boot_is_one_by_a_shutdown() -> None:
         ended = Exited("signaled", None, 15, booted_at - before * MINUTE, terminated=True)
         assert worker_exited(ended).by_shutdown is by_shutdown
         assert worker_exited(ended).interrupted
-
-
-def test_the_kernels_kills_are_counted_in_the_scope_of_a_job_alone(tmp_path: Path) -> None:
-    own = tmp_path / "cgroup"
-    for path, count in (("gpulease.slice/gpulease-job-7.scope", 3), ("user.slice", 0)):
-        (tmp_path / path).mkdir(parents=True)
-        events = tmp_path / path / "memory.events"
-        events.write_text("low 0\nhigh 0\nmax 9\noom 4\noom_kill 3\noom_group_kill 0\n")
-        own.write_text(f"1:name=systemd:/\n0::/{path}\n")
-        assert oom_kills(str(own), str(tmp_path)) == count
-    assert oom_kills(str(tmp_path / "none"), str(tmp_path)) == 0
 
 
 class OldSystemd:
