@@ -38,6 +38,7 @@ from gpulease.service.ports import (
     Event,
     LivingProcess,
     PastJob,
+    Store,
     Submission,
     UserCount,
     WorkerExited,
@@ -559,6 +560,21 @@ def ended_job(
     ended = worker_gone(job, Trigger.WORKER_EXITED, outcome, detail, known, at)
     assert ended is not None
     return ended
+
+
+def kept(store: Store, job: JobId | None) -> Job:
+    """Return a job of a store as it is now."""
+    assert job is not None
+    found = store.job(job)
+    assert found is not None
+    return found
+
+
+def started(store: Store, job: Job) -> Job:
+    """Grant and start a queued job."""
+    with store.write() as tx:
+        tx.save(now := running_job(job), Event(NOON, "worker_started"))
+    return now
 
 
 HOLDER = Process(4711, 100, "this boot")

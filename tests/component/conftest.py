@@ -1,5 +1,6 @@
 """A database, the directory of a job, and what stands in for a daemon and for a shim."""
 
+import pwd
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,7 +10,7 @@ from daemon_stand_in.daemon import StandIn
 from daemon_stand_in.shim import ShimStandIn
 from fakes import NOON, reading
 from gpulease.store.store import SqlStore
-from process_rig import job_directory
+from process_rig import ephemeral_user, job_directory
 
 
 @pytest.fixture
@@ -20,6 +21,13 @@ def store(tmp_path: Path) -> Iterator[SqlStore]:
         tx.add_gpus([reading()], NOON)
     yield opened
     opened.close()
+
+
+@pytest.fixture(scope="module")
+def user() -> Iterator[pwd.struct_passwd]:
+    """Yield a user who is on record while the tests of a file run."""
+    with ephemeral_user() as made:
+        yield made
 
 
 @pytest.fixture

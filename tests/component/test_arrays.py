@@ -16,6 +16,7 @@ from fakes import (
     FakeClock,
     ended_job,
     granted_job,
+    kept,
     order,
     reading,
 )
@@ -61,9 +62,7 @@ def _submit(store: SqlStore, submission: Submission, most: int | None = None) ->
 
 
 def _run(store: SqlStore, job: JobId, code: int = 0) -> None:
-    found = store.job(job)
-    assert found is not None
-    held = granted_job(found)
+    held = granted_job(kept(store, job))
     for step in (held, ended_job(held, code=code)):
         with change_jobs(store) as tx:
             tx.save(step, EVENT)
@@ -228,8 +227,7 @@ def test_a_failure_ends_a_long_chain_in_a_few_statements(store: SqlStore) -> Non
     for before, link in pairwise(links):
         (_, ended) = store.events(link.id)
         assert f"job {before.id}" in (ended.detail or "")
-        job = store.job(link.id)
-        assert job is not None
+        job = kept(store, link.id)
         assert (job.outcome, job.detail) == (Outcome.DEPENDENCY_FAILED, ended.detail)
 
 

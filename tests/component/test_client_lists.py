@@ -2,9 +2,8 @@
 
 import json
 import re
-from collections.abc import Callable, ItemsView, Iterator
+from collections.abc import Callable, ItemsView
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,16 +19,13 @@ List = Callable[..., dict[str, Any]]
 
 
 @pytest.fixture
-def daemon(tmp_path: Path) -> Iterator[StandIn]:
+def daemon(daemon: StandIn) -> StandIn:
     """Serve nine ended jobs, of which the even ones were cancelled, in answers of four."""
-    made = StandIn(tmp_path / "s")
-    made.most_listed = 4
+    daemon.most_listed = 4
     for number in range(1, 10):
         job = views.over(number, 1)
-        made.jobs[number] = job if number % 2 else replace(job, outcome="cancelled")
-    made.open()
-    yield made
-    made.close()
+        daemon.jobs[number] = job if number % 2 else replace(job, outcome="cancelled")
+    return daemon
 
 
 @pytest.fixture

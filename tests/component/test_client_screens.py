@@ -4,9 +4,7 @@ import json
 import os
 import re
 import subprocess
-from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -22,9 +20,8 @@ LOOKS = (("status",), ("list", "--all"), ("show", "12"), ("doctor",))
 
 
 @pytest.fixture
-def daemon(tmp_path: Path) -> Iterator[StandIn]:
-    stand_in = StandIn(tmp_path / "daemon.sock")
-    stand_in.status = views.busy_status()
+def daemon(daemon: StandIn) -> StandIn:
+    daemon.status = views.busy_status()
     for job in (
         views.over(9, 1, name="eval"),
         views.over(10, 124, outcome="time_limit"),
@@ -34,11 +31,9 @@ def daemon(tmp_path: Path) -> Iterator[StandIn]:
         views.running(12),
         views.waiting(),
     ):
-        stand_in.jobs[job.id] = job
-    stand_in.doctor = DoctorView([CheckView("driver", "failure", "it is gone", "load it")])
-    stand_in.open()
-    yield stand_in
-    stand_in.close()
+        daemon.jobs[job.id] = job
+    daemon.doctor = DoctorView([CheckView("driver", "failure", "it is gone", "load it")])
+    return daemon
 
 
 def run(daemon: StandIn, *line: str, **variables: str) -> subprocess.CompletedProcess[str]:

@@ -8,7 +8,6 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,21 +23,18 @@ PATIENCE_S = 20.0
 
 
 @pytest.fixture
-def daemon(tmp_path: Path) -> Iterator[StandIn]:
+def daemon(daemon: StandIn) -> StandIn:
     import pwd
 
     me = pwd.getpwuid(os.geteuid()).pw_name
-    stand_in = StandIn(tmp_path / "s")
-    stand_in.status = views.busy_status()
+    daemon.status = views.busy_status()
     for job in (
         views.running(12, name="resnet: 50 'x' $(touch evil)", user=me),
         views.waiting(),
         views.over(170, user=me, name="eval"),
     ):
-        stand_in.jobs[job.id] = replace(job, user=me)
-    stand_in.open()
-    yield stand_in
-    stand_in.close()
+        daemon.jobs[job.id] = replace(job, user=me)
+    return daemon
 
 
 class Shell:

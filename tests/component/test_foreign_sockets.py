@@ -34,12 +34,6 @@ while True:
 """
 
 
-@pytest.fixture(scope="module")
-def user() -> Iterator[pwd.struct_passwd]:
-    with ephemeral_user() as made:
-        yield made
-
-
 class Foreign:
     """A process of another user that listens, and says what it heard."""
 

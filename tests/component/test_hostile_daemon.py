@@ -4,7 +4,6 @@ import json
 import os
 import subprocess
 import tempfile
-from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
@@ -39,19 +38,16 @@ def poison(view: Any) -> None:
 
 
 @pytest.fixture
-def daemon(tmp_path: Path) -> Iterator[StandIn]:
-    made = StandIn(tmp_path / "daemon.sock")
-    made.status = views.busy_status()
+def daemon(daemon: StandIn) -> StandIn:
+    daemon.status = views.busy_status()
     for job in (views.over(9, 1), views.running(12), views.waiting()):
         job.events = [EventView("2026-03-02T14:00:00Z", "submitted", "by alice")]
         poison(job)
-        made.jobs[job.id] = job
-    poison(made.status)
-    made.doctor = DoctorView([CheckView("driver", "failure", "it is gone", "load it")])
-    poison(made.doctor)
-    made.open()
-    yield made
-    made.close()
+        daemon.jobs[job.id] = job
+    poison(daemon.status)
+    daemon.doctor = DoctorView([CheckView("driver", "failure", "it is gone", "load it")])
+    poison(daemon.doctor)
+    return daemon
 
 
 def harmless(shown: str) -> bool:

@@ -5,7 +5,6 @@ import pwd
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,15 +16,8 @@ from gpulease.host.state_dir import StateDirectory
 from gpulease.path_ownership import changeable, shaky
 from gpulease.server.listener import listen
 from gpulease.user_daemon import ensure
-from process_rig import ephemeral_user
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="it is about what root does")
-
-
-@pytest.fixture(scope="module")
-def user() -> Iterator[pwd.struct_passwd]:
-    with ephemeral_user() as made:
-        yield made
 
 
 def given_to(user: pwd.struct_passwd, path: Path, mode: int = 0o700) -> Path:

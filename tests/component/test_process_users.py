@@ -5,7 +5,6 @@ import dataclasses
 import os
 import pwd
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -26,12 +25,6 @@ from process_rig import (
 )
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="becoming another user needs root")
-
-
-@pytest.fixture(scope="module")
-def user() -> Iterator[pwd.struct_passwd]:
-    with ephemeral_user() as made:
-        yield made
 
 
 def as_user(launch: Launch, user: pwd.struct_passwd, groups: tuple[int, ...] | None = ()) -> Launch:

@@ -4,7 +4,6 @@ import os
 import pwd
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,15 +12,9 @@ from goldens import mentions
 from gpulease.cli.caller import trusted_environment
 from gpulease.cli.doctor import Python
 from gpulease.setup import install
-from process_rig import PYTHON, ephemeral_user
+from process_rig import PYTHON
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="it is about what root does")
-
-
-@pytest.fixture(scope="module")
-def user() -> Iterator[pwd.struct_passwd]:
-    with ephemeral_user() as made:
-        yield made
 
 
 class Trap:

@@ -3,7 +3,6 @@
 import os
 import shlex
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,14 +15,11 @@ from gpulease.wire.frames import FrameKind, frame
 
 
 @pytest.fixture
-def daemon(tmp_path: Path) -> Iterator[StandIn]:
-    made = StandIn(tmp_path / "s")
-    made.status = views.busy_status()
+def daemon(daemon: StandIn) -> StandIn:
+    daemon.status = views.busy_status()
     for job in (views.running(12, name="訓練"), views.waiting(), views.over(9, 1)):
-        made.jobs[job.id] = job
-    made.open()
-    yield made
-    made.close()
+        daemon.jobs[job.id] = job
+    return daemon
 
 
 def run(daemon: StandIn, way: str, *line: str, **more: str) -> tuple[int, str, str]:

@@ -4,7 +4,6 @@ import os
 import re
 import signal
 import termios
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,12 +16,9 @@ ENTER, LEAVE = "\x1b[?1049h", "\x1b[?1049l"
 
 
 @pytest.fixture
-def daemon(tmp_path: Path) -> Iterator[StandIn]:
-    made = StandIn(tmp_path / "daemon.sock")
-    made.status = views.busy_status()
-    made.open()
-    yield made
-    made.close()
+def daemon(daemon: StandIn) -> StandIn:
+    daemon.status = views.busy_status()
+    return daemon
 
 
 def watching(daemon: StandIn, *line: str) -> Terminal:

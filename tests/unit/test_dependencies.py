@@ -15,6 +15,7 @@ from fakes import (
     MemoryStore,
     ended_job,
     granted_job,
+    kept,
     order,
     reading,
 )
@@ -55,16 +56,8 @@ def _add(store: MemoryStore, *after: Dependency, indices: Indices | None = None)
 
 def _end(store: MemoryStore, job: JobId, code: int = 0, retried_as: JobId | None = None) -> None:
     with change_jobs(store) as tx:
-        before = tx.job(job)
-        assert before is not None
-        ended = ended_job(granted_job(before), code=code)
+        ended = ended_job(granted_job(kept(store, job)), code=code)
         tx.save(replace(ended, usage=replace(ended.usage, retried_as=retried_as)), EVENT)
-
-
-def _seen(store: MemoryStore, job: Job) -> Job:
-    found = store.job(job.id)
-    assert found is not None
-    return found
 
 
 @pytest.mark.parametrize(
@@ -87,7 +80,7 @@ def test_a_dependent_starts_or_ends_when_the_job_ends(
 
     _end(store, first.id, code)
 
-    after = _seen(store, second)
+    after = kept(store, second.id)
     assert after.queue.after == (() if starts else second.queue.after)
     assert after.outcome is (None if starts else Outcome.DEPENDENCY_FAILED)
     assert starts or "job 1" in (after.detail or "")
@@ -102,9 +95,9 @@ def test_a_failed_dependency_ends_the_dependents_of_the_dependent_at_once() -> N
 
     cancel(store, jobs[0].id, "alice", CLOCK)
 
-    assert [_seen(store, job).outcome for job in jobs[1:]] == [Outcome.DEPENDENCY_FAILED] * 3
-    assert "job 3" in (_seen(store, jobs[3]).detail or "")
-    assert _seen(store, cleanup).queue.after == ()
+    assert [kept(store, job.id).outcome for job in jobs[1:]] == [Outcome.DEPENDENCY_FAILED] * 3
+    assert "job 3" in (kept(store, jobs[3].id).detail or "")
+    assert kept(store, cleanup.id).queue.after == ()
 
 
 def test_dependents_of_a_retried_job_wait_for_the_retry() -> None:
@@ -114,10 +107,10 @@ def test_dependents_of_a_retried_job_wait_for_the_retry() -> None:
     retry = _add(store)
 
     _end(store, first.id, 1, retried_as=retry.id)
-    assert _seen(store, second).queue.after == (Dependency(retry.id),)
+    assert kept(store, second.id).queue.after == (Dependency(retry.id),)
 
     _end(store, retry.id)
-    assert _seen(store, second).queue.after == ()
+    assert kept(store, second.id).queue.after == ()
 
 
 @pytest.mark.parametrize("condition", list(Condition))
@@ -130,14 +123,14 @@ def test_a_dependency_on_an_array_is_on_all_its_elements(
     job = _add(store, Dependency(array.id, condition, whole_array=True))
 
     for place, code in enumerate(codes):
-        assert _seen(store, job).state is State.QUEUED or condition is Condition.OK
-        assert _seen(store, job).queue.after
+        assert kept(store, job.id).state is State.QUEUED or condition is Condition.OK
+        assert kept(store, job.id).queue.after
         _end(store, JobId(array.id + place), code)
 
     has_failed = any(codes)
     met = verdict(condition, has_failed=has_failed, is_live=False) is Verdict.MET
-    assert _seen(store, job).outcome is (None if met else Outcome.DEPENDENCY_FAILED)
-    assert bool(_seen(store, job).queue.after) is not met
+    assert kept(store, job.id).outcome is (None if met else Outcome.DEPENDENCY_FAILED)
+    assert bool(kept(store, job.id).queue.after) is not met
 
 
 def test_dependencies_on_ended_jobs_are_resolved_at_submission() -> None:
@@ -225,7 +218,7 @@ def test_a_dependent_of_a_job_and_of_its_retry_fails_once() -> None:
     second = _add(store, Dependency(first.id), Dependency(retry.id))
     _end(store, first.id, 1, retried_as=retry.id)
     _end(store, retry.id, 1)
-    assert _seen(store, second).outcome is Outcome.DEPENDENCY_FAILED
+    assert kept(store, second.id).outcome is Outcome.DEPENDENCY_FAILED
     assert len(store.events(second.id)) == 2
 
 

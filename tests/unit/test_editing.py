@@ -16,6 +16,7 @@ from fakes import (
     MemoryStore,
     granted_job,
     hold_order,
+    kept,
     order,
     reading,
 )
@@ -58,12 +59,6 @@ def edited(store: MemoryStore, wanted: Edit, *jobs: Job) -> Sequence[tuple[str, 
     return [each.changes for each in done]
 
 
-def current(store: MemoryStore, job: Job) -> Job:
-    found = store.job(job.id)
-    assert found is not None
-    return found
-
-
 def test_an_edit_changes_what_it_names_and_records_it() -> None:
     store = MemoryStore()
     aging_since = NOON - timedelta(hours=3)
@@ -74,7 +69,7 @@ def test_an_edit_changes_what_it_names_and_records_it() -> None:
         name="second",
     )
     (changes,) = edited(store, wanted, job)
-    after = current(store, job)
+    after = kept(store, job.id)
     assert (after.claim.memory, after.claim.gpus) == (2 * G, 1)
     assert (after.name, after.queue.priority, after.queue.nice) == ("second", Priority.LOW, 3)
     assert after.queue.aging_since_at == aging_since, "its age stays"
@@ -90,7 +85,7 @@ def test_a_claim_that_can_never_be_granted_changes_nothing() -> None:
     for claim in ({"memory": 100 * G}, {"gpus": 2}):
         with pytest.raises(CannotLease):
             edited(store, Edit(claim=claim, name="x"), first, second)
-    assert {current(store, job) for job in (first, second)} == {first, second}
+    assert {kept(store, job.id) for job in (first, second)} == {first, second}
 
 
 def test_many_jobs_are_edited_in_one_transaction_all_or_none() -> None:
@@ -105,7 +100,7 @@ def test_many_jobs_are_edited_in_one_transaction_all_or_none() -> None:
     with pytest.raises(WrongState) as refused:
         edited(store, Edit(options={"nice": 7}), *jobs)
     assert mentions(refused.value.hint, "extend", "requeue")
-    assert current(store, jobs[0]).queue.nice == 5
+    assert kept(store, jobs[0].id).queue.nice == 5
 
 
 def test_holds_and_ended_jobs_are_not_edited() -> None:
@@ -130,7 +125,7 @@ def test_a_job_cannot_wait_for_itself_through_others() -> None:
             edited(store, Edit(after=(WantedDependency(other.id),)), job)
     third = waiting(store)
     edited(store, Edit(after=(WantedDependency(third.id, condition=Condition.ANY),)), second)
-    assert [str(each) for each in current(store, second).queue.after] == [f"{third.id}:any"]
+    assert [str(each) for each in kept(store, second.id).queue.after] == [f"{third.id}:any"]
     assert edited(store, Edit(after=()), second) == [(f"after {third.id}:any to none",)]
 
 
@@ -210,7 +205,7 @@ def test_a_job_is_moved_before_another_one_of_its_user_or_before_all() -> None:
     first, second, third = (waiting(store) for _ in range(3))
     assert moved(store, third, first).queue.moved_before == first.id
     assert moved(store, second, None).queue.moved_before == JobId(0)
-    assert not current(store, third).queue.moved_by_admin
+    assert not kept(store, third.id).queue.moved_by_admin
     assert [event.kind for event in store.events(third.id)] == ["move"]
 
 
@@ -220,13 +215,13 @@ def test_a_later_move_wins_over_earlier_ones_that_contradict_it() -> None:
     moved(store, second, first)
     moved(store, third, second)
     moved(store, first, third)
-    places = [current(store, job).queue.moved_before for job in (first, second, third)]
+    places = [kept(store, job.id).queue.moved_before for job in (first, second, third)]
     assert places == [third.id, None, second.id], "first before third before second"
     moved(store, second, None)
     moved(store, first, None)
-    assert current(store, second).queue.moved_before is None
+    assert kept(store, second.id).queue.moved_before is None
     moved(store, third, first)
-    assert current(store, first).queue.moved_before is None
+    assert kept(store, first.id).queue.moved_before is None
 
 
 def test_users_move_before_their_own_jobs_and_admins_before_any() -> None:
@@ -250,7 +245,7 @@ def test_a_move_that_has_no_effect_is_refused() -> None:
             moved(store, job, before)
     with pytest.raises(WrongState):
         moved(store, running, job)
-    assert current(store, job) == job
+    assert kept(store, job.id) == job
     with pytest.raises(BadValue) as refused:
         moved(store, job, high)
     assert mentions(refused.value.hint, f"edit {high.id} --priority normal")
@@ -275,9 +270,9 @@ def test_the_limits_of_the_user_apply_and_not_those_of_an_admin() -> None:
         with pytest.raises((CannotLease, BadValue)):
             edit(store, [job.id], wanted, "alice", SEEN, policy, CLOCK)
         edit(store, [job.id], replace(wanted, by_admin=True), "root", SEEN, policy, CLOCK)
-    assert current(store, job).claim.time_limit == timedelta(hours=2)
+    assert kept(store, job.id).claim.time_limit == timedelta(hours=2)
     edit(store, [job.id], Edit(claim={"memory": G, "time_limit": None}), "a", SEEN, policy, CLOCK)
-    assert current(store, job).claim.time_limit == limits.longest_time
+    assert kept(store, job.id).claim.time_limit == limits.longest_time
     wanted = Edit(claim={"time_limit": None})
     (done,) = edit(store, [job.id], wanted, "a", SEEN, policy, CLOCK)
     assert mentions("; ".join(done.changes), "longest_time", "1h")
@@ -291,6 +286,6 @@ def test_a_limit_that_refuses_more_counts_all_jobs_of_an_edit() -> None:
     numbers = [job.id for job in jobs]
     with pytest.raises(TooMany):
         edit(store, numbers, Edit(claim={"memory": 2 * G}), "alice", SEEN, policy, CLOCK)
-    assert [current(store, job) for job in jobs] == jobs
+    assert [kept(store, job.id) for job in jobs] == jobs
     edit(store, numbers[:1], Edit(claim={"memory": 2 * G}), "alice", SEEN, policy, CLOCK)
     edit(store, numbers, Edit(claim={"memory": G}), "alice", SEEN, policy, CLOCK)

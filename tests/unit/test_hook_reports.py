@@ -15,6 +15,7 @@ from fakes import (
     FakeClock,
     FakeGpus,
     MemoryStore,
+    kept,
     order,
     running_job,
 )
@@ -151,9 +152,7 @@ class World:
 
     @property
     def job(self) -> Job:
-        found = self.store.job(JobId(1))
-        assert found is not None
-        return found
+        return kept(self.store, JobId(1))
 
     def hear(self, report: HookReport) -> None:
         asyncio.run(self.hooks.hear(self.job, report))

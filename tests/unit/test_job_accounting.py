@@ -14,6 +14,7 @@ from fakes import (
     G,
     MemoryStore,
     hold_order,
+    kept,
     order,
     running_job,
 )
@@ -86,9 +87,7 @@ class World:
         return self.tail
 
     def job(self) -> Job:
-        job = self.store.job(JobId(1))
-        assert job is not None
-        return job
+        return kept(self.store, JobId(1))
 
     def used(self, peak: int) -> None:
         self.observer.peaks.by_lease[JobId(1), GPU] = peak
@@ -126,10 +125,8 @@ def test_the_peak_of_before_a_restart_counts_too() -> None:
 @pytest.mark.parametrize(("stops", "held"), [(False, ("framework",)), (True, WATCHED)])
 def test_what_held_a_lease_is_kept_as_it_was_at_its_end(stops: bool, held: object) -> None:
     world = World()
-    job = world.store.job(JobId(1))
-    assert job is not None
     with world.store.write() as tx:
-        tx.save(with_enforcement(job, WATCHED), Event(NOON, "enclosed"))
+        tx.save(with_enforcement(world.job(), WATCHED), Event(NOON, "enclosed"))
     world.stops = stops
 
     ended = world.end()
@@ -219,9 +216,7 @@ def test_other_ends_queue_nothing(news: WorkerExited) -> None:
 
 def test_one_that_was_asked_to_go_and_failed_first_queues_nothing() -> None:
     world = World(retry=2)
-    job = world.store.job(JobId(1))
-    assert job is not None
-    going = asked_to_end(job, Trigger.CANCEL, Outcome.CANCELLED, "by alice", NOON)
+    going = asked_to_end(world.job(), Trigger.CANCEL, Outcome.CANCELLED, "by alice", NOON)
     assert going is not None
     with world.store.write() as tx:
         tx.save(going, Event(NOON, "cancel"))
@@ -257,8 +252,7 @@ def test_a_gpu_that_cannot_be_read_at_that_moment_keeps_nobody_from_a_new_try() 
 
     world.end()
 
-    new = world.store.job(JobId(2))
-    assert new is not None and new.claim.memory == 3 * G
+    assert kept(world.store, JobId(2)).claim.memory == 3 * G
 
 
 def test_a_claim_without_a_size_gets_what_its_likes_used() -> None:

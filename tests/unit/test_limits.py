@@ -17,6 +17,7 @@ from fakes import (
     MemoryStore,
     ended_job,
     granted_job,
+    kept,
 )
 from fakes import order as an_order
 from goldens import mentions
@@ -73,8 +74,7 @@ class World:
         return reconcile(self.store, self.seen(), self.policy, self.clock, state=self.state)
 
     def end(self, job_id: JobId) -> None:
-        job, at = self.store.job(job_id), self.clock.now()
-        assert job is not None
+        job, at = kept(self.store, job_id), self.clock.now()
         with self.store.write() as tx:
             tx.save(ended_job(job, at=at), Event(at, Trigger.WORKER_EXITED))
 
@@ -157,8 +157,7 @@ def test_time_in_which_a_job_might_not_start_is_not_learnt_as_a_wait(
     world.run()
 
     world.clock.at += 9 * HOUR
-    job = world.store.job(late.id)
-    assert job is not None
+    job = kept(world.store, late.id)
     assert not job.holds_memory
     world.store._jobs[late.id] = replace(job, queue=replace(job.queue, held=False, after=()))
     world.run()

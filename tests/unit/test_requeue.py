@@ -14,9 +14,10 @@ from fakes import (
     MemoryStore,
     granted_job,
     hold_order,
+    kept,
     order,
     reading,
-    running_job,
+    started,
 )
 from gpulease.domain.gpu import Fault, GpuUuid, JobId
 from gpulease.domain.health import GpuEvent
@@ -45,17 +46,8 @@ def running(
     return started(store, job)
 
 
-def started(store: MemoryStore, job: Job) -> Job:
-    with store.write() as tx:
-        tx.save(now := running_job(job), Event(NOON, "worker_started"))
-    return now
-
-
 def continued(store: MemoryStore, job: Job) -> Job:
-    assert job.usage.retried_as is not None, job.detail
-    new = store.job(job.usage.retried_as)
-    assert new is not None
-    return new
+    return kept(store, job.usage.retried_as)
 
 
 def test_a_job_that_the_machine_lost_is_queued_again_with_all_that_it_had() -> None:

@@ -6,7 +6,7 @@ from fractions import Fraction
 
 import pytest
 
-from fakes import NOON, FakeClock, MemoryStore, order, running_job
+from fakes import NOON, FakeClock, MemoryStore, kept, order, started
 from goldens import mentions
 from gpulease.domain.eligibility import own_block
 from gpulease.domain.gpu import JobId
@@ -17,16 +17,10 @@ from gpulease.errors import BadValue, with_hint
 from gpulease.options import exit_codes
 from gpulease.server.validation import queue_options_of
 from gpulease.service import jobs
-from gpulease.service.ports import Event, Transaction, WorkerExited
+from gpulease.service.ports import Transaction, WorkerExited
 from gpulease.wire.requests import QueueRequest
 
 THREE = QueueOptions(retries=3)
-
-
-def started(store: MemoryStore, job: Job) -> Job:
-    with store.write() as tx:
-        tx.save(now := running_job(job), Event(NOON, "worker_started"))
-    return now
 
 
 def running(store: MemoryStore, options: QueueOptions = THREE, *, strict: bool = False) -> Job:
@@ -46,10 +40,7 @@ def signaled(number: int, **how: bool) -> WorkerExited:
 
 
 def next_try(store: MemoryStore, job: Job) -> Job:
-    assert job.usage.retried_as is not None, job.detail
-    found = store.job(job.usage.retried_as)
-    assert found is not None
-    return found
+    return kept(store, job.usage.retried_as)
 
 
 def test_each_try_continues_the_one_before_and_waits_twice_as_long_until_none_is_left() -> None:

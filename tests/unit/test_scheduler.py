@@ -20,6 +20,7 @@ from fakes import (
     G,
     MemoryStore,
     hold_order,
+    kept,
     order,
     waits,
 )
@@ -102,9 +103,7 @@ class World:
             await asyncio.sleep(0)
 
     def job(self, job: JobId) -> Job:
-        found = self.store.job(job)
-        assert found is not None
-        return found
+        return kept(self.store, job)
 
     def state(self, job: JobId) -> State:
         return self.job(job).state
