@@ -100,8 +100,8 @@ def ensure(
         NoDaemon: none answers within so many seconds; the message is that of the daemon.
     """
     deadline = time.monotonic() + within
-    _private_folder(socket.parent)
-    _private_folder(state)
+    private_folder(socket.parent, "start a daemon for you")
+    private_folder(state, "start a daemon for you")
 
     def served() -> Path | None:
         return answering(socket, state, answers)
@@ -112,7 +112,12 @@ def ensure(
         return _Start(command, state).until(served, deadline)
 
 
-def _private_folder(folder: Path) -> None:
+def private_folder(folder: Path, purpose: str) -> None:
+    """Create a directory that only the caller can enter; one that is there must be the caller's.
+
+    Raises:
+        NoDaemon: another user controls it; the message says that `purpose` cannot be done.
+    """
     # In /tmp another user may have created the directory to receive the environment of jobs.
     # Checked before mkdir too: root must not create directories where other users can write.
     why = shaky(folder, os.geteuid())
@@ -121,7 +126,7 @@ def _private_folder(folder: Path) -> None:
         why = shaky(folder, os.geteuid())
     if why is not None:
         raise NoDaemon(
-            f"cannot start a daemon for you: {why}",
+            f"cannot {purpose}: {why}",
             "ask an admin to remove it, or set XDG_RUNTIME_DIR (for the socket) and "
             "XDG_STATE_HOME (for the database) to directories of your own",
         )

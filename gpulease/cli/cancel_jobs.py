@@ -65,6 +65,10 @@ def cancel_jobs(
     if len(numbers) > _MOST_ONE_BY_ONE:
         print_stdout(summary(_cancel_all(client, jobs=numbers, grace=seconds)))
         return 0
+    if len(numbers) > 1 and not any(word[0].isdecimal() for word in wanted.words):
+        # Chosen by a name, they may end one after the other while others are cancelled.
+        _say(_cancel_all(client, jobs=numbers, grace=seconds), seconds)
+        return 0
     return for_each(numbers, lambda number: result(client.cancel(number, grace=seconds), seconds))
 
 
@@ -90,10 +94,14 @@ def _together(client: LightClient, wanted: Selection, user: str | None, grace: f
     if view.count == 0 and wanted.pattern is not None:
         raise no_match(wanted, user or "yours")
     announce("cancel", list(map(named, view.jobs)), view.count, user)
+    _say(view, grace)
+    return 0
+
+
+def _say(view: CancelledView, grace: float | None) -> None:
     many = view.count > len(view.jobs)
     for text in (summary(view),) if many else (result(job, grace) for job in view.jobs):
         print_stdout(text)
-    return 0
 
 
 def summary(view: CancelledView) -> str:

@@ -76,6 +76,12 @@ OPTIONS: Mapping[str, Mapping[str, Option]] = {
             "--every", metavar="SPAN", help="Time between two looks; default: 2s.", default="2s"
         ),
     },
+    "web": {
+        "open": flag("--open", help="Open a browser on this machine, in place of ssh."),
+        "host": _list(
+            "--host", metavar="NAME", help="The name of a proxy that browsers use; repeatable."
+        ),
+    },
     "edit": {
         name: _changed(each, each.edits) for name, each in OPTIONS_OF_RUN.items() if each.edits
     },

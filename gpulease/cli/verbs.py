@@ -80,13 +80,14 @@ VERBS: Mapping[str, Verb] = {
         JOBS, "Install Jupyter kernels that run as jobs.", "Jupyter"
     ),
     "top": Verb(LOOK, "Watch GPUs, jobs and the queue live.", "live"),
+    "web": Verb(LOOK, "See and control your jobs in a browser.", "browser"),
     "history": Verb(
-        LOOK, "List past jobs; export them as CSV.", "past jobs",
+        LOOK, "List past jobs; export them as CSV.", "past",
         module="show_verbs", quick="list_page.print_history",
     ),
     "plot": Verb(LOOK, "Draw the memory of a job or a GPU over time.", "memory"),
     "report": Verb(
-        LOOK, "Compare what jobs asked for and used.", "use and waits",
+        LOOK, "Compare what jobs asked for and used.", "use",
         module="show_verbs", quick="report.print_report",
     ),
     "edit": Verb(

@@ -19,6 +19,7 @@ from gpulease.errors import GpuleaseError
 from gpulease.web.daemon_reader import DaemonReader
 from gpulease.web.live import LiveStatus
 from gpulease.web.metrics import MetricsPage
+from gpulease.web.own_jobs import OwnJobs
 from gpulease.web.pages import Pages, failed, not_found
 
 _READS = ("GET", "HEAD")
@@ -31,16 +32,18 @@ HEADERS = {
     ),
     "cross-origin-opener-policy": "same-origin",
     "cross-origin-resource-policy": "same-origin",
-    "referrer-policy": "no-referrer",
+    # Without any referrer, a form of the page itself would be sent with "Origin: null".
+    "referrer-policy": "same-origin",
     "x-content-type-options": "nosniff",
     "x-frame-options": "DENY",
 }
 _TYPES = {".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 
 
-def routes(daemon: DaemonReader, live: LiveStatus, *, metrics_by_job: bool) -> list[BaseRoute]:
+def routes(
+    pages: Pages, daemon: DaemonReader, live: LiveStatus, *, metrics_by_job: bool
+) -> list[BaseRoute]:
     """Return what is served, below the base."""
-    pages = Pages(daemon, live)
     return [
         Route("/", pages.now),
         Route("/events", live),
@@ -62,6 +65,7 @@ def build(
     names: Collection[str] | None = None,
     *,
     metrics_by_job: bool = False,
+    acts: bool = False,
 ) -> ASGIApp:
     """Return the application.
 
@@ -71,20 +75,29 @@ def build(
         base: the path of the proxy that it leaves in requests.
         names: those by which browsers may know this machine; None: any.
         metrics_by_job: whether the metrics have series for each job.
+        acts: whether whoever asks is the user of this process, and may act on their jobs.
     """
-    served = routes(daemon, live, metrics_by_job=metrics_by_job)
+    pages = Pages(daemon, live)
+    served = routes(pages, daemon, live, metrics_by_job=metrics_by_job)
+    if acts:
+        own = OwnJobs(pages, daemon.path)
+        pages.actions_on = own.actions
+        served += own.routes()
     app = Starlette(routes=served, exception_handlers={GpuleaseError: failed, 404: not_found})
     # It would redirect to a path without the base, and by http behind a proxy that has https.
     app.router.redirect_slashes = False
-    return HttpRules(app, base, names)
+    return HttpRules(app, base, names, (*_READS, "POST") if acts else _READS)
 
 
 class HttpRules:
     """Refuses what may not be asked, removes the base from paths, and adds the headers."""
 
-    def __init__(self, app: ASGIApp, base: str, names: Collection[str] | None) -> None:
+    def __init__(
+        self, app: ASGIApp, base: str, names: Collection[str] | None, methods: Collection[str]
+    ) -> None:
         """`names` are those by which browsers may know this machine, None for any name."""
         self._app = app
+        self._methods = methods
         self._base = base
         self._names = names
 
@@ -102,7 +115,7 @@ class HttpRules:
         await self._application(scope)(self._without_base(scope), receive, send_with_headers)
 
     def _application(self, scope: Scope) -> ASGIApp:
-        if scope["method"] not in _READS:
+        if scope["method"] not in self._methods:
             return _NO_WRITES
         if len(scope["path"]) > _LONGEST_PATH:
             return _TOO_LONG

@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import Callable, Hashable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import TypeVar
 
 from gpulease.client import Client
@@ -22,16 +23,18 @@ _CHECKED_FOR_S = 10.0
 class DaemonReader:
     """Asks the daemon for all browsers together."""
 
-    def __init__(self, client: Client) -> None:
+    def __init__(self, client: Client, *, is_private: bool = False) -> None:
+        """Ask by `client`; `is_private`: only its user sees the answers."""
         self._client = client
+        self._is_private = is_private
         self._threads = ThreadPoolExecutor(_THREADS, "daemon")
         self._shared = SharedCalls(_THREADS)
         self._checked_until = 0.0
 
     @property
-    def path(self) -> object:
+    def path(self) -> Path:
         """The daemon's socket."""
-        return self._client.path
+        return Path(self._client.path)
 
     async def ask(
         self,
@@ -46,6 +49,8 @@ class DaemonReader:
         Raises:
             GpuleaseError: the daemon's error, NoDaemon, or TooMany if too many questions wait.
         """
+        if self._is_private and fresh_for <= _FRESH_FOR_S:
+            fresh_for = 0.0  # the user has just changed it, and looks what has become of it
         if not self._shared.would_share(key, fresh_for) and self._shared.pending >= _MOST_PENDING:
             raise TooMany("cannot ask the daemon: too many requests wait for it")
         loop = asyncio.get_running_loop()
@@ -55,7 +60,7 @@ class DaemonReader:
 
     def _answer(self, question: Callable[[Client], Answer]) -> Answer:
         """Ask, once it is sure that the daemon treats this process as any user."""
-        if time.monotonic() >= self._checked_until:
+        if not self._is_private and time.monotonic() >= self._checked_until:
             if self._client.doctor().sees_hidden:
                 raise NotAllowed(
                     "cannot show this machine: its admin hides what users run, and gpulease-web "

@@ -3,17 +3,18 @@
 import argparse
 import asyncio
 import contextlib
-import ipaddress
 import logging
 import os
 import socket
 import sys
+import threading
+import webbrowser
 from collections.abc import Sequence
 from pathlib import Path
 from typing import ClassVar, NoReturn
 
 import uvicorn
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from gpulease import config
 from gpulease.build import described
@@ -23,16 +24,20 @@ from gpulease.client.unix_socket import trusted_users
 from gpulease.errors import BadConfiguration, BadUsage, GpuleaseError
 from gpulease.web.app import build
 from gpulease.web.daemon_reader import ANSWER_WITHIN_S, DaemonReader
+from gpulease.web.listening import (
+    is_on_loopback,
+    listen,
+    listen_for_own,
+    shown,
+    ssh_line,
+    user_of_peer,
+)
 from gpulease.web.live import MOST_LISTENERS, LiveStatus
 
 _log = logging.getLogger("gpulease.web")
 _DEFAULT = "127.0.0.1:8080"
 _OTHER_CONNECTIONS = 500
-_UNACKNOWLEDGED_MS = 30_000
-"""Time without an acknowledgement after which the kernel drops a connection and its buffers."""
 _ENDS_WITHIN_S = 5
-_LARGEST_PORT = 65535
-_BACKLOG = 256
 _LARGEST_HEAD = 64 * 1024
 """Bytes of a request's line and headers."""
 _EXAMPLES = """\
@@ -50,7 +55,8 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
     try:
         given = _parser().parse_args(arguments)
-        _refuse_root()
+        if not given.own_jobs:
+            _refuse_root()
         _serve(given)
     except GpuleaseError as error:
         sys.stderr.write(error.text() + "\n")
@@ -92,8 +98,10 @@ class BoundedProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Read a part of a request. No request has a body: what follows a head begins the next."""
-        if self._deadline is None:
+        """Read a part of a request; what follows one that is answered begins the next."""
+        cycle: RequestResponseCycle | None = self.cycle
+        is_answered = cycle is None or cycle.response_complete
+        if self._deadline is None and is_answered:
             self._await_head()
         self._unparsed += len(data)
         super().data_received(data)
@@ -115,6 +123,17 @@ class BoundedProtocol(HttpToolsProtocol):
         self._deadline = None
 
 
+class OwnProtocol(BoundedProtocol):
+    """A connection to a page that acts as its user: on a port, only this user is let in."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Close the connection of another user."""
+        super().connection_made(transport)
+        connection = transport.get_extra_info("socket")
+        if connection.family == socket.AF_INET and user_of_peer(connection) != os.geteuid():
+            transport.abort()
+
+
 class _Server(uvicorn.Server):
     """A server that ends its event streams first, since it waits for all responses to end."""
 
@@ -133,25 +152,43 @@ class _Server(uvicorn.Server):
 
 
 def _serve(given: argparse.Namespace) -> None:
-    daemon = DaemonReader(_client(given.socket))
+    acts = given.own_jobs
+    daemon = DaemonReader(_client(given.socket), is_private=acts)
     live = LiveStatus(daemon, most=given.most_listeners)
-    with contextlib.closing(listen(given.listen)) as listening, contextlib.closing(daemon):
-        names = {socket.gethostname().lower(), *given.host} if _is_on_loopback(listening) else None
+    made = listen_for_own(on_port=given.open) if acts else listen(given.listen)
+    with contextlib.closing(made) as listening, contextlib.closing(daemon):
+        # A page that acts has no other name than those that were given, also behind an ssh that
+        # listens on loopback somewhere else.
+        is_named = acts or is_on_loopback(listening)
+        names = {socket.gethostname().lower(), *given.host} if is_named else None
         base = _base(given.base)
-        app = build(daemon, live, base, names, metrics_by_job=given.metrics_jobs)
+        app = build(daemon, live, base, names, metrics_by_job=given.metrics_jobs, acts=acts)
         settings = uvicorn.Config(
-            app, http=BoundedProtocol, ws="none", lifespan="off", access_log=False,
-            server_header=False, log_config=None, proxy_headers=False,
+            app, http=OwnProtocol if acts else BoundedProtocol, ws="none", lifespan="off",
+            access_log=False, server_header=False, log_config=None, proxy_headers=False,
             timeout_graceful_shutdown=_ENDS_WITHIN_S,
             limit_concurrency=given.most_listeners + _OTHER_CONNECTIONS,
         )  # fmt: skip
-        _log.info("serving %s for the daemon on %s", _shown(listening), daemon.path)
+        if acts and "LISTEN_PID" not in os.environ:
+            _introduce(listening, opens=given.open)
+        else:
+            _log.info("serving %s for the daemon on %s", shown(listening), daemon.path)
         _Server(settings, live).run(sockets=[listening])
 
 
-def _is_on_loopback(listening: socket.socket) -> bool:
-    is_unix = listening.family == socket.AF_UNIX
-    return not is_unix and ipaddress.ip_address(listening.getsockname()[0]).is_loopback
+def _introduce(listening: socket.socket, *, opens: bool) -> None:
+    """Say how the user's browser gets here, and open one on this machine if that was asked."""
+    if not opens:
+        say = (
+            f"on your own machine: {ssh_line(listening.getsockname())}\n"
+            "in its browser:       http://localhost:8080/\n"
+        )
+    else:
+        say = f"in a browser of this machine: {shown(listening)}\n"
+        # Some browsers run in the terminal, or until they are closed.
+        threading.Thread(target=webbrowser.open, args=(shown(listening),), daemon=True).start()
+    sys.stdout.write(f"{say}Only you can connect. Ctrl-C ends it.\n")
+    sys.stdout.flush()
 
 
 def _client(given: Path | None) -> Client:
@@ -169,59 +206,6 @@ def _base(given: str) -> str:
     if base and not base.startswith("/"):
         raise BadUsage(f"cannot use the base {given!r}: it is not a path", "--base /gpulease")
     return base
-
-
-def listen(address: str) -> socket.socket:
-    """Return a socket that listens on HOST:PORT, [HOST]:PORT or unix:PATH.
-
-    Raises:
-        BadUsage: that is no address.
-        GpuleaseError: nothing can listen there.
-    """
-    try:
-        if address.startswith("unix:"):
-            return _listen_on_path(Path(address.removeprefix("unix:")))
-        host, _, port = address.rpartition(":")
-        if not host or not port.isdecimal() or int(port) > _LARGEST_PORT:
-            raise BadUsage(
-                f"cannot listen on {address!r}: it is not an address",
-                "--listen 127.0.0.1:8080, --listen [::1]:8080, --listen unix:/path",
-            )
-        return _listen_on_port(host.strip("[]"), int(port))
-    except OSError as error:
-        raise GpuleaseError(
-            f"cannot listen on {address}: {error.strerror or error}",
-            "--listen names another address",
-        ) from error
-
-
-def _listen_on_port(host: str, port: int) -> socket.socket:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listening = socket.create_server((host, port), family=family, backlog=_BACKLOG)
-    # Connections inherit it. It ends those to browsers that stopped reading, too.
-    listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _UNACKNOWLEDGED_MS)
-    return listening
-
-
-def _listen_on_path(path: Path) -> socket.socket:
-    listening = socket.socket(socket.AF_UNIX)
-    if path.is_socket():
-        path.unlink()  # of a process that was killed
-    try:
-        listening.bind(str(path))
-        path.chmod(0o666)  # its directory decides who may connect; a port is open to all as well
-        listening.listen(_BACKLOG)
-    except OSError:
-        listening.close()
-        raise
-    return listening
-
-
-def _shown(listening: socket.socket) -> str:
-    if listening.family == socket.AF_UNIX:
-        return f"unix:{listening.getsockname()}"
-    host, port = listening.getsockname()[:2]
-    return f"http://[{host}]:{port}/" if ":" in host else f"http://{host}:{port}/"
 
 
 def _notify(message: str) -> None:
@@ -265,5 +249,8 @@ def _parser() -> argparse.ArgumentParser:
         help="add the memory of each job to /metrics, as /metrics?jobs=1 does for one request: "
         "many series, since each job has its own",
     )  # fmt: skip
+    # For `gpulease web`, whose help has them.
+    parser.add_argument("--own-jobs", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--open", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--version", action="version", version=f"gpulease-web {described()}")
     return parser

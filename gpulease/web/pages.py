@@ -1,6 +1,6 @@
 """The pages: each asks the daemon, and draws a template."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
@@ -24,6 +24,7 @@ from gpulease.web.daemon_reader import DaemonReader
 from gpulease.web.live import LiveStatus, sections, values_of
 from gpulease.web.templates import colors, render
 from gpulease.wire.history import SOME_POINTS, GpuHistoryView, JobMemoryView, MeanView
+from gpulease.wire.jobs import JobView
 from gpulease.wire.text import LARGEST_INDEX
 from gpulease.wire.usage import ReportView, SharesView, ShareView, UseView
 
@@ -71,12 +72,14 @@ class Pages:
     def __init__(self, daemon: DaemonReader, live: LiveStatus) -> None:
         self._daemon = daemon
         self._live = live
+        self.actions_on: Callable[[JobView], Sequence[object]] | None = None
+        """What the user can do with a job; None where nobody acts."""
 
     async def now(self, request: Request) -> Response:
         """Show the machine now; live where the browser runs scripts."""
         status = await self._live.status()
         drawn = {name: Markup(html) for name, html in sections(status).items()}  # noqa: S704
-        return _page(
+        return page(
             request, "now.html", status=status, sections=drawn, now=instant(status.at).astimezone()
         )
 
@@ -91,7 +94,7 @@ class Pages:
         found = jobs_in(values["queued"])
         waiting = found if status.waiting is None else status.waiting
         values["queued"] = values["queued"][rows - ROWS :]
-        return _page(
+        return page(
             request, "queue.html", **values, number=number, first=rows - ROWS + 1, waiting=waiting,
             more=found < waiting,
         )  # fmt: skip
@@ -104,19 +107,32 @@ class Pages:
             lambda client: client.history(before=before, limit=ROWS),
             _QUEUE_FRESH_FOR_S,
         )
-        return _page(request, "past.html", found=found, is_first=before is None)
+        return page(request, "past.html", found=found, is_first=before is None)
 
     async def job(self, request: Request) -> Response:
         """Show one job: its claim, its leases, its memory over time, its events."""
         asked = request.path_params["job"]
-        number = await self._number_of(asked)
-        job = await self._daemon.ask(("job", number), lambda client: client.job(number))
+        job = await self.asked_job(request)
+        number = job.id
         if job.queue is not None and job.queue.array == job.id and "_" not in asked:
             return await self._array(request, number)
         status = await self._live.status()
         memory = await self._memory_of(number)
         charts = [] if memory is None else list(_job_charts(memory, job.user))
-        return _page(request, "job.html", job=job, charts=charts, labels=labels_of(status.gpus))
+        return page(
+            request, "job.html", job=job, charts=charts, labels=labels_of(status.gpus),
+            asked=asked, own=self.actions_on is not None,
+            actions=self.actions_on(job) if self.actions_on else [],
+        )  # fmt: skip
+
+    async def asked_job(self, request: Request) -> JobView:
+        """Return the job that the address names.
+
+        Raises:
+            NoSuchJob: it names none.
+        """
+        number = await self._number_of(request.path_params["job"])
+        return await self._daemon.ask(("job", number), lambda client: client.job(number))
 
     async def _number_of(self, asked: str) -> int:
         """Return the number of the job 17, or of the last attempt of the element 17_3.
@@ -142,7 +158,7 @@ class Pages:
         jobs = await self._daemon.ask(
             ("array", number), lambda client: client.elements(number), _ARRAY_FRESH_FOR_S
         )
-        return _page(
+        return page(
             request,
             "array.html",
             array=array_of(jobs, now),
@@ -170,7 +186,7 @@ class Pages:
             lambda client: client.gpu_history(name, seconds, 0, SOME_POINTS),
             min(seconds / SOME_POINTS / 2, _SLOW_FRESH_FOR_S),
         )
-        return _page(
+        return page(
             request, "gpu.html", history=history, charts=list(gpu_charts(history)),
             spans=_OF_GPU, span=span, gpus=status.gpus,
         )  # fmt: skip
@@ -185,7 +201,7 @@ class Pages:
         shares = await self._daemon.ask(
             ("shares", waits_of_s), lambda client: client.shares(waits_of_s), _SLOW_FRESH_FOR_S
         )
-        return _page(
+        return page(
             request, "people.html", people=_people(shares, report), reported=report is not None,
             spans=_OF_PEOPLE, span=span,
         )  # fmt: skip
@@ -205,7 +221,7 @@ class Pages:
         doctor = await self._daemon.ask("doctor", lambda client: client.doctor())
         events = [(gpu, event) for gpu in status.gpus for event in gpu.events]
         events.sort(key=lambda each: each[1].at, reverse=True)
-        return _page(
+        return page(
             request, "health.html", status=status, events=events,
             checks=sorted(doctor.checks, key=lambda each: _WORST_FIRST.index(each.state)),
             now=instant(status.at).astimezone(),
@@ -218,23 +234,24 @@ async def failed(request: Request, error: Exception) -> Response:
     passes = error.http_status >= 429
     status = 503 if passes else error.http_status
     headers = {"refresh": str(_AGAIN_AFTER_S), "retry-after": str(_AGAIN_AFTER_S)}
-    return _page(request, "error.html", status, headers if passes else None,
+    return page(request, "error.html", status, headers if passes else None,
                  error=error, again=_AGAIN_AFTER_S if passes else None)  # fmt: skip
 
 
 async def not_found(request: Request, error: Exception) -> Response:
     """Show that there is no such page."""
     missing = GpuleaseError("cannot find this page", "the links above lead to all pages")
-    return _page(request, "error.html", 404, error=missing, again=None)
+    return page(request, "error.html", 404, error=missing, again=None)
 
 
-def _page(
+def page(
     request: Request,
     template: str,
     status_code: int = 200,
     headers: Mapping[str, str] | None = None,
     **values: Any,
 ) -> Response:
+    """Return a page."""
     html = render(template, request.scope["path"], **values)
     return HTMLResponse(html.encode(errors="replace"), status_code, headers)
 

@@ -15,6 +15,7 @@ from playwright.sync_api import Browser, Page, sync_playwright
 from daemon_rig import PATIENCE_S, Daemon, wait_for
 from web.conftest import GPUS, ROWS
 from web.rig import Web
+from web.test_own_jobs import own_web
 
 CHROMIUM = Path("/usr/bin/chromium")
 AXE = "4.11.0"
@@ -239,3 +240,25 @@ def test_the_history_of_a_gpu_has_axes_and_owners(
     assert len(plot.locator(".area text").all_text_contents()) >= 3
     page.get_by_role("link", name="Week").click()
     assert page.get_by_role("link", name="Week").get_attribute("aria-current") == "true"
+
+
+def test_a_user_confirms_in_a_browser_and_reads_output_as_it_is_written(
+    open_page: Open, daemon: Daemon, tmp_path: Path, axe: str
+) -> None:
+    flag = tmp_path / "go"
+    wait = f"echo first; while [ ! -e {flag} ]; do sleep 0.1; done; echo second; sleep 600"
+    number = daemon.submit("--mem", "1G", "sh", "-c", wait)
+    daemon.wait_until(number, "active")
+    with own_web(daemon, tmp_path, "--open") as own:
+        page = open_page(f"http://127.0.0.1:{own.port}/jobs/{number}")
+        page.get_by_role("link", name="Output").click()
+        page.locator("#output", has_text="first").wait_for()
+        flag.touch()
+        page.locator("#output", has_text="second").wait_for()
+        assert faults(page, axe) == []
+        page.get_by_role("link", name="Back to the job").click()
+        page.get_by_role("link", name="Cancel").click()
+        assert faults(page, axe) == []
+        page.get_by_role("button", name="Cancel").click()
+        page.get_by_text(f"job {number} is ending").wait_for()
+    daemon.wait_until(number, "ended")
