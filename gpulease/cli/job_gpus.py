@@ -61,7 +61,7 @@ def utilization(job: JobView) -> str | None:
 
 
 def cpu_time(job: JobView) -> str | None:
-    """Write the CPU time of an ended job, and how many cores that is on average; a second counts."""
+    """Write the CPU time of an ended job, from a second on, and its mean number of cores."""
     if job.started_at is None or job.ended_at is None or (job.cpu_seconds or 0) < 1:
         return None
     time = format_span(timedelta(seconds=job.cpu_seconds or 0))
