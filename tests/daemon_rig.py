@@ -349,7 +349,7 @@ def _options_of(arguments: Sequence[str]) -> tuple[RunOptions, list[str]]:
             break
         name = word.removeprefix("--").replace("-", "_")
         given[name] = True if name in _FLAGS else words.pop(0)
-    for name in {"gpus", "retries"} & given.keys():
+    for name in {"gpus", "cpus", "retries"} & given.keys():
         given[name] = int(given[name])
     for name in {"gpu", "notify", "retry_on"} & given.keys():
         given[name] = [given[name]]

@@ -274,9 +274,9 @@ def _end(job: JobView) -> str:
     """Say how a job ended, once: its outcome, the reason, the exit status."""
     outcome, why, status = label(job), _reason(job) or "", job.exit_status
     if outcome == "signaled" and status is not None:
-        # The reason begins with these words, or is another one.
+        # The reason begins with these words, and may say more after a colon, or is another one.
         how, plain = f"signaled by {_signal(status - _SIGNALED)}", "ended by signal"
-        why = "" if why.startswith(plain) else why
+        why = why.partition(": ")[2] if why.startswith(plain) else why
     elif outcome == "exited" and status is not None:
         how = f"exited with {status}"
         why = why.removeprefix(f"exited with {status}").removeprefix(": ")

@@ -254,6 +254,7 @@ def _launch_context(
         remove_limits=enforcement.lift,
         socket=str(settings.socket),
         overhead=usage.beside,
+        holding=base.store.holding,
         ledger=lambda job: ensure_ledger(
             base.state.job(job.id), (job.owner.uid, job.owner.gid) if is_root else None
         ),

@@ -19,6 +19,7 @@ from gpulease.domain.gpu import JobId
 from gpulease.domain.job import Exit, HostUse, Invocation, Job, Outcome
 from gpulease.errors import LaunchFailed, RecordUnwritable, with_hint
 from gpulease.host import shim_control
+from gpulease.host.cores import take_cores
 from gpulease.host.launch import (
     LaunchContext,
     command_of,
@@ -120,7 +121,8 @@ class JobRunner:
         directory = self._state.job(job.id)
         self._make_directory(job, directory)
         try:
-            launch = launch_of(job, invocation, directory, self._context)
+            cores = self._take_cores(job, directory)
+            launch = launch_of(job, invocation, directory, self._context, cores)
             await self._launcher.launch(launch)
         except AlreadyLaunched:
             # By an earlier daemon, just before it ended: follow that launch.
@@ -129,6 +131,19 @@ class JobRunner:
             raise LaunchFailed(f"cannot start job {job.id}: {error}") from error
         if launch.notice:
             await self.notify(job, launch.notice)
+
+    def _take_cores(self, job: Job, directory: Path) -> tuple[int, ...]:
+        """Choose the cores of a job that leases some, and note them."""
+        if job.claim.cpus is None:
+            return ()
+        holding = (each.id for each in self._context.holding() if each.claim.cpus is not None)
+        readings = self._context.readings()
+        known = (readings.get(lease.gpu) for lease in job.leases)
+        buses = [reading.bus for reading in known if reading is not None]
+        try:
+            return take_cores(job.claim.cpus, directory, map(self._state.job, holding), buses)
+        except OSError as error:
+            raise _unwritable(job, error) from error
 
     def _make_directory(self, job: Job, directory: Path) -> None:
         try:
@@ -375,12 +390,12 @@ def _short_of_ram(event: shim_control.Exited) -> str | None:
     # A program that starts its killed process again, and succeeds, has no problem.
     if not used.oom_kills or not by_itself or event.exit_code == 0:
         return None
-    how = f"by signal {event.signal}" if event.signal else f"with exit code {event.exit_code}"
+    how = Exit(event.exit_code, event.signal).verb
     count = used.oom_kills
     killed = f"the kernel killed {'one' if count == 1 else count} of its processes"
     if used.ram_limit is not None:
-        what = f"ended {how}: it used all of its {format_size(used.ram_limit)} of RAM, and {killed}"
+        what = f"{how}: it used all of its {format_size(used.ram_limit)} of RAM, and {killed}"
         return with_hint(what, "ask for more with --ram")
-    what = f"ended {how}: the machine ran out of RAM, and {killed}"
+    what = f"{how}: the machine ran out of RAM, and {killed}"
     peak = used.ram_peak
     return what if peak is None else f"{what}; the job used up to {format_size(peak)}"

@@ -1,6 +1,8 @@
 """Turn a granted job into a launch: its lease and invocation become environment and settings."""
 
-from collections.abc import Awaitable, Callable, Mapping
+import mmap
+import os
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
@@ -10,6 +12,7 @@ from typing import Any, Final
 
 from gpulease.domain.array_values import command_of_element, values_of
 from gpulease.domain.gpu import GpuReading, GpuUuid, JobId
+from gpulease.domain.host_share import HostShare, host_share
 from gpulease.domain.job import Invocation, Job
 from gpulease.domain.lease import Lease
 from gpulease.domain.memory_estimate import OverheadKey
@@ -77,12 +80,20 @@ class LaunchContext:
     """The socket on which hooks in jobs report to the daemon."""
     overhead: Callable[[int, OverheadKey, int], int] = lambda uid, key, default: default
     """Returns the measured overhead of a framework in the jobs of a user, or the default."""
+    holding: Callable[[], Iterable[Job]] = tuple
+    """Returns the jobs that hold memory."""
     ledger: Callable[[Job], str] = lambda job: ""
     """Returns the path of the file by which the processes of a job share its lease."""
 
 
-def launch_of(job: Job, invocation: Invocation, directory: Path, context: LaunchContext) -> Launch:
-    """Return how to start the worker of `job`.
+def launch_of(
+    job: Job,
+    invocation: Invocation,
+    directory: Path,
+    context: LaunchContext,
+    cores: tuple[int, ...] = (),
+) -> Launch:
+    """Return how to start the worker of `job`, on these `cores` of its own if there are any.
 
     Raises:
         ValueError: the lease cannot be expressed in the environment.
@@ -116,17 +127,37 @@ def launch_of(job: Job, invocation: Invocation, directory: Path, context: Launch
             if early is not None
             else None,
             ends_with_client=invocation.ends_with_client,
-            ram=job.claim.ram,
-            cpus=job.claim.cpus,
+            cores=cores,
         ),
         replace(invocation, argv=argv, environment=environment_of(job, invocation, context)),
         SandboxSpec(
-            Scope(job.id, user, at_shutdown, _nodes(job, context)),
+            Scope(
+                job.id,
+                user,
+                at_shutdown,
+                _nodes(job, context),
+                ram=job.claim.ram,
+                cores=cores,
+                share=_share_of(job, context),
+            ),
             {lease.gpu: lease.most for lease in job.leases},
             partial(environment_of, job, invocation, context),
         ),
         notice,
     )
+
+
+def _share_of(job: Job, context: LaunchContext) -> HostShare:
+    """Return what a job gets of CPUs and RAM when the machine is full."""
+    readings = context.readings()
+    sizes = ((each, readings.get(each.gpu)) for each in job.leases)
+    parts = (
+        1.0 if reading is None or not reading.total else min(1.0, lease.memory / reading.total)
+        for lease, reading in sizes
+    )
+    gpus = sum(not each.mig_mode for each in readings.values())
+    machine = len(os.sched_getaffinity(0)), os.sysconf("SC_PHYS_PAGES") * mmap.PAGESIZE
+    return host_share(parts, gpus, machine, (job.claim.cpus, job.claim.ram))
 
 
 def _as_element(job: Job, invocation: Invocation) -> Invocation:
@@ -220,6 +251,7 @@ def environment_of(
         daemon=context.socket,
         # A container has no other GPU either.
         alone=exclusive or starts_container(invocation.argv),
+        cpus=job.claim.cpus,
         ledger=context.ledger(job),
     )
 

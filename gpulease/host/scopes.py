@@ -34,6 +34,7 @@ from jeepney.io.asyncio import DBusRouter, Proxy, open_dbus_router
 from jeepney.io.common import RouterClosed
 from jeepney.wrappers import unwrap_msg
 
+from gpulease.domain.host_share import HostShare
 from gpulease.host.cgroups import SLICE, scope_name
 
 _SYSTEMD = Path("/run/systemd/system")
@@ -91,6 +92,11 @@ class Scope:
     """Time between SIGTERM and SIGKILL when it is stopped, as at a shutdown."""
     gpus: Collection[str] | None = None
     """The device nodes of the leased GPUs; None: all devices may be opened."""
+    ram: int | None = None
+    """Bytes of RAM that its processes may use; None: all that the slice may."""
+    cores: Collection[int] = ()
+    """The CPUs that it may run on; empty: all."""
+    share: HostShare | None = None
 
     @property
     def name(self) -> str:
@@ -217,9 +223,29 @@ def _properties(pid: int, scope: Scope) -> Iterator[tuple[str, tuple[str, Any]]]
     yield _AT_OOM, ("s", "continue")
     stop_us = int(scope.grace.total_seconds() * 1e6)
     yield "TimeoutStopUSec", ("t", stop_us)
+    yield from _host_properties(scope)
     if scope.gpus is not None:
         yield "DevicePolicy", ("s", "closed")
         yield "DeviceAllow", ("a(ss)", list(allowed(scope.gpus)))
+
+
+def _host_properties(scope: Scope) -> Iterator[tuple[str, tuple[str, Any]]]:
+    """Yield what the scope may use of CPUs and RAM, and its share where others want all of them.
+
+    Neither MemoryHigh nor CPUQuota: a job above the first is slowed down without end, and with the
+    second, frameworks start as many threads as without it.
+    """
+    # What the shim reads at the end is counted where accounting is on.
+    yield "MemoryAccounting", ("b", True)
+    if scope.share is not None:
+        yield "CPUWeight", ("t", scope.share.weight)
+        yield "MemoryLow", ("t", scope.share.protected)
+    if scope.ram is not None:
+        yield "MemoryMax", ("t", scope.ram)
+        yield "MemorySwapMax", ("t", 0)
+    if scope.cores:
+        mask = sum(1 << cpu for cpu in scope.cores)
+        yield "AllowedCPUs", ("ay", mask.to_bytes(mask.bit_length() // 8 + 1, "little"))
 
 
 def allowed(gpus: Collection[str], devices: Path = _DEVICES) -> Iterator[tuple[str, str]]:

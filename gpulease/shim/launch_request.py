@@ -77,10 +77,8 @@ class ShimSpec:
     """Bytes of the disk that the logs leave free."""
     ends_with_client: bool = False
     """Stop the worker when the attached client exits or is killed; it needs a time limit."""
-    ram: int | None = None
-    """Leased bytes of RAM; None without such a lease, like `cpus`."""
-    cpus: int | None = None
-    """Leased cores."""
+    cores: Sequence[int] = ()
+    """The CPUs that the worker runs on; empty for all."""
 
 
 @record(frozen=True)

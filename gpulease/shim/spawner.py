@@ -279,6 +279,10 @@ def _supervise(
     os.close(directory)
     if spec.identity is not None:
         become_user(spec.identity)
+    if spec.cores:
+        # The scope holds the job there. Without one, this is what there is.
+        with step("cores", "cannot run the job on its cores"):
+            os.sched_setaffinity(0, spec.cores)
     supervisor = Supervisor(spec, events, listener, daemon, report, children)
     with step("fork", "cannot start a process for the job"):
         worker = start_worker(request, spec)

@@ -119,6 +119,7 @@ def worker_environment(  # noqa: PLR0913  a lease and its context
     daemon: str = "",
     alone: bool = False,
     ledger: str = "",
+    cpus: int | None = None,
 ) -> dict[str, str]:
     """Return the environment of a job, based on the caller's variables `base`.
 
@@ -130,6 +131,7 @@ def worker_environment(  # noqa: PLR0913  a lease and its context
         daemon: the socket for reports of the hooks; "" for none.
         alone: whether device rules keep the job from opening any other GPU.
         ledger: the file by which the processes of the job share the lease; "" for none.
+        cpus: the cores that the job leases; None for none.
 
     Raises:
         ValueError: there is no GPU, or a size or a number of devices is invalid.
@@ -179,6 +181,7 @@ def worker_environment(  # noqa: PLR0913  a lease and its context
     }
     environment |= _jax(base, gpus, pools) | _cupy(base, gpus, pools)
     environment |= _paddle(base, pools) | _for_options(base, options)
+    environment |= _for_cores(base, cpus, options)
     environment.pop(_JAX_NEW_FRACTION, None)
     return environment
 
@@ -300,6 +303,19 @@ def _for_options(base: Mapping[str, str], options: WorkerOptions) -> dict[str, s
     if options.strict:
         variables["GPULEASE_STRICT"] = "1"
     return variables
+
+
+def _for_cores(base: Mapping[str, str], cpus: int | None, options: WorkerOptions) -> dict[str, str]:
+    """Return how many threads each process starts on leased cores, unless the user said that.
+
+    TensorFlow, PyTorch, JAX, OpenBLAS and MKL count the CPUs that they may run on, and need none of
+    this. numexpr counts those of the machine; several processes of a job would each start threads
+    for all of its cores.
+    """
+    if cpus is None or options.omp_threads is not None:
+        return {}
+    each = str(max(1, cpus // (options.processes or 1)))
+    return {name: each for name in ("OMP_NUM_THREADS", "NUMEXPR_NUM_THREADS") if name not in base}
 
 
 def _for_the_hooks(

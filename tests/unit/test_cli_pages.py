@@ -355,7 +355,17 @@ def pages(width: int | None) -> dict[str, Page]:
         "show-suspended": job_page.page(suspended(), NOW, {views.FIRST: 0}),
         "list-suspended": listing.page(JobList([suspended(), views.running(13)]), NOW),
         "show-ended": job_page.page(
-            views.over(17, 137, outcome="signaled", ram_peak=12 * GIB, cpu_seconds=9000.0), NOW
+            views.over(
+                17,
+                137,
+                outcome="signaled",
+                ram_peak=12 * GIB,
+                cpu_seconds=9000.0,
+                reason="ended by signal 9: it used all of its 12G of RAM, and the kernel killed "
+                "one of its processes",
+                hint="ask for more with --ram",
+            ),
+            NOW,
         ),
         "show-preempted": job_page.page(requeued(), NOW),
         "show-out-of-memory": job_page.page(out_of_memory(), NOW, {views.FIRST: 0}),

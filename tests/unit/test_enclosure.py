@@ -15,6 +15,7 @@ from goldens import mentions
 from gpulease.domain import job as domain
 from gpulease.domain.enforcement import AppliedEnforcement
 from gpulease.domain.gpu import GpuUuid, JobId
+from gpulease.domain.host_share import HostShare
 from gpulease.domain.job import Exit, Invocation, Job
 from gpulease.domain.lease import Claim, Lease
 from gpulease.errors import LaunchDeferred, RecordUnwritable
@@ -256,7 +257,7 @@ def test_device_rules_deny_gpus_and_allow_what_gives_access_to_none(tmp_path: Pa
 
 
 _OWN_LIMIT = (
-    "ended with exit code 1: it used all of its 192M of RAM, and the kernel killed 2 of its "
+    "exited with 1: it used all of its 192M of RAM, and the kernel killed 2 of its "
     "processes\n\nhint: ask for more with --ram"
 )
 _MACHINE = (
@@ -297,6 +298,21 @@ def test_an_end_by_sigterm_before_this_boot_is_one_by_a_shutdown() -> None:
         ended = Exited("signaled", None, 15, booted_at - before * MINUTE, terminated=True)
         assert worker_exited(ended).by_shutdown is by_shutdown
         assert worker_exited(ended).interrupted
+
+
+def test_leased_ram_and_cores_are_limits_of_the_scope_and_shares_are_none() -> None:
+    share = HostShare(weight=400, protected=8 << 30)
+    leased = scopes.Scope(7, "alice", MINUTE, ram=4 << 30, cores=(0, 9, 16), share=share)
+    properties = dict(scopes._properties(11, leased))
+    assert properties["MemoryMax"] == ("t", 4 << 30)
+    assert properties["MemorySwapMax"] == ("t", 0)
+    assert properties["AllowedCPUs"] == ("ay", bytes([0b1, 0b10, 0b1]))
+    assert properties["CPUWeight"] == ("t", 400) and properties["MemoryLow"] == ("t", 8 << 30)
+
+    others = dict(scopes._properties(11, scopes.Scope(7, "alice", MINUTE, share=share)))
+    limits = {"MemoryMax", "MemorySwapMax", "AllowedCPUs", "CPUQuotaPerSecUSec", "MemoryHigh"}
+    assert not limits & others.keys()
+    assert others["CPUWeight"] == ("t", 400)
 
 
 class OldSystemd:

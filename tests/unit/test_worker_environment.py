@@ -27,10 +27,12 @@ def made(
     simulated: bool = False,
     beside: Any = None,
     alone: bool = False,
+    cpus: int | None = None,
     **options: Any,
 ) -> dict[str, str]:
     return worker_environment(
         base or {},
+        cpus=cpus,
         job="7",
         marker="m-7",
         gpus=[gpu()] if gpus is None else gpus,
@@ -220,6 +222,15 @@ def test_a_workspace_of_ones_own_is_kept_where_it_is_deterministic(own: str, kep
 
     assert made({name: own}, deterministic=True)[name] == kept
     assert made({name: own})[name] == own
+
+
+def test_threads_follow_the_leased_cores_unless_the_user_set_them() -> None:
+    assert "OMP_NUM_THREADS" not in made()
+    assert made(cpus=8)["OMP_NUM_THREADS"] == made(cpus=8)["NUMEXPR_NUM_THREADS"] == "8"
+    assert made({"OMP_NUM_THREADS": "1"}, cpus=8)["OMP_NUM_THREADS"] == "1"
+    assert made(cpus=8, omp_threads=3)["OMP_NUM_THREADS"] == "3"
+    assert made(cpus=8, processes=3)["OMP_NUM_THREADS"] == "2"
+    assert made(cpus=2, processes=3)["OMP_NUM_THREADS"] == "1"
 
 
 def test_threads_of_openmp_and_its_like_are_set_for_all_of_them() -> None:
