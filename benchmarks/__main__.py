@@ -17,6 +17,7 @@ from benchmarks import (
     command,
     connections,
     jobs,
+    links,
     memory,
     peers,
     planning,
@@ -37,6 +38,7 @@ from benchmarks.machine import machine
 
 BENCHMARKS: dict[str, Callable[[], Iterable[Figure | str]]] = {
     "planning": planning.run,
+    "links": links.run,
     "command": command.run,
     "rest": rest.run,
     "memory": memory.run,

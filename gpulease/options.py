@@ -266,6 +266,11 @@ class RunOptions:
         fields=("claim.same_model",), python="same_model", holds=True,
         edits="All GPUs of one model.",
     )  # fmt: skip
+    linked: bool = _resource(
+        "--linked", help="With --gpus: wait for GPUs that are linked by NVLink.", default=False,
+        fields=("claim.linked",), python="linked", holds=True,
+        edits="All GPUs linked by NVLink.",
+    )  # fmt: skip
     exclusive: bool = _resource(
         "--exclusive", help="No other job on these GPUs.", default=False,
         fields=("claim.exclusive",), python="exclusive", holds=True,

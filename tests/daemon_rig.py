@@ -46,6 +46,7 @@ _FLAGS = {
     "deterministic",
     "strict",
     "held",
+    "linked",
     "requeue",
     "preemptible",
     "same_model",

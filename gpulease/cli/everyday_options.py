@@ -67,6 +67,7 @@ OPTIONS: Mapping[str, Mapping[str, Option]] = {
             "--queue", metavar="N",
             help="Show the first N waiting jobs, or all; default: 20, as far as they fit.",
         ),
+        "topology": flag("--topology", help="Show the links between GPUs, and their sockets."),
         "watch": text(
             "--watch", metavar="[SPAN]",
             help="Refresh in place every 2s (Slurm: 10s) or SPAN, until Ctrl-C or q.",

@@ -99,6 +99,17 @@ def gpu_of(uuid: str, indexes: Mapping[str, str]) -> str:
     return uuid if uuid not in indexes else f"GPU {indexes[uuid]} ({uuid[:_SHORT_UUID]})"
 
 
+def links(job: JobView, indexes: Mapping[str, str]) -> str | None:
+    """Write how the GPUs of a job are linked: GPUs 0 and 2, NVLink x4; None without NVLink."""
+    if job.nvlinks is None:
+        return None
+    *most, last = [clean(indexes.get(lease.gpu, lease.gpu)) for lease in job.leases]
+    gpus = f"GPUs {', '.join(most)} and {last}"
+    if not job.nvlinks:
+        return f"{gpus}, not each two linked by NVLink"
+    return f"{gpus}, NVLink x{job.nvlinks}{' or more' if len(most) > 1 else ''}"
+
+
 def lease_table(job: JobView, indexes: Mapping[str, str]) -> Iterator[Block]:
     """Lay out the leases of a job: sizes, use, and what enforces them."""
     if not job.leases:

@@ -12,6 +12,7 @@ from gpulease.cli.job_gpus import (
     hook_table,
     is_simulated,
     lease_table,
+    links,
     pool_table,
     steps,
     unhooked_lines,
@@ -118,6 +119,7 @@ def fields(
             yield what, f"{where} {_over(job, lease, now)}"
         elif is_above(job, lease):
             yield "above lease", f"{where}, without consequences now"
+    yield "links", links(job, indexes)
     yield "shares", sharing(job, indexes)
     yield "frameworks", _frameworks(job)
     yield "idle", _idle(job, now)

@@ -71,12 +71,22 @@ _SHOWN_AS_STATE = frozenset({"drained", "resumed", "faulty"})
 
 
 def print_status(
-    *, queue: str | None, json: bool, socket: Path | str | None, watch: str | None = None
+    *,
+    queue: str | None,
+    json: bool,
+    socket: Path | str | None,
+    watch: str | None = None,
+    topology: bool = False,
 ) -> int:
     """Print the state of the machine, with the first jobs of the queue: a number, or "all".
 
-    With `watch`, a span such as 2s, it is printed again after each span.
+    With `watch`, a span such as 2s, it is printed again after each span. With `topology`, print how
+    the GPUs are linked instead.
     """
+    if topology:
+        from gpulease.cli.topology_page import print_topology
+
+        return print_topology(json=json, socket=socket, others=(queue, watch))
     if acts_on_slurm(socket):
         from gpulease.slurm.command import status_page as cluster
 

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
         GpuAvailabilityView,
         PauseChangeView,
         StatusView,
+        TopologyView,
         WindowList,
         WindowView,
     )
@@ -239,6 +240,15 @@ class LightClient:
     def status_json(self, queue: int | None = None) -> bytes:
         """Return the reply of `status` as JSON."""
         return self._daemon.ask("GET", "/status", {"queue": "all" if queue is None else str(queue)})
+
+    def topology(self) -> TopologyView:
+        """Return the links between the GPUs, and the socket that each belongs to."""
+        view: TopologyView = self._view("TopologyView", self.topology_json())
+        return view
+
+    def topology_json(self) -> bytes:
+        """Return the reply of `topology` as JSON."""
+        return self._daemon.ask("GET", "/topology")
 
     def history_json(self, **asked: object) -> bytes:
         """Return the reply of `Client.history` as JSON."""

@@ -98,6 +98,8 @@ class Doctor:
         seen = self.seen()
         for reading in seen.readings if seen is not None else ():
             yield _gpu_check(reading)
+        if seen is not None:
+            yield from _links_check(seen.readings)
         if (why := self.closed()) is not None:
             node = "to create a missing device node, run as root: nvidia-modprobe -u -c=0"
             yield CheckView("jobs", "failure", why, node if "/dev/" in why else None)
@@ -182,6 +184,17 @@ def _gpu_check(reading: GpuReading) -> CheckView:
             "nvidia-smi -q -d COMPUTE shows what the driver reports",
         )  # fmt: skip
     return CheckView(name, "ok", f"{reading.name}, {format_size(reading.total)}")
+
+
+def _links_check(readings: Sequence[GpuReading]) -> Iterator[CheckView]:
+    """Yield how many of the GPUs are linked, if there are several and the driver says so."""
+    links = [link for reading in readings for link in reading.links]
+    if links:
+        by_nvlink = [link for link in links if link.nvlinks]
+        nodes = {each.numa_node for each in readings if each.numa_node is not None}
+        message = f"{len(by_nvlink) // 2} of {len(links) // 2} pairs of GPUs are linked by NVLink"
+        on = f"; the GPUs are on {len(nodes)} NUMA nodes" if len(nodes) > 1 else ""
+        yield CheckView("links", "ok", f"{message}{on} (gpulease status --topology)")
 
 
 def _cgroups() -> str:

@@ -11,6 +11,7 @@ from typing import TypeVar
 
 from gpulease.domain.gpu import ComputeMode, GpuMemory, GpuReading
 from gpulease.domain.lease import Claim
+from gpulease.domain.links import best_linked, linked_set
 from gpulease.domain.queue_options import QueuePolicy
 from gpulease.units import format_size
 
@@ -243,17 +244,43 @@ def most_free(claim: Claim, gpus: Iterable[PlannedGpu]) -> int:
     return max(wide, default=0)
 
 
+def enough_of(
+    claim: Claim, gpus: Iterable[T], reading: Callable[[T], GpuReading]
+) -> Sequence[T] | None:
+    """Return as many GPUs as a claim asks for, such as it may have together; None: too few."""
+    for each in sets_of(claim, gpus, reading).values():
+        if len(each) >= claim.gpus and not claim.linked:
+            return each[: claim.gpus]
+        places = linked_set([reading(gpu) for gpu in each], claim.gpus) if claim.linked else None
+        if places is not None:
+            return [each[place] for place in places]
+    return None
+
+
+def suffice(claim: Claim, gpus: Iterable[PlannedGpu]) -> bool:
+    """Tell whether there are enough among GPUs that fit, so that `choose` finds some."""
+    return enough_of(claim, gpus, _reading) is not None
+
+
 def choose(claim: Claim, gpus: Sequence[PlannedGpu], score: Score) -> list[PlannedGpu] | None:
     """Choose among GPUs that fit, all on one server, perhaps of one model. None: too few.
 
-    Among equals, GPUs of the server with the fewest others that fit are taken, so that whole
-    servers stay free for wide jobs. A preference for GPUs that are linked would be a score too.
+    Of several GPUs, those with the best links between them are taken, and among equals those with
+    the best score, of the server with the fewest others that fit: whole servers stay free for wide
+    jobs.
     """
     best, chosen = None, None
     for on_server in sets_of(claim, gpus, _reading).values():
         if len(on_server) < claim.gpus:
             continue
-        rated = sorted((-score(claim, gpu), gpu.rank, gpu) for gpu in on_server)[: claim.gpus]
+        rated = sorted((-score(claim, gpu), gpu.rank, gpu) for gpu in on_server)
+        places: Iterable[int] | None = range(claim.gpus)
+        if claim.gpus > 1 and (claim.linked or any(gpu.reading.links for gpu in on_server)):
+            readings, costs = [gpu.reading for *_, gpu in rated], [each[0] for each in rated]
+            places = best_linked(readings, costs, claim.gpus, by_nvlink=claim.linked)
+        if places is None:
+            continue
+        rated = [rated[place] for place in places]
         rating = sum(each[0] for each in rated), len(on_server), rated[0][1]
         if best is None or rating < best:
             best, chosen = rating, rated

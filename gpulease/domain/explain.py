@@ -198,6 +198,7 @@ def _any_gpu(claim: Claim, starts: _Starts) -> Suggestion | None:
         "--gpu-model": {"model": None},
         "--min-vram": {"min_vram": None},
         "--same-model": {"same_model": False},
+        "--linked": {"linked": False},
     }
     given = {
         option: without for option, without in wishes.items() if replace(claim, **without) != claim

@@ -68,6 +68,28 @@ class NeighbourLease:
 
 
 @dataclass(frozen=True, slots=True)
+class Link:
+    """How one GPU reaches another one of its server."""
+
+    gpu: GpuUuid
+    """The other one."""
+    nvlinks: int = 0
+    """The NVLinks between the two, or of each of the two to the switch between them."""
+    path: str | None = None
+    """The way through PCI Express, in the words of `nvidia-smi topo`: one of PATHS; None: unknown.
+    """
+
+    @property
+    def nearness(self) -> int:
+        """The higher, the nearer through PCI Express; 0 also if unknown."""
+        return PATHS.index(self.path) if self.path in PATHS else 0
+
+
+PATHS = ("SYS", "NODE", "PHB", "PXB", "PIX")
+"""Between sockets, between host bridges, through one host bridge, several PCIe switches, one."""
+
+
+@dataclass(frozen=True, slots=True)
 class GpuReading:
     """The state of one GPU at one moment; any field but its identity may be unknown (None)."""
 
@@ -109,6 +131,12 @@ class GpuReading:
     """The machine that it is in. Only a replay has several."""
     neighbours: tuple[NeighbourLease, ...] = ()
     """What daemons of other users lease of it; always none where root's daemon leases."""
+    links: tuple[Link, ...] = ()
+    """To other GPUs, as far as they are known; none for a MIG device."""
+    numa_node: int | None = None
+    """The node whose memory is nearest; None if unknown."""
+    cpus: str | None = None
+    """The processors of its socket, as in 0-15,32-47; None if unknown."""
 
     @property
     def leased_elsewhere(self) -> int:

@@ -169,13 +169,15 @@ class Claim:
     """Bytes of the machine's RAM; None: no lease of RAM."""
     cpus: int | None = field(default=None, hash=False)
     """CPU cores of the machine; None: no lease of cores."""
+    linked: bool = field(default=False, hash=False)
+    """Each two of its GPUs are linked by NVLink."""
 
     @property
     def choice(self) -> Hashable:
         """What decides which GPUs are suitable, whatever is free on them; None for any."""
-        if not (self.is_choosy or self.same_model):
+        if not (self.is_choosy or self.same_model or self.linked):
             return None
-        return self.named, self.model, self.min_vram, self.same_model
+        return self.named, self.model, self.min_vram, self.same_model, self.linked
 
     @property
     def is_choosy(self) -> bool:
@@ -202,7 +204,8 @@ class Claim:
         if self.gpus > 1:
             gpus = "of the GPUs asked for" if self.is_choosy else "GPUs"
             alike = " of one model" if self.same_model else ""
-            each = f"{self.size} on each of {self.gpus} {gpus}{alike}"
+            linked = "linked " if self.linked else ""
+            each = f"{self.size} on each of {self.gpus} {linked}{gpus}{alike}"
         else:
             each = f"{self.size} on a GPU asked for" if self.is_choosy else self.size
         return f"{each}, exclusive" if self.exclusive else each

@@ -4,11 +4,21 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
-from gpulease.domain.choice import PlannedGpu, Score, best_fit, choose, fits, suits, why_unsuitable
+from gpulease.domain.choice import (
+    PlannedGpu,
+    Score,
+    best_fit,
+    choose,
+    enough_of,
+    fits,
+    suits,
+    why_unsuitable,
+)
 from gpulease.domain.gpu import (
     ComputeMode,
     Fault,
     GpuMemory,
+    GpuReading,
     GpuUuid,
     JobId,
     LedgerEntry,
@@ -37,6 +47,7 @@ class ObstacleKind(StrEnum):
     RESERVED = "reserved"
     WINDOW = "window"
     NOT_ASKED_FOR = "not_asked_for"
+    NOT_LINKED = "not_linked"
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,10 +117,11 @@ def place(claim: Claim, gpus: Sequence[GpuMemory], score: Score = best_fit) -> P
     chosen = choose(claim, able, score)
     if chosen is None:
         obstacles = (find_obstacle(claim, gpu) for gpu in gpus)
-        return Refusal(
+        refusal = Refusal(
             tuple(each for each in obstacles if each is not None),
             tuple(gpu.uuid for gpu in able),
         )
+        return with_missing_links(claim, refusal, gpus)
     return Placement(
         tuple((each.uuid, claim.memory_on(each.allocatable)) for each in chosen),
         bounds_on(claim, chosen),
@@ -142,16 +154,41 @@ def obstacle_kind(claim: Claim, gpu: GpuMemory) -> ObstacleKind | None:
     return None if found is None else found[0]
 
 
-def asked_back(claim: Claim, refusal: Refusal) -> tuple[Obstacle, ...]:
+def asked_back(claim: Claim, refusal: Refusal, gpus: Sequence[GpuMemory]) -> tuple[Obstacle, ...]:
     """Return the GPUs on which jobs are asked to give memory back, so that `claim` fits.
 
     None if that is not enough. The fewest jobs are asked, then those that started last: both change
     less often than how much they use.
     """
-    missing = claim.gpus - len(refusal.fits)
     able = [each for each in refusal.obstacles if each.kind is ObstacleKind.EXCESS]
     able.sort(key=lambda each: (len(each.waits_for), -max(each.waits_for)))
+    if claim.linked:
+        known = {gpu.uuid: gpu for gpu in gpus}
+        in_order = [known[each] for each in (*refusal.fits, *(each.gpu for each in able))]
+        chosen = {gpu.uuid for gpu in enough_of(claim, in_order, _reading) or ()}
+        return tuple(each for each in able if each.gpu in chosen)
+    missing = claim.gpus - len(refusal.fits)
     return tuple(able[:missing]) if 0 < missing <= len(able) else ()
+
+
+def with_missing_links(claim: Claim, refusal: Refusal, gpus: Sequence[GpuMemory]) -> Refusal:
+    """Return a refusal in which GPUs that fit are obstacles, if links are what is missing."""
+    fitting = [gpu for gpu in gpus if gpu.uuid in refusal.fits]
+    is_short = len(fitting) < claim.gpus
+    if not claim.linked or is_short or enough_of(claim, fitting, _reading) is not None:
+        return refusal
+    unlinked = []
+    for gpu in fitting:
+        linked = {link.gpu for link in gpu.reading.links if link.nvlinks}
+        count = len(linked.intersection(refusal.fits)) or "none"
+        why = f"NVLink connects it with {count} of the others that have room"
+        unlinked.append(_obstacle(gpu, ObstacleKind.NOT_LINKED, why, ()))
+    found = sorted((*refusal.obstacles, *unlinked), key=lambda each: each.sort_key)
+    return Refusal(tuple(found))
+
+
+def _reading(gpu: GpuMemory) -> GpuReading:
+    return gpu.reading
 
 
 def _obstacle(

@@ -29,6 +29,7 @@ from gpulease.domain.placement import (
     obstacle_kind,
     reserved_for,
     shared_by_too_many,
+    with_missing_links,
 )
 from gpulease.domain.planning_pass import PlanningPass
 from gpulease.domain.queue import Need, Queue
@@ -334,7 +335,10 @@ def why_waiting(plan_: Plan, job: Job) -> WaitReason:
     )
     # A preemptible job uses idle memory only; another may have had memory freed for it already.
     asks = not need.preemptible and job.id not in plan_.promised
-    return WaitReason(refusal, reserved, asks_back=asked_back(job.claim, refusal) if asks else ())
+    back = asked_back(job.claim, refusal, plan_.gpus) if asks else ()
+    if not back:
+        refusal = with_missing_links(job.claim, refusal, plan_.gpus)
+    return WaitReason(refusal, reserved, asks_back=back)
 
 
 def _why_kept(plan_: Plan, need: Need, job: JobId, gpu: GpuMemory) -> Obstacle | None:

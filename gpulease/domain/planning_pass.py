@@ -22,7 +22,16 @@ from gpulease.domain.backfill import (
 )
 from gpulease.domain.calendar import Calendar, Stay
 from gpulease.domain.candidates import Candidates
-from gpulease.domain.choice import PlannedGpu, Score, best_fit, choose, fits, most_free, suits
+from gpulease.domain.choice import (
+    PlannedGpu,
+    Score,
+    best_fit,
+    choose,
+    fits,
+    most_free,
+    suffice,
+    suits,
+)
 from gpulease.domain.eligibility import blocks
 from gpulease.domain.gpu import GpuUuid, JobId
 from gpulease.domain.job import Job, wait_has_expired
@@ -331,7 +340,7 @@ class PlanningPass:
         """
         able = (gpu for gpu in self.planned_gpus if gpu.shares(0.0, self.policy))
         fitting = [gpu for gpu in able if fits(refused.claim, gpu)]
-        if choose(refused.claim, fitting, best_fit) is None:
+        if not suffice(refused.claim, fitting):
             return lambda _: True
         run_time = refused.run_time(self.history)
         utilization = refused.utilization(self.history)

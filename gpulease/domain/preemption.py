@@ -8,7 +8,7 @@ job that they make way for: each planning pass keeps the promises of the one bef
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from gpulease.domain.choice import PlannedGpu, Score, choose, fits, together
+from gpulease.domain.choice import PlannedGpu, Score, choose, fits, suffice, together
 from gpulease.domain.gpu import GpuUuid, JobId
 from gpulease.domain.job import Outcome
 from gpulease.domain.lease import Claim
@@ -54,12 +54,18 @@ class Wanted:
 
     def choose(self, gpus: Iterable[PlannedGpu]) -> list[PlannedGpu] | None:
         """Return the GPUs where the claim fits; None if it does not."""
-        able = [
+        return choose(self.claim, self._able(gpus), self.score)
+
+    def fits(self, gpus: Iterable[PlannedGpu]) -> bool:
+        """Tell whether the claim fits."""
+        return suffice(self.claim, self._able(gpus))
+
+    def _able(self, gpus: Iterable[PlannedGpu]) -> list[PlannedGpu]:
+        return [
             gpu
             for gpu in gpus
             if fits(self.claim, gpu) and gpu.shares(self.utilization, self.policy)
         ]
-        return choose(self.claim, able, self.score)
 
 
 def who_makes_way(
@@ -102,18 +108,18 @@ def _way(
     wanted: Wanted, gpus: Sequence[PlannedGpu], in_order: Sequence[Preemptible]
 ) -> tuple[Preemptible, ...] | None:
     """Return the first of the jobs that are enough, without those that are not needed."""
-    if not wanted.choose(without(gpus, in_order)):
+    if not wanted.fits(without(gpus, in_order)):
         return None
     left = {gpu.uuid: gpu.copy() for gpu in gpus}
     going: list[Preemptible] = []
     for each in in_order:
-        if wanted.choose(left.values()):
+        if wanted.fits(left.values()):
             break
         _release(left, each)
         going.append(each)
     for each in sorted(going, key=_by_loss, reverse=True):
         others = [other for other in going if other is not each]
-        if wanted.choose(without(gpus, others)):
+        if wanted.fits(without(gpus, others)):
             going = others
     return tuple(going)
 

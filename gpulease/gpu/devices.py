@@ -6,8 +6,9 @@ fallen off the bus keeps its identity.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
-from gpulease.domain.gpu import Fault, GpuReading, GpuUuid
+from gpulease.domain.gpu import Fault, GpuReading, GpuUuid, Link
 from gpulease.gpu import nvml_binding
 from gpulease.gpu.nvml_binding import Handle
 from gpulease.gpu.nvml_errors import DriverGone, GpuLost, NvmlFailure
@@ -30,6 +31,10 @@ class Device:
     detail: str | None = None
     minor: int | None = None
     bus: str | None = None
+    links: tuple[Link, ...] = ()
+    """The fields from here on are read by `links` when the GPUs are listed."""
+    numa_node: int | None = None
+    cpus: str | None = None
 
     @property
     def is_identified(self) -> bool:
@@ -41,6 +46,7 @@ class Device:
         return GpuReading(
             self.uuid, self.index, self.name,
             fault=fault, detail=detail, minor=self.minor, bus=self.bus,
+            links=self.links, numa_node=self.numa_node, cpus=self.cpus,
         )  # fmt: skip
 
 
@@ -99,10 +105,13 @@ def complete(device: Device) -> Device:
 
 
 def _bus(device: Device) -> str | None:
-    """Return the PCI address of a GPU, with a domain of four digits where that is enough."""
+    """Return the PCI address of a GPU."""
     found = nvml_binding.ask_or_none("nvmlDeviceGetPciInfo", device.handle)
-    if found is None:
-        return None
+    return None if found is None else pci_address(found)
+
+
+def pci_address(found: Any) -> str:
+    """Return the address in NVML's PCI info, with a domain of four digits where that is enough."""
     text = found.busId.decode(errors="replace") if isinstance(found.busId, bytes) else found.busId
     domain, _, rest = str(text).lower().partition(":")
     return f"{domain[4:] if domain.startswith('0000') and len(domain) == 8 else domain}:{rest}"

@@ -22,6 +22,7 @@ from gpulease.errors import NoGpus
 from gpulease.gpu import nvml_binding
 from gpulease.gpu.devices import Device, by_index, list_devices, match
 from gpulease.gpu.health import HealthListener
+from gpulease.gpu.links import with_links
 from gpulease.gpu.new_session import NewSession
 from gpulease.gpu.nvml_binding import Handle
 from gpulease.gpu.nvml_errors import (
@@ -73,7 +74,7 @@ def _start_and_list(stop_first: HealthListener | None) -> _Listing:
     return _Listing(
         None if driver is None else str(driver),
         None if library is None else str(library),
-        list_devices(),
+        with_links(list_devices()),
     )
 
 

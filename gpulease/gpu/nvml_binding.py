@@ -37,6 +37,10 @@ NO_LIMIT = 2**64 - 1
 TEMPERATURE_OF_GPU = int(pynvml.NVML_TEMPERATURE_GPU)
 
 XID_EVENT = int(pynvml.nvmlEventTypeXidCriticalError)
+BY_NVLINK = int(pynvml.NVML_P2P_CAPS_INDEX_NVLINK)
+"""What nvmlDeviceGetP2PStatus is asked about; POSSIBLE is its answer where two GPUs can do it."""
+POSSIBLE = int(pynvml.NVML_P2P_STATUS_OK)
+NEAREST_NODE = int(pynvml.NVML_AFFINITY_SCOPE_NODE)
 RECOVERY_ACTION = 230
 """NVML_FI_DEV_GET_GPU_RECOVERY_ACTION, which older releases of the binding do not define."""
 UNCORRECTED_SINCE_LOADED = (

@@ -128,6 +128,9 @@ def _read(device: Device, handle: Handle, is_mig_device: bool) -> GpuReading:
         detail=detail,
         minor=device.minor,
         bus=device.bus,
+        links=device.links,
+        numa_node=device.numa_node,
+        cpus=device.cpus,
         mig_mode=mig_mode,
         compute_mode=_read_compute_mode(handle),
     )

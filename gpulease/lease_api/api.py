@@ -234,6 +234,7 @@ def lease(  # noqa: PLR0913  each is part of the public API
     gpu_model: str | None = None,
     min_vram: str | int | None = None,
     same_model: bool = False,
+    linked: bool = False,
     exclusive: bool = False,
     ram: str | int | None = None,
     cpus: int | None = None,
@@ -252,11 +253,11 @@ def lease(  # noqa: PLR0913  each is part of the public API
     on each GPU: "4G", "40%", a number of bytes, or None for the daemon's default. `gpu` names the
     only suitable GPUs: 1, "GPU-5f3a" or a list; the lease is on all of them, or on `gpus` of them.
     `gpu_model` is a part of the name of the GPUs, such as "A100", and `min_vram` their least size,
-    such as "40G"; with `same_model` all of them have the same name. `ram` and `cpus` are what the
-    process may use of the machine, such as "32G" and 8. `time_limit` and `wait` are seconds, "30m"
-    or a timedelta; `wait=0` does not wait, None waits without limit. `visible`, `growth`,
-    `split` and `processes` are options of `gpulease run`. Without a `client`, the daemon is found
-    as the command finds it, or one is started.
+    such as "40G"; with `same_model` all of them have the same name, and with `linked` each two are
+    linked by NVLink. `ram` and `cpus` are what the process may use of the machine, such as "32G"
+    and 8. `time_limit` and `wait` are seconds, "30m" or a timedelta; `wait=0` does not wait, None
+    waits without limit. `visible`, `growth`, `split` and `processes` are options of `gpulease run`.
+    Without a `client`, the daemon is found as the command finds it, or one is started.
 
     Inside a job, or a shell that holds a lease, nothing is queued: the lease of the job is
     returned, and releasing it does not end the job.
@@ -281,7 +282,7 @@ def lease(  # noqa: PLR0913  each is part of the public API
             _refuse_if_claimed()
         claim, options, others = requested(
             memory=memory, gpus=gpus, gpu=gpu, gpu_model=gpu_model, min_vram=min_vram,
-            same_model=same_model, exclusive=exclusive, ram=ram, cpus=cpus,
+            same_model=same_model, linked=linked, exclusive=exclusive, ram=ram, cpus=cpus,
             time_limit=time_limit, name=name, wait=wait, visible=visible, growth=growth,
             split=split, processes=processes,
         )  # fmt: skip

@@ -114,6 +114,7 @@ class Executor(futures.Executor):
         gpu_model: str | None = None,
         min_vram: str | int | None = None,
         same_model: bool = False,
+        linked: bool = False,
         exclusive: bool = False,
         ram: str | int | None = None,
         cpus: int | None = None,
@@ -154,7 +155,7 @@ class Executor(futures.Executor):
             )
         self._claim, self._options, _ = requested(
             memory=memory, gpus=gpus, gpu=gpu, gpu_model=gpu_model, min_vram=min_vram,
-            same_model=same_model, exclusive=exclusive, ram=ram, cpus=cpus,
+            same_model=same_model, linked=linked, exclusive=exclusive, ram=ram, cpus=cpus,
             time_limit=time_limit, visible=visible, growth=growth, split=split,
             processes=processes,
         )  # fmt: skip

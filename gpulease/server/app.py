@@ -42,6 +42,7 @@ from gpulease.wire.machine import (
     GpuAvailabilityView,
     PauseChangeView,
     StatusView,
+    TopologyView,
     WindowList,
     WindowView,
 )
@@ -111,6 +112,7 @@ def routes(parts: ApiParts) -> tuple[Route, ...]:
     read_env, read_logs = "read the environment of", "read the output of"
     return (
         Route(get, "/status", everyone, "", machine.status, StatusView),
+        Route(get, "/topology", everyone, "", machine.topology, TopologyView),
         Route(get, "/doctor", everyone, "", machine.doctor, DoctorView),
         Route(get, "/metrics", everyone, "", machine.metrics, MetricsView),
         Route(get, "/report", everyone, "", usage.report, ReportView),

@@ -195,7 +195,7 @@ def request_of(job: Job, invocation: Invocation) -> SubmitRequest:
         claim=ClaimRequest(
             memory, share, claim.gpus, claim.exclusive, _seconds(claim.time_limit),
             list(claim.named), claim.model, claim.min_vram, claim.same_model, bound, bound_share,
-            claim.ram, claim.cpus,
+            claim.ram, claim.cpus, claim.linked,
         ),
         options=WorkerOptionsRequest(**options),
         name=name,
@@ -242,6 +242,7 @@ def edit_of(asked: EditRequest, *, is_admin: bool) -> Edit:
         model=asked.model or None,
         min_vram=asked.min_vram or None,
         same_model=bool(asked.same_model),
+        linked=bool(asked.linked),
         memory_bound=asked.memory_bound,
         share_bound=asked.share_bound,
         ram=asked.ram or None,
@@ -260,7 +261,7 @@ def edit_of(asked: EditRequest, *, is_admin: bool) -> Edit:
         ),
         is_admin=is_admin,
     )
-    names = ("gpus", "time_limit", "model", "min_vram", "same_model", "ram", "cpus")
+    names = ("gpus", "time_limit", "model", "min_vram", "same_model", "ram", "cpus", "linked")
     changed: dict[str, object] = {each: getattr(claim, each) for each in names}
     if asked.memory is not None or asked.share is not None:
         changed |= {"memory": claim.memory, "memory_bound": claim.memory_bound}

@@ -17,6 +17,7 @@ from gpulease.domain.gpu import GpuUuid
 from gpulease.domain.idle import Release
 from gpulease.domain.job import Job
 from gpulease.domain.lease import Claim, Lease, State
+from gpulease.domain.links import fewest_nvlinks
 from gpulease.domain.memory_estimate import size_next_time
 from gpulease.domain.overuse import Consequence, OverusePolicy
 from gpulease.domain.queue_options import QueueOptions
@@ -117,6 +118,14 @@ class LeaseViews:
             "over_since_at": instant(seen.at - overuse.over_for),
             "stops_at": None if left is None else instant(seen.at + left),
         }
+
+    def nvlinks(self, job: Job) -> int | None:
+        """Return the fewest NVLinks between two GPUs of a job; None where none of them has any."""
+        seen = self._scheduler.seen if len(job.leases) > 1 else None
+        known = {} if seen is None else seen.by_gpu
+        readings = [known[lease.gpu] for lease in job.leases if lease.gpu in known]
+        has_any = any(link.nvlinks for reading in readings for link in reading.links)
+        return fewest_nvlinks(readings) if has_any and len(readings) == len(job.leases) else None
 
     def devices(self, job: Job, options: Mapping[str, object]) -> list[DeviceView]:
         """Return the GPUs of a job as frameworks name them, with its options for frameworks.
@@ -277,6 +286,7 @@ class JobViews:
             slurm_job=None if job.slurm is None else job.slurm.id,
             notify=list(job.notify),
             terminal=job.terminal,
+            nvlinks=self.leases.nvlinks(job),
             main_exited_at=instant(job.main_exited_at),
             suspended=self._is_suspended(job),
             grace=self.grace(job),

@@ -58,6 +58,11 @@ class MachineHandlers:
         content = await self._context.listings.status(first, viewer)
         return Response(content, media_type=JSON)
 
+    async def topology(self) -> Response:
+        """Show the links between the GPUs, and the socket that each belongs to."""
+        await self._context.look()
+        return json_response(self._context.machine_views.topology())
+
     async def doctor(self, request: Request) -> Response:
         """Show the checks of this machine, and the policy for the caller's own jobs."""
         caller, rights = request.caller, self._context.rights

@@ -21,12 +21,15 @@ from gpulease.service.slurm_gpus import gpus_of_slurm
 from gpulease.wire.machine import (
     GpuEventView,
     GpuState,
+    GpuTopologyView,
     GpuView,
+    LinkView,
     MemoryView,
     NeighbourView,
     PauseView,
     ProcessView,
     StatusView,
+    TopologyView,
     WindowView,
 )
 
@@ -76,6 +79,24 @@ class MachineViews:
             paused=pause_view(self._scheduler.store.pause()),
             closed=self._scheduler.closed or self._scheduler.store.trouble(),
             windows=self.windows(now),
+        )
+
+    def topology(self) -> TopologyView:
+        """Return the GPUs and the links between them; MIG devices have none."""
+        seen = self._scheduler.seen
+        return TopologyView(
+            [
+                GpuTopologyView(
+                    uuid=gpu.uuid,
+                    label=gpu.label,
+                    name=gpu.name,
+                    numa_node=gpu.numa_node,
+                    cpus=gpu.cpus,
+                    links=[LinkView(each.gpu, each.nvlinks, each.path) for each in gpu.links],
+                )
+                for gpu in (() if seen is None else seen.readings)
+                if gpu.parent is None
+            ]
         )
 
     def windows(self, now: datetime) -> list[WindowView]:

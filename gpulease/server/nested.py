@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from gpulease.domain.choice import sets_of, suits
+from gpulease.domain.choice import enough_of, sets_of, suits
 from gpulease.domain.gpu import GpuReading, GpuUuid, JobId
 from gpulease.domain.job import Invocation, Job
 from gpulease.domain.lease import Claim, Lease
@@ -111,11 +111,14 @@ def _asked_for(
     if claim.choice is None:
         return visible
     known = [lease for lease in visible if lease.gpu in gpus and suits(claim, gpus[lease.gpu])]
-    sets = sets_of(claim, known, lambda lease: gpus[lease.gpu]).values()
-    chosen = max(sets, key=len, default=[])
-    if len(chosen) < claim.gpus:
-        has = f"{len(chosen) or 'none'} of the GPUs asked for"
-        raise _exceeds(job, f"it has {has} here", f"gpulease show {job.label} lists its GPUs")
+    chosen = enough_of(claim, known, lambda lease: gpus[lease.gpu])
+    if chosen is None:
+        sets = sets_of(claim, known, lambda lease: gpus[lease.gpu]).values()
+        most = max(map(len, sets), default=0)
+        why = f"it has {most or 'none'} of the GPUs asked for here"
+        if most >= claim.gpus:
+            why = "not enough of its GPUs here are linked by NVLink"
+        raise _exceeds(job, why, f"gpulease show {job.label} lists its GPUs")
     if by_index and tuple(chosen[: claim.gpus]) != tuple(job.leases[: claim.gpus]):
         raise _not_by_index(job)
     return chosen

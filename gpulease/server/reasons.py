@@ -201,6 +201,8 @@ def _why_no_gpu(claim: Claim, refusal: Refusal) -> str | None:
     able = [each for each in obstacles if each.kind not in (*_STAY, ObstacleKind.NOT_ASKED_FOR)]
     if stay and len(able) + len(refusal.fits) < claim.gpus:
         return _by_gpu(stay)
+    if any(each.kind is ObstacleKind.NOT_LINKED for each in obstacles):
+        return f"needs {claim}, and no {claim.gpus} of those with room are linked by NVLink"
     leased = [each for each in obstacles if each.kind in (ObstacleKind.LEASED, ObstacleKind.EXCESS)]
     if leased:
         return _what_is_missing(claim, leased, len(refusal.fits))

@@ -145,6 +145,7 @@ def claim_of(asked: ClaimRequest, defaults: Defaults) -> Claim:
         model=None if asked.model is None else asked.model.strip(),
         min_vram=asked.min_vram,
         same_model=asked.same_model,
+        linked=asked.linked,
         memory_bound=None if bound == memory else bound,
         ram=asked.ram,
         cpus=asked.cpus,

@@ -102,6 +102,7 @@ def claim_view(claim: Claim, gpus: Mapping[GpuUuid, GpuReading]) -> ClaimView:
         share_bound=share_bound,
         ram=claim.ram,
         cpus=claim.cpus,
+        linked=claim.linked,
     )
 
 

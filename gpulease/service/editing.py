@@ -245,6 +245,7 @@ def _described(job: Job, labels: Mapping[GpuUuid, str]) -> Iterator[tuple[str, s
     yield "same model", "yes" if claim.same_model else "no"
     yield "RAM", "none" if claim.ram is None else format_size(claim.ram)
     yield "cores", "none" if claim.cpus is None else str(claim.cpus)
+    yield "linked", "yes" if claim.linked else "no"
     yield "time limit", "none" if claim.time_limit is None else format_span(claim.time_limit)
     yield "priority", options.priority
     yield "nice", str(options.nice)

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 
-from gpulease.domain.choice import sets_of, suits
+from gpulease.domain.choice import enough_of, sets_of, suits
 from gpulease.domain.gpu import GpuMemory, GpuReading, GpuUuid
 from gpulease.domain.job import Job
 from gpulease.domain.lease import Claim, State
@@ -178,6 +178,7 @@ def _wishes(claim: Claim, gpus: Sequence[GpuMemory]) -> str:
         (claim.model is not None, f"--gpu-model {claim.model}"),
         (claim.min_vram is not None, f"--min-vram {format_size(claim.min_vram or 0)}"),
         (claim.same_model, "--same-model"),
+        (claim.linked, "--linked"),
     )
     return "with " + " ".join(option for is_given, option in given if is_given)
 
@@ -275,6 +276,28 @@ def refuse_what_can_never_run(claim: Claim, gpus: tuple[GpuMemory, ...], policy:
     sets = suited_sets(claim, gpus)
     if all(sum(can_ever_hold(claim, gpu) for gpu in each) < claim.gpus for each in sets):
         raise _never(claim, sets)
+    _refuse_unlinked(claim, [gpu for each in sets for gpu in each if can_ever_hold(claim, gpu)])
+
+
+def _refuse_unlinked(claim: Claim, gpus: Sequence[GpuMemory]) -> None:
+    """Check that enough of the GPUs that could hold a claim are linked, if it asks for that.
+
+    The links of a GPU that cannot be read may not be known yet.
+
+    Raises:
+        CannotLease: there are not.
+    """
+    if not claim.linked or claim.gpus == 1 or any(gpu.reading.fault is not None for gpu in gpus):
+        return
+    alike = (replace(claim, gpus=count) for count in range(claim.gpus, 0, -1))
+    most = next(each.gpus for each in alike if enough_of(each, gpus, lambda gpu: gpu.reading))
+    if most < claim.gpus:
+        here = "no two here are" if most == 1 else f"at most {most} here are"
+        raise CannotLease(
+            f"cannot lease {claim.gpus} linked GPUs: {here} linked with each other by NVLink",
+            f"{f'ask for {most}, or ' if most > 1 else ''}leave out --linked; "
+            "gpulease status --topology shows the links",
+        )
 
 
 def _never(claim: Claim, sets: Iterable[Sequence[GpuMemory]]) -> CannotLease:

@@ -69,6 +69,7 @@ def job_values(job: Job) -> dict[str, object]:
         "same_model": claim.same_model,
         "ram": claim.ram,
         "cpus": claim.cpus,
+        "linked": claim.linked,
         "state": job.state.value,
         "submitted_at": instant(job.submitted_at),
         "gives_up_at": instant(job.gives_up_at),
@@ -337,6 +338,7 @@ def _claim_of(row: JobRow) -> Claim:
         _size_or_share(row.memory_bound, row.share_bound),
         row.ram,
         row.cpus,
+        row.linked,
     )
 
 

@@ -13,7 +13,7 @@ from sqlalchemy import Engine
 from gpulease.errors import StateUnusable
 from gpulease.store.engine import damaged, startup_error
 
-HEAD = "0014"
+HEAD = "0015"
 """The newest revision in migrations/versions, which this code needs."""
 
 _INSTALLED = Path(__file__).parent / "migrations"

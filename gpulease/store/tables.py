@@ -268,6 +268,7 @@ class JobRow(Row):
     gpu_model: Mapped[str | None]
     min_vram: Mapped[int | None]
     same_model: Mapped[bool] = mapped_column(server_default=text("0"))
+    linked: Mapped[bool] = mapped_column(server_default=text("0"))
     first_use_at: Mapped[datetime | None]
     """When a framework or the driver first reported its use of a GPU."""
     steps: Mapped[int | None]

@@ -59,6 +59,8 @@ class ClaimView:
     """Bytes of RAM for all its processes; null without a lease of RAM."""
     cpus: int | None = None
     """CPU cores; null without a lease of cores."""
+    linked: bool = False
+    """Each two of its GPUs are to be linked by NVLink."""
 
 
 @dataclass(slots=True)
@@ -292,6 +294,9 @@ class JobView:
     """The main process, or the holder of the lease, is stopped, as by Ctrl-Z; the lease stays."""
     processes: int | None = None
     """The number of its processes; null in lists."""
+    nvlinks: int | None = None
+    """The NVLinks between those two of its GPUs that have the fewest; null of one GPU, and where
+    none of its GPUs has any."""
     grace: float | None = None
     """Seconds between SIGTERM and SIGKILL; null for a hold, which gets neither."""
     gives_up_at: str | None = None

@@ -103,6 +103,41 @@ class GpuView:
 
 
 @dataclass(slots=True)
+class LinkView:
+    """How a GPU reaches another one."""
+
+    gpu: str
+    """The UUID of the other one."""
+    nvlinks: int
+    """Between the two, or of each of them to the switch between them."""
+    path: str | None
+    """Through PCI Express: PIX, PXB, PHB, NODE or SYS, as nvidia-smi topo says; null: unknown."""
+
+
+@dataclass(slots=True)
+class GpuTopologyView:
+    """Where a GPU is in the machine."""
+
+    uuid: str
+    label: str
+    """The index as shown to people."""
+    name: str
+    numa_node: int | None
+    """Null if unknown, as are the processors."""
+    cpus: str | None
+    """The processors of its socket: 0-15,32-47."""
+    links: list[LinkView]
+    """To other GPUs, as far as the driver reports them."""
+
+
+@dataclass(slots=True)
+class TopologyView:
+    """The GPUs of the machine and the links between them."""
+
+    gpus: list[GpuTopologyView]
+
+
+@dataclass(slots=True)
 class GpuAvailabilityView:
     """Whether leases are granted on a GPU, after a request to drain or resume it."""
 

@@ -43,6 +43,8 @@ class ClaimRequest:
     """Bytes of the machine's RAM for all processes of the job; null: no lease of RAM."""
     cpus: int | None = None
     """CPU cores of the machine; null: no lease of cores."""
+    linked: bool = False
+    """Each two GPUs of the job are linked by NVLink."""
 
 
 @dataclass(slots=True)
@@ -373,6 +375,7 @@ class EditRequest:
     ram: int | None = None
     """As in `ClaimRequest`, like `cpus`; 0: none."""
     cpus: int | None = None
+    linked: bool | None = None
     time_limit: float | None = None
     """Seconds; 0: no limit."""
     name: str | None = None

@@ -166,6 +166,7 @@ def claimed(claim: ClaimView) -> str:
     # A size such as 23.9G is no whole number of bytes, and was cut off.
     which += [f"{format_size(claim.min_vram + 1)} or more" if claim.min_vram else None]
     which += ["one model" if claim.same_model else None]
+    which += ["linked GPUs" if claim.linked else None]
     wanted = ", ".join(each for each in which if each)
     return f"{times} on {wanted}" if wanted else times
 

@@ -99,7 +99,7 @@ def test_a_job_comes_back_from_the_disk_as_it_was(store: SqlStore) -> None:
     wanted = replace(order(), claim=Claim(Share(Fraction(100, 3)), 2, True, timedelta(hours=1)))
     choosy = Claim(
         G, 2, named=(GPU, GpuUuid("GPU-b")), model="A100", min_vram=G, same_model=True,
-        ram=32 * G, cpus=8,
+        ram=32 * G, cpus=8, linked=True,
     )  # fmt: skip
     adopted = replace(hold_order(), holder=Holder(HOLDER, None, adopted=True))
     timed = hold_order(process=None, time_limit=timedelta(hours=1))
@@ -293,7 +293,7 @@ def test_a_file_of_every_released_schema_is_migrated_after_a_copy(
 
 
 def test_what_earlier_releases_stored_is_read_back(tmp_path: Path) -> None:
-    for schema in ("0005", "0006", "0007", "0010", "0011", "0012", "0013"):
+    for schema in ("0005", "0006", "0007", "0010", "0011", "0012", "0013", "0015"):
         (tmp_path / schema).mkdir()
     with closing(released(tmp_path / "0005", "0005")) as store:
         [job] = [job for job in store.live() if job.queue.held]
@@ -326,6 +326,8 @@ def test_what_earlier_releases_stored_is_read_back(tmp_path: Path) -> None:
     with closing(released(tmp_path / "0013", "0013")) as store:
         asked = {job.id: (job.claim.ram, job.claim.cpus) for job in store.live() if job.claim.ram}
         assert asked == {1: (32 * G, 8), 3: (4 * G, 2)}
+    with closing(released(tmp_path / "0015", "0015")) as store:
+        assert [job.id for job in store.live() if job.claim.linked] == [10]
 
 
 def test_a_migration_forgets_neither_how_far_ids_have_come_nor_what_a_job_is(

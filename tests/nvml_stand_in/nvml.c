@@ -34,7 +34,7 @@ enum {
     UNKNOWN = 999,
 };
 
-enum { MOST_GPUS = 16, MOST_PROCESSES = 64, MOST_RULES = 32, TEXT = 96, MOST_XIDS = 64, MOST_PARTS = 7 };
+enum { MOST_GPUS = 16, MOST_PROCESSES = 64, MOST_RULES = 32, TEXT = 96, MOST_XIDS = 64, MOST_PARTS = 7, MOST_LINKS = 18 };
 
 /* ---- the records of the ABI ---- */
 
@@ -72,6 +72,9 @@ struct gpu {
     int parts;
     struct part part[MOST_PARTS];
     int parent, stays_lost;
+    int links, ancestors, ancestor[MOST_GPUS];
+    char link[MOST_LINKS][32]; /* the address of what is at the other end, or - if it is inactive */
+    unsigned long long nodes, cpus;
 };
 enum { COMPUTE = 'c', GRAPHICS = 'g' };
 
@@ -132,6 +135,16 @@ static void read_part_line(struct gpu *gpu, const char *word, const char *rest)
     }
 }
 
+static void read_link_line(struct gpu *gpu, const char *word, const char *rest)
+{
+    if (!strcmp(word, "link") && gpu->links < MOST_LINKS)
+        snprintf(gpu->link[gpu->links++], sizeof gpu->link[0], "%.31s", rest);
+    else if (!strcmp(word, "ancestor") && gpu->ancestors < MOST_GPUS)
+        gpu->ancestor[gpu->ancestors++] = atoi(rest);
+    else if (!strcmp(word, "affinity")) sscanf(rest, "%llu %llu", &gpu->nodes, &gpu->cpus);
+    else read_part_line(gpu, word, rest);
+}
+
 static void read_gpu_line(struct gpu *gpu, const char *word, const char *rest)
 {
     if (!strcmp(word, "name")) snprintf(gpu->name, TEXT, "%s", rest);
@@ -155,7 +168,7 @@ static void read_gpu_line(struct gpu *gpu, const char *word, const char *rest)
                &gpu->pages_pending, &gpu->recovery);
     else if (!strcmp(word, "xid")) add_xids(gpu, rest);
     else if (!strcmp(word, "held")) snprintf(gpu->held, sizeof gpu->held, "%s", rest);
-    else read_part_line(gpu, word, rest);
+    else read_link_line(gpu, word, rest);
 }
 
 static void read_line(struct state *state, char *line)
@@ -886,5 +899,76 @@ int nvmlDeviceGetMemoryLimits_v1(void *handle, struct get_limits *limits)
     limits->soft = found.soft;
     limits->hard = found.hard;
     limits->used = 0;
+    return SUCCESS;
+}
+
+/* ---- links and sockets ---- */
+
+int nvmlDeviceGetNvLinkState(void *handle, unsigned int link, unsigned int *active)
+{
+    struct gpu *gpu;
+    ENTER(handle, &gpu);
+    if (!gpu->links) return NOT_SUPPORTED;
+    if (link >= (unsigned int)gpu->links) return INVALID_ARGUMENT;
+    *active = strcmp(gpu->link[link], "-") != 0;
+    return SUCCESS;
+}
+
+int nvmlDeviceGetNvLinkRemotePciInfo_v2(void *handle, unsigned int link, struct pci *pci)
+{
+    struct gpu *gpu;
+    ENTER(handle, &gpu);
+    if (link >= (unsigned int)gpu->links) return INVALID_ARGUMENT;
+    memset(pci, 0, sizeof *pci);
+    snprintf(pci->bus_id, sizeof pci->bus_id, "%.31s", gpu->link[link]);
+    return SUCCESS;
+}
+
+/* Two GPUs reach each other where a link of one ends at the other, or both at a switch. */
+int nvmlDeviceGetP2PStatus(void *handle, void *other, int kind, int *status)
+{
+    enum { OK = 0, NVLINK = 2, NONE = 5 };
+    struct gpu *gpu;
+    ENTER(handle, &gpu);
+    struct gpu *second = gpu_of(&state, other);
+    if (!second) return INVALID_ARGUMENT;
+    *status = NONE;
+    for (int i = 0; kind == NVLINK && i < gpu->links; i++)
+        for (int j = 0; j < second->links; j++)
+            if (!strcmp(gpu->link[i], second->bus)
+                || (strcmp(gpu->link[i], "-") && !strcmp(gpu->link[i], second->link[j])))
+                *status = OK;
+    return SUCCESS;
+}
+
+int nvmlDeviceGetTopologyCommonAncestor(void *handle, void *other, int *level)
+{
+    struct gpu *gpu;
+    ENTER(handle, &gpu);
+    struct gpu *second = gpu_of(&state, other);
+    if (!second) return INVALID_ARGUMENT;
+    if (second - state.gpu >= gpu->ancestors) return NOT_SUPPORTED;
+    *level = gpu->ancestor[second - state.gpu];
+    return SUCCESS;
+}
+
+int nvmlDeviceGetMemoryAffinity(void *handle, unsigned int size, unsigned long *nodes, int scope)
+{
+    struct gpu *gpu;
+    ENTER(handle, &gpu);
+    if (!gpu->nodes) return NOT_SUPPORTED;
+    if (!size || scope) return INVALID_ARGUMENT;
+    memset(nodes, 0, size * sizeof *nodes);
+    nodes[0] = gpu->nodes;
+    return SUCCESS;
+}
+
+int nvmlDeviceGetCpuAffinity(void *handle, unsigned int size, unsigned long *cpus)
+{
+    struct gpu *gpu;
+    ENTER(handle, &gpu);
+    if (!gpu->cpus) return NOT_SUPPORTED;
+    memset(cpus, 0, size * sizeof *cpus);
+    cpus[0] = gpu->cpus;
     return SUCCESS;
 }

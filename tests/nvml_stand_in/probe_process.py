@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Self
 
-from gpulease.domain.gpu import Fault, GpuReading, GpuUuid, ProcessReading
+from gpulease.domain.gpu import Fault, GpuReading, GpuUuid, Link, ProcessReading
 from gpulease.domain.health import GpuModes, HealthFigures, HealthReport
 
 _MAIN = Path(__file__).with_name("probe_main.py")
@@ -124,9 +124,10 @@ def _heard(fields: dict[str, Any]) -> HealthReport:
 def _reading(fields: dict[str, Any]) -> GpuReading:
     processes = fields.pop("processes")
     fields.pop("neighbours")  # of daemons, not of the driver
-    fault = fields.pop("fault")
+    fault, links = fields.pop("fault"), fields.pop("links")
     return GpuReading(
         **{**fields, "uuid": GpuUuid(fields["uuid"])},
+        links=tuple(Link(**each) for each in links),
         fault=fault and Fault(fault),
         processes=None if processes is None else tuple(ProcessReading(**one) for one in processes),
     )

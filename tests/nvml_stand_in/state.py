@@ -106,6 +106,14 @@ class Card:
     """The number of its device node."""
     bus: str | None = None
     """Its PCI address, as in 00000000:3B:00.0."""
+    links: Sequence[str | None] = ()
+    """Of each NVLink the address of what it ends at; None: it is inactive. Empty: it has none."""
+    ancestors: Sequence[int] = ()
+    """How near it is to each card by its place, as nvmlGpuTopologyLevel_t says."""
+    node: int | None = None
+    """The NUMA node whose memory is nearest."""
+    cpus: Sequence[int] = ()
+    """The processors of its socket, below 64."""
     step: int = 256 * _M
     """Memory limits on it are rounded down to multiples of this; up if it is below zero. At zero
     they are taken and not kept."""
@@ -141,6 +149,9 @@ class Card:
             ),
             *(f"xid {number} {len(list(same))}" for number, same in groupby(self.xids)),
             *(line for part in self.parts for line in part.lines()),
+            *(f"link {end or '-'}" for end in self.links),
+            *(f"ancestor {level}" for level in self.ancestors),
+            f"affinity {_mask(() if self.node is None else (self.node,))} {_mask(self.cpus)}",
             f"step {self.step}",
             f"minor {self.minor or 0}",
             *([] if self.bus is None else [f"bus {self.bus}"]),
@@ -329,6 +340,10 @@ class StandIn:
         new = self._state.with_suffix(".new")
         new.write_text("\n".join(lines) + "\n", encoding="ascii")
         new.replace(self._state)
+
+
+def _mask(bits: Sequence[int]) -> int:
+    return sum(1 << bit for bit in bits)
 
 
 def _process_lines(word: str, processes: Processes) -> list[str]:

@@ -22,6 +22,7 @@ from gpulease.cli import (
     report,
     show_jobs,
     tables,
+    topology_page,
     window_page,
 )
 from gpulease.cli import job_table as listing
@@ -44,7 +45,16 @@ from gpulease.wire.jobs import (
     QueueView,
     SuggestionView,
 )
-from gpulease.wire.machine import CheckView, DoctorView, PauseView, WindowList, WindowView
+from gpulease.wire.machine import (
+    CheckView,
+    DoctorView,
+    GpuTopologyView,
+    LinkView,
+    PauseView,
+    TopologyView,
+    WindowList,
+    WindowView,
+)
 from gpulease.wire.usage import (
     PastJobView,
     PredictionsView,
@@ -300,6 +310,24 @@ def windows() -> WindowList:
     return WindowList([exam, nights, fans])
 
 
+def topology() -> TopologyView:
+    """Return 16 GPUs in bridged pairs on two sockets, of which one is not known."""
+
+    def link(one: int, other: int) -> LinkView:
+        if one // 2 == other // 2:
+            return LinkView(f"GPU-{other}", 4, "PHB")
+        return LinkView(f"GPU-{other}", 0, "NODE" if one // 8 == other // 8 else "SYS")
+
+    gpus = [
+        GpuTopologyView(
+            f"GPU-{one}", str(one), "NVIDIA A100", one // 8, "0-31,64-95" if one < 8 else "32-63",
+            [link(one, other) for other in range(15) if other != one],
+        )
+        for one in range(15)
+    ]  # fmt: skip
+    return TopologyView([*gpus, GpuTopologyView("GPU-15", "15", "NVIDIA A100", None, None, [])])
+
+
 def pages(width: int | None) -> dict[str, Page]:
     busy = views.busy_status()
     two = [
@@ -330,6 +358,8 @@ def pages(width: int | None) -> dict[str, Page]:
         "status-long-queue": status.page(replace(views.busy_status(), waiting=9_982), NOW),
         "status-no-gpus": status.page(views.status(gpus=[], simulated=True), NOW, width),
         "status-troubled": status.page(views.troubled_status(), NOW, width),
+        "status-topology": topology_page.page(topology(), width),
+        "status-topology-empty": topology_page.page(TopologyView([]), width),
         "list": listing.page(jobs(), NOW),
         "list-filtered": listing.page(JobList(jobs().jobs, next=9), NOW, newest=True),
         "list-empty": listing.page(JobList([]), NOW),
@@ -343,6 +373,9 @@ def pages(width: int | None) -> dict[str, Page]:
         ),
         "show-active": job_page.page(
             views.running(12, leases=two, events=events), NOW, {views.FIRST: 0, views.SECOND: 1}
+        ),
+        "show-linked": job_page.page(
+            views.running(12, leases=two, nvlinks=4), NOW, {views.FIRST: "0", views.SECOND: "2"}
         ),
         "status-over": status.page(views.status(jobs=[over_lease()]), NOW, width),
         "show-over": job_page.page(over_lease(), NOW, {views.FIRST: 0}),

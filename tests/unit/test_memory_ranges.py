@@ -148,7 +148,7 @@ def test_memory_is_asked_back_on_as_many_gpus_as_are_missing_or_on_none() -> Non
     def asked(claim: Claim, *also: GpuMemory) -> list[int]:
         refused = place(claim, [*gpus, *also])
         assert isinstance(refused, Refusal)
-        return [each.index for each in asked_back(claim, refused)]
+        return [each.index for each in asked_back(claim, refused, [*gpus, *also])]
 
     assert asked(Claim(4 * G)) == [3]
     assert asked(Claim(4 * G, gpus=2)) == [3, 2]

@@ -62,6 +62,8 @@ def test_a_part_may_be_of_the_gpus_that_are_asked_for() -> None:
     for asked in ({"named": ["1"], "gpus": 2}, {"model": "H100"}, {"gpus": 2, "same_model": True}):
         with pytest.raises(AlreadyLeased, match="asked for"):
             part(**asked)
+    with pytest.raises(AlreadyLeased, match="NVLink"):
+        part(gpus=2, linked=True)
     with pytest.raises(AlreadyLeased, match="index"):
         part(named=["1"], by_index=True)
 

@@ -38,6 +38,10 @@ _WITHOUT_COUNTERPART = {
     "--gpu-model": ("Slurm does not know models", _TYPED.format("--constraint=FEATURE")),
     "--min-vram": ("Slurm does not know sizes of GPUs", _TYPED.format("--constraint=FEATURE")),
     "--same-model": ("Slurm does not know models", _TYPED.format("--constraint=FEATURE")),
+    "--linked": (
+        "Slurm chooses the GPUs",
+        "leave it out: Slurm prefers linked GPUs where gres.conf has AutoDetect=nvml",
+    ),
     "--preemptible": ("admins of Slurm decide what is preempted", _TYPED.format("--qos=NAME")),
     "--priority": ("Slurm computes priorities", f"--nice N, or {_TYPED.format('--qos=NAME')}"),
     "--retry-oom": ("Slurm does not change the size of a job", "submit it again with more --mem"),
