@@ -13,6 +13,7 @@ from gpulease.domain.enforcement import (
     summary,
     with_watch_level,
 )
+from gpulease.domain.explain import Explanations
 from gpulease.domain.gpu import GpuUuid
 from gpulease.domain.idle import Release
 from gpulease.domain.job import Job
@@ -20,6 +21,7 @@ from gpulease.domain.lease import Claim, Lease, State
 from gpulease.domain.links import fewest_nvlinks
 from gpulease.domain.memory_estimate import size_next_time
 from gpulease.domain.overuse import Consequence, OverusePolicy
+from gpulease.domain.plan import Plan
 from gpulease.domain.queue_options import QueueOptions
 from gpulease.server.queue_positions import QueuePositions, Row
 from gpulease.server.reasons import (
@@ -236,7 +238,15 @@ class JobViews:
         self._sources = sources
         self._positions = QueuePositions(scheduler)
         self._wait_reasons = WaitReasonCache()
+        self._pass: tuple[Plan | None, Explanations | None, str | None] | None = None
         self.leases = LeaseViews(scheduler, sources)
+
+    def begin(self) -> None:
+        """Draw from what is decided and explained now until this is called again.
+
+        In one answer, alike jobs wait for the same, though a pass comes while it is drawn.
+        """
+        self._pass = self._scheduler.plan, self._explainer.latest, self._scheduler.closed
 
     def job(
         self,
@@ -321,10 +331,10 @@ class JobViews:
 
     def wait(self, job: Job) -> WaitState:
         """Return why a queued job waits, and until when."""
-        plan, explained, closed = (
+        plan, explained, closed = self._pass or (
             self._scheduler.plan, self._explainer.latest, self._scheduler.closed,
         )  # fmt: skip
-        position = self._positions.of(job, explained)
+        position = self._positions.of(job, explained, plan)
         if plan is None:
             return WaitState(closed, position)
         block = plan.blocked.get(job.id)

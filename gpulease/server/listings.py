@@ -112,6 +112,7 @@ class Listings:
         def draw() -> bytes:
             self._explainer.refresh_here()
             page, views = find(), self._list_views
+            views.begin()
             jobs = (views.job(job, to_owner=to_owner(job), brief=brief) for job in page.jobs)
             listed = JobList(_drawn(jobs, redacted_for), page.total, page.next)
             drawn = msgspec.json.encode(listed)

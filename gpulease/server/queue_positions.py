@@ -37,13 +37,13 @@ class QueuePositions:
         self._rows_of: tuple[object, ...] = (self,)
         """What the latest rows were made from."""
 
-    def of(self, job: Job, explanations: Explanations | None) -> int | None:
+    def of(self, job: Job, explanations: Explanations | None, plan: Plan | None) -> int | None:
         """Return the position of a job, 1 for the next; None unless it is queued."""
         if job.state is not State.QUEUED:
             return None
         if explanations is not self._explanations:
             self._explanations, self._newer = explanations, []
-        if _is_blocked(job, self._scheduler.plan):
+        if _is_blocked(job, plan):
             return None
         positions = explanations.positions if explanations else {}
         newest = explanations.newest if explanations else JobId(0)

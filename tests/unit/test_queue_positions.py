@@ -1,6 +1,7 @@
 """The rows of the queue and their positions, after any changes."""
 
 from collections.abc import Hashable, Sequence
+from dataclasses import replace
 from datetime import timedelta
 
 from hypothesis import given, settings
@@ -74,6 +75,19 @@ def test_jobs_that_have_started_since_leave_no_gap_in_the_queue(
     assert [each.job for each in left] == [job for job in queued if job.id not in started]
     places = [each.position for each in left if each.position is not None]
     assert places == [*range(1, len({*range(1, in_order + 1)} - started) + 1)]
+
+
+def test_all_jobs_of_one_answer_are_drawn_from_one_pass() -> None:
+    world = World()
+    world.make_plan()
+    job = world.store.add(replace(order(), queue=QueueOptions(held=True)), NOON)
+    views = world.views()
+    views.begin()
+    before = views.wait(job)
+    world.make_plan()
+    assert views.wait(job) == before
+    views.begin()
+    assert views.wait(job).block is not None
 
 
 def _check_rows(world: World, rows: Sequence[Row], every: Sequence[Placed], most: int) -> None:
