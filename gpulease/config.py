@@ -23,6 +23,7 @@ from gpulease.setting_parsers import (
     parse_grace,
     parse_names,
     parse_path,
+    parse_reserve,
     parse_switch,
     read_toml,
 )
@@ -89,6 +90,10 @@ class Settings:
     """Memory of all their leases."""
     most_running: MostCount = None
     """Jobs and holds of one user that hold memory."""
+    most_ram: MostMemory = None
+    """RAM that they lease with --ram."""
+    most_cpus: MostCount = None
+    """Cores that they lease with --cpus."""
     gib_hours_per_week: MostCount = None
     """GiB times hours that one user may lease in 7 days."""
     longest_time: MostTime = None
@@ -140,6 +145,8 @@ class Settings:
     """Who places jobs on machines: "slurm", or "none" for this machine alone (docs/cluster.md)."""
     slurm: Mapping[str, Any] = field(default_factory=dict)
     """The settings under Slurm that differ from the defaults, by the keys of SLURM_KEYS."""
+    host: Mapping[str, Any] = field(default_factory=dict)
+    """The settings about RAM and cores that differ from the defaults, by the keys of HOST_KEYS."""
     queue: Mapping[str, Any] = field(default_factory=dict)
     """The settings of the queue that differ from the defaults, by the keys of QUEUE_KEYS."""
     notify: Mapping[str, Any] = field(default_factory=dict)
@@ -181,6 +188,8 @@ PER_USER = (
     "most_gpus",
     "most_memory",
     "most_running",
+    "most_ram",
+    "most_cpus",
     "most_waiting",
     "gib_hours_per_week",
     "longest_time",
@@ -191,7 +200,7 @@ PER_USER = (
 """The keys of [users.NAME] and [groups.NAME]."""
 TOGETHER = "together"
 """The table [groups.NAME.together]: limits of all members of a group together."""
-_TOGETHER_KEYS = ("most_gpus", "most_memory", "gib_hours_per_week")
+_TOGETHER_KEYS = ("most_gpus", "most_memory", "most_ram", "most_cpus", "gib_hours_per_week")
 QUEUE_KEYS: Mapping[str, Callable[[str], Any]] = {
     "policy": one_of("fair", "easy", "fifo"),
     "aging_jobs": parse_count,
@@ -208,6 +217,11 @@ QUEUE_KEYS: Mapping[str, Callable[[str], Any]] = {
     "preemption_grace": parse_grace,
 }
 """The keys of [queue], which `domain.queue_options` explains, and the parsers of their values."""
+HOST_KEYS: Mapping[str, Callable[[str], Any]] = {
+    "reserved_ram": parse_reserve,
+    "reserved_cpus": parse_count,
+}
+"""The keys of [host], which `domain.host_memory.HostPolicy` explains."""
 FORMER_QUEUE_KEYS = frozenset(
     {
         "age_offset",
@@ -237,6 +251,7 @@ NOTIFY_KEYS: Mapping[str, Callable[[str], Any]] = {
 }
 """The keys of [notify] in the file of a machine's daemon, and the parsers of their values."""
 _KEYS_OF: Mapping[str, tuple[Mapping[str, Callable[[str], Any]], str]] = {
+    "host": (HOST_KEYS, 'reserved_ram = "16G"'),
     "queue": (QUEUE_KEYS, 'policy = "fair"'),
     "slurm": (SLURM_KEYS, 'shard = "256M"'),
     "notify": (NOTIFY_KEYS, 'admins = ["alice"]'),

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from gpulease.errors import BadConfiguration, BadValue, GpuleaseError
-from gpulease.units import format_size, parse_setting_span, parse_size
+from gpulease.units import Share, format_size, parse_memory, parse_setting_span, parse_size
 
 T = TypeVar("T")
 
@@ -81,6 +81,11 @@ def parse_grace(text: str) -> timedelta:
 def parse_amount(text: str) -> int:
     """Parse a size in bytes, or 0."""
     return 0 if text == "0" else parse_size(text)
+
+
+def parse_reserve(text: str) -> int | Share:
+    """Parse a size in bytes, a share of the whole, or 0."""
+    return 0 if text == "0" else parse_memory(text)
 
 
 def parse_path(text: str) -> Path:

@@ -20,6 +20,7 @@ from gpulease.daemon.job_output import LogTail, kept_free
 from gpulease.daemon.metrics import Metrics
 from gpulease.daemon.user_policy import UserPolicy, groups_of, with_names_of_groups
 from gpulease.domain.health import HealthAction
+from gpulease.domain.host_memory import HostPolicy
 from gpulease.domain.job import Job, Owner
 from gpulease.domain.lease import Lease
 from gpulease.domain.limits import UserLimits
@@ -29,6 +30,7 @@ from gpulease.gpu.nvml_process import NvmlProcess
 from gpulease.host.cgroups import in_initial_pid_namespace
 from gpulease.host.holds import HoldLauncher, WaitingClients
 from gpulease.host.hook_coverage import HookCoverage, on_record
+from gpulease.host.host_memory import HostProbe
 from gpulease.host.job_runner import JobRunner
 from gpulease.host.launch import LaunchContext
 from gpulease.host.launcher import Launcher
@@ -152,6 +154,7 @@ def build(settings: Settings, *, confined: bool = False) -> DaemonApp:
     observer = GpuObserver(
         base.store, base.probe, processes, base.clock, base.observation_thread, unmanaged,
         _sharing(base),
+        HostProbe(processes.pids_of, lambda job: has_scope(base.state.job(job))),
     )  # fmt: skip
     records = _usage_records(base)
     overuse, idleness = _overuse_watch(base, user_policy, records), IdleWatch(user_policy.idleness)
@@ -485,6 +488,7 @@ def leasing_policy(settings: Settings, limits_of: Callable[[Owner], UserLimits])
         queue_policy(settings),
         limits_of,
         slurm_policy(settings),
+        HostPolicy(**settings.host),
     )
 
 

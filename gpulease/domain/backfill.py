@@ -12,11 +12,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 
-from gpulease.domain.choice import PlannedGpu, Score, choose, fits
+from gpulease.domain.choice import PlannedGpu, fits
 from gpulease.domain.gpu import GpuUuid, JobId
+from gpulease.domain.host_memory import HostMemory
 from gpulease.domain.job import Job
 from gpulease.domain.lease import Claim
 from gpulease.domain.past_jobs import RunTimes
+from gpulease.domain.preemption import Wanted
 from gpulease.domain.queue import Holding, Need
 from gpulease.domain.queue_options import QueuePolicy
 
@@ -34,6 +36,8 @@ class Reservation:
     """The bytes that it needs, on each of its GPUs."""
     gpus: Mapping[GpuUuid, PlannedGpu]
     """What these GPUs will have free at that instant, beside the job."""
+    host: HostMemory | None = None
+    """The same of the server, for a job that leases some of it."""
 
     def is_outlasted_by(
         self, need: Need, now_s: float, history: RunTimes, policy: QueuePolicy
@@ -53,6 +57,10 @@ class Reservation:
         if later is None:
             return True
         return fits(claim, later) and later.shares(utilization, policy)
+
+    def leaves_host(self, claim: Claim) -> bool:
+        """Tell whether a claim fits beside the reserved job, on the server."""
+        return self.host is None or self.host.fits(claim)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,26 +108,23 @@ def grace_to_make_way(job: Job, policy: QueuePolicy) -> float:
 
 def reserve(
     job: JobId,
-    claim: Claim,
-    utilization: float,
+    wanted: Wanted,
     gpus: Iterable[PlannedGpu],
     ends: Iterable[End],
-    policy: QueuePolicy,
-    score: Score,
     *,
     hard: bool,
     latest_starts: Mapping[GpuUuid, float],
+    host: HostMemory | None = None,
 ) -> Reservation | None:
     """Reserve GPUs for a claim that does not fit now; None if no end of a job makes it fit.
 
     `ends` are in the order of their latest instants. The job must not start on a GPU after the
-    instant in `latest_starts`, in seconds.
+    instant in `latest_starts`, in seconds. `host` is what the server has free now, for a claim that
+    leases some of it; it changes.
     """
     later = {gpu.uuid: gpu.copy() for gpu in gpus}
-    servers: dict[str, list[PlannedGpu]] = {}
-    for gpu in later.values():
-        servers.setdefault(gpu.server, []).append(gpu)
-    free_at = dict.fromkeys(later, 0.0)
+    servers = _by_server(later.values())
+    free_at, host_free_at = dict.fromkeys(later, 0.0), 0.0
     for end in ends:
         touched = set()
         for uuid, memory in end.memory:
@@ -127,17 +132,31 @@ def reserve(
                 later[uuid].release(end.claim, memory, end.utilization)
                 touched.add(later[uuid].server)
                 free_at[uuid] = max(free_at[uuid], end.at_s)
-        for server in touched:
-            able = [
-                gpu
-                for gpu in servers[server]
-                if end.at_s <= latest_starts.get(gpu.uuid, math.inf)
-                and fits(claim, gpu)
-                and gpu.shares(utilization, policy)
-            ]
-            chosen = choose(claim, able, score)
+        if host is not None and end.claim.leases_host:
+            host.release(end.claim)
+            # GPUs that are free already may have waited for it.
+            host_free_at, touched = max(host_free_at, end.at_s), set(servers)
+        for server in touched if host is None or host.fits(wanted.claim) else ():
+            chosen = wanted.choose(_in_time(servers[server], end.at_s, latest_starts))
             if chosen is not None:
-                at_s = max(free_at[gpu.uuid] for gpu in chosen)
-                needed = {gpu.uuid: gpu.take(claim, utilization) for gpu in chosen}
-                return Reservation(job, at_s, hard, needed, {gpu.uuid: gpu for gpu in chosen})
+                at_s = max(host_free_at, *(free_at[gpu.uuid] for gpu in chosen))
+                needed = {gpu.uuid: gpu.take(wanted.claim, wanted.utilization) for gpu in chosen}
+                if host is not None:
+                    host.take(wanted.claim)
+                return Reservation(job, at_s, hard, needed, {gpu.uuid: gpu for gpu in chosen}, host)
     return None
+
+
+def _in_time(
+    gpus: Sequence[PlannedGpu], at_s: float, latest_starts: Mapping[GpuUuid, float]
+) -> Sequence[PlannedGpu]:
+    if not latest_starts:
+        return gpus
+    return [gpu for gpu in gpus if at_s <= latest_starts.get(gpu.uuid, math.inf)]
+
+
+def _by_server(gpus: Iterable[PlannedGpu]) -> Mapping[str, Sequence[PlannedGpu]]:
+    found: dict[str, list[PlannedGpu]] = {}
+    for gpu in gpus:
+        found.setdefault(gpu.server, []).append(gpu)
+    return found

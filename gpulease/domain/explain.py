@@ -20,7 +20,7 @@ from gpulease.domain.plan import Plan, order_after, order_of, plan
 from gpulease.domain.queue import Order, Queue
 from gpulease.domain.queue_options import PolicyName
 from gpulease.domain.snapshot import capacity, ledgers
-from gpulease.units import MIB, format_span, round_down_size
+from gpulease.units import MIB, format_size, format_span, round_down_size
 
 _MINUTE, _HOUR, _DAY = timedelta(minutes=1), timedelta(hours=1), timedelta(days=1)
 _STEP = 128 * MIB
@@ -140,6 +140,7 @@ def suggestions(decided: Plan, job: Job, smallest: int) -> tuple[Suggestion, ...
         next(filter(None, fewer), None),
         _change(job.claim, starts, "no --exclusive", exclusive=False),
         _any_gpu(job.claim, starts),
+        *_less_of_host(decided, job.claim, starts),
     )
     return tuple(each for each in found if each is not None)
 
@@ -189,6 +190,15 @@ def _change(claim: Claim, starts: _Starts, options: str, **fields: object) -> Su
     """Suggest other values of some fields, if they are others and the job would start with them."""
     changed = replace(claim, **fields)  # type: ignore[arg-type]
     return Suggestion(options, changed) if changed != claim and starts(changed) else None
+
+
+def _less_of_host(decided: Plan, claim: Claim, starts: _Starts) -> Iterator[Suggestion | None]:
+    """Suggest the RAM and the cores that are free, where a job asks for more."""
+    ram, cores = round_down_size(max(0, decided.host.ram or 0)), decided.host.cores
+    if _STEP <= ram < (claim.ram or 0):
+        yield _change(claim, starts, f"--ram {format_size(ram)}", ram=ram)
+    if 0 < cores < (claim.cpus or 0):
+        yield _change(claim, starts, f"--cpus {cores}", cpus=cores)
 
 
 def _any_gpu(claim: Claim, starts: _Starts) -> Suggestion | None:

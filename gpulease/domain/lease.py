@@ -180,6 +180,11 @@ class Claim:
         return self.named, self.model, self.min_vram, self.same_model, self.linked
 
     @property
+    def leases_host(self) -> bool:
+        """Whether it is for RAM or cores of the server, besides the memory of GPUs."""
+        return self.ram is not None or self.cpus is not None
+
+    @property
     def is_choosy(self) -> bool:
         """Whether only some GPUs are suitable."""
         return bool(self.named) or self.model is not None or self.min_vram is not None

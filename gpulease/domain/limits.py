@@ -37,6 +37,10 @@ class UserLimits:
     """Bytes of all their leases."""
     most_running: int | None = None
     """Jobs and holds that hold memory."""
+    most_ram: int | None = None
+    """Bytes of RAM that they lease in all; other jobs do not count, as for `most_cpus`."""
+    most_cpus: int | None = None
+    """Cores that they lease in all."""
     most_waiting: int | None = None
     """Queued jobs and holds."""
     gib_hours_per_week: int | None = None
@@ -66,7 +70,10 @@ class UserLimits:
     @property
     def restrict_starts(self) -> bool:
         """Whether a job may have to wait for a limit."""
-        most = (self.most_gpus, self.most_memory, self.most_running, self.gib_hours_per_week)
+        most = (
+            self.most_gpus, self.most_memory, self.most_running, self.most_ram, self.most_cpus,
+            self.gib_hours_per_week,
+        )  # fmt: skip
         return bool(self.groups) or any(each is not None for each in most)
 
 
@@ -76,7 +83,7 @@ class GroupLimits:
 
     name: str
     limits: UserLimits
-    """GPUs, memory and GiB-hours count."""
+    """GPUs, memory, RAM, cores and GiB-hours count."""
 
 
 NO_LIMITS = UserLimits()
@@ -182,6 +189,8 @@ class Held:
     running: int = 0
     gpus: int = 0
     memory: int = 0
+    ram: int = 0
+    cpus: int = 0
     gib_hours: float = 0.0
     """Used so far in the past 7 days by the leases that are still held."""
 
@@ -202,6 +211,16 @@ def over_limit(limits: UserLimits, held: Held, claim: Claim, largest: int) -> Ov
     if limits.most_memory is not None and held.memory + memory > limits.most_memory:
         most, has = format_size(limits.most_memory), f"{format_size(held.memory)} is leased"
         return OverLimit("most_memory", most, has)
+    return _over_host(limits, held, claim) if claim.leases_host else None
+
+
+def _over_host(limits: UserLimits, held: Held, claim: Claim) -> OverLimit | None:
+    most_ram, most_cpus = limits.most_ram, limits.most_cpus
+    if most_ram is not None and claim.ram and held.ram + claim.ram > most_ram:
+        has = f"{format_size(held.ram)} is leased"
+        return OverLimit("most_ram", f"{format_size(most_ram)} of RAM", has)
+    if most_cpus is not None and claim.cpus and held.cpus + claim.cpus > most_cpus:
+        return OverLimit("most_cpus", counted(most_cpus, "core"), f"{held.cpus} are leased")
     return None
 
 
@@ -241,7 +260,20 @@ def never_within(
             f"cannot lease {claim}: {user} may hold {most_of_all} at once (most_memory)",
             f"ask for at most --mem {each}" + (" on each GPU" if claim.gpus > 1 else ""),
         )
-    return None
+    return _never_of_host(limits, claim, user)
+
+
+def _never_of_host(limits: UserLimits, claim: Claim, user: str) -> tuple[str, str] | None:
+    ram, cpus = claim.ram or 0, claim.cpus or 0
+    if limits.most_ram is not None and ram > limits.most_ram:
+        asked, most = f"{format_size(ram)} of RAM", format_size(limits.most_ram)
+        setting, hint = "most_ram", f"ask for at most --ram {most}"
+    elif limits.most_cpus is not None and cpus > limits.most_cpus:
+        asked, most = counted(cpus, "core"), str(limits.most_cpus)
+        setting, hint = "most_cpus", f"ask for at most --cpus {most}"
+    else:
+        return None
+    return f"cannot lease {asked}: {user} may hold {most} at once ({setting})", hint
 
 
 _Account = int | str
@@ -321,6 +353,8 @@ class LimitCheck:
             held.running += 1
             held.gpus += job.claim.gpus
             held.memory += memory
+            held.ram += job.claim.ram or 0
+            held.cpus += job.claim.cpus or 0
             self._known.clear()
 
     def _accounts(self, job: Job) -> Sequence[_Account]:
@@ -365,6 +399,8 @@ class LimitCheck:
                     running=held.running + 1,
                     gpus=held.gpus + kept.claim.gpus,
                     memory=held.memory + memory_of(kept.claim, self._largest),
+                    ram=held.ram + (kept.claim.ram or 0),
+                    cpus=held.cpus + (kept.claim.cpus or 0),
                 )
         over = over_limit(limits, held, job.claim, self._largest)
         return over or self._budgets.get(account)

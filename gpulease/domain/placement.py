@@ -92,20 +92,40 @@ class Placement:
 
 
 @dataclass(frozen=True, slots=True)
+class Shortage:
+    """Why the server has too little RAM or too few cores for a claim now."""
+
+    why: str
+    waits_for: tuple[JobId, ...] = ()
+    """The jobs that have to end first."""
+    labels: Mapping[JobId, str] = field(default_factory=dict, compare=False)
+    """Their ids as people see them."""
+    kind: ObstacleKind = ObstacleKind.LEASED
+    """RESERVED: enough is free, and is kept for the job in `waits_for`."""
+
+
+@dataclass(frozen=True, slots=True)
 class Refusal:
     """Why a claim does not fit now, for each GPU; the GPUs in `fits` could take it alone."""
 
     obstacles: tuple[Obstacle, ...]
     fits: tuple[GpuUuid, ...] = ()
+    host: Shortage | None = None
+    """Why the server itself has too little for it."""
+
+    @property
+    def reasons(self) -> tuple[Obstacle | Shortage, ...]:
+        """What is in the way, the GPUs first."""
+        return self.obstacles if self.host is None else (*self.obstacles, self.host)
 
     @property
     def waits_for(self) -> tuple[JobId, ...]:
         """The jobs that have to end first, lowest id first."""
-        return tuple(sorted({job for each in self.obstacles for job in each.waits_for}))
+        return tuple(sorted({job for each in self.reasons for job in each.waits_for}))
 
     def labels_of(self, jobs: Iterable[JobId]) -> list[str]:
         """Return the ids of jobs that are in the way, as people see them."""
-        known = {job: label for each in self.obstacles for job, label in each.labels.items()}
+        known = {job: label for each in self.reasons for job, label in each.labels.items()}
         return [known.get(job, str(job)) for job in jobs]
 
 
@@ -184,7 +204,7 @@ def with_missing_links(claim: Claim, refusal: Refusal, gpus: Sequence[GpuMemory]
         why = f"NVLink connects it with {count} of the others that have room"
         unlinked.append(_obstacle(gpu, ObstacleKind.NOT_LINKED, why, ()))
     found = sorted((*refusal.obstacles, *unlinked), key=lambda each: each.sort_key)
-    return Refusal(tuple(found))
+    return Refusal(tuple(found), host=refusal.host)
 
 
 def _reading(gpu: GpuMemory) -> GpuReading:

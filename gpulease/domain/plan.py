@@ -14,6 +14,7 @@ from gpulease.domain.calendar import Calendar
 from gpulease.domain.choice import PlannedGpu, Score, best_fit, fits
 from gpulease.domain.eligibility import Block, next_begin
 from gpulease.domain.gpu import GpuMemory, GpuUuid, JobId
+from gpulease.domain.host_memory import HostMemory
 from gpulease.domain.job import Job, grant, worker_started
 from gpulease.domain.lease import Claim
 from gpulease.domain.limits import LimitCheck, OverLimit
@@ -23,6 +24,7 @@ from gpulease.domain.placement import (
     ObstacleKind,
     Placement,
     Refusal,
+    Shortage,
     asked_back,
     find_obstacle,
     granted,
@@ -136,6 +138,19 @@ class Plan:
         return tuple(job for job in self.after.jobs if job.holds_memory or job.id in self._first)
 
     @cached_property
+    def host(self) -> HostMemory:
+        """What the server has free after the grants, and beside the promises."""
+        left = HostMemory.of(self.snapshot.host, self.snapshot.host_policy, self._holding)
+        for job in self.snapshot.jobs if self.promised else ():
+            if job.id in self.promised:
+                left.take(job.claim)
+        return left
+
+    @cached_property
+    def _holding(self) -> tuple[Job, ...]:
+        return tuple(job for job in self.after.jobs if job.holds_memory)
+
+    @cached_property
     def reserved(self) -> Mapping[GpuUuid, JobId]:
         """The GPUs with reserved memory, and the job that it is reserved for."""
         if self.closed is not None:
@@ -147,6 +162,12 @@ class Plan:
     def reserved_for(self, job: JobId, gpu: GpuMemory) -> Obstacle:
         """Return the obstacle on a GPU that is reserved for `job`."""
         return reserved_for(job, self._labels.get(job, str(job)), gpu)
+
+    def kept_of_host(self, job: JobId) -> Shortage:
+        """Return that RAM or cores are reserved for `job`."""
+        label = self._labels.get(job, str(job))
+        why = f"RAM or cores are reserved for job {label}, which is earlier in the queue"
+        return Shortage(why, (job,), {job: label}, ObstacleKind.RESERVED)
 
     @cached_property
     def _labels(self) -> Mapping[JobId, str]:
@@ -329,12 +350,14 @@ def why_waiting(plan_: Plan, job: Job) -> WaitReason:
             fitting.append(gpu.uuid)
         else:
             obstacles.append(obstacle)
-    refusal = Refusal(tuple(sorted(obstacles, key=lambda each: each.sort_key)), tuple(fitting))
+    obstacles.sort(key=lambda each: each.sort_key)
+    host = _why_no_host(plan_, need, job.id) if job.claim.leases_host else None
+    refusal = Refusal(tuple(obstacles), tuple(fitting), host)
     reserved = frozenset(
         gpu for each in plan_.reservations if each.job == job.id for gpu in each.memory
     )
     # A preemptible job uses idle memory only; another may have had memory freed for it already.
-    asks = not need.preemptible and job.id not in plan_.promised
+    asks = not need.preemptible and job.id not in plan_.promised and host is None
     back = asked_back(job.claim, refusal, plan_.gpus) if asks else ()
     if not back:
         refusal = with_missing_links(job.claim, refusal, plan_.gpus)
@@ -353,15 +376,31 @@ def _why_kept(plan_: Plan, need: Need, job: JobId, gpu: GpuMemory) -> Obstacle |
     kept_for = plan_.reserved.get(gpu.uuid, job)
     if kept_for != job and not fits(need.claim, plan_.planned_gpus[gpu.uuid]):
         return plan_.reserved_for(kept_for, gpu)
-    at_s = snapshot.at.timestamp()
-    for kept in plan_.reservations:
-        if kept.job == job or need.preemptible:
-            continue
-        if kept.is_outlasted_by(need, at_s, history, policy) and not (
-            kept.leaves(gpu.uuid, need.claim, utilization, policy)
-        ):
+    for kept in _ahead_of(plan_, need, job):
+        if not kept.leaves(gpu.uuid, need.claim, utilization, policy):
             return plan_.reserved_for(kept.job, gpu)
     return None
+
+
+def _why_no_host(plan_: Plan, need: Need, job: JobId) -> Shortage | None:
+    """Return why the server has too little for a job, or keeps it for another one."""
+    found = plan_.host.shortage(need.claim, plan_._holding)
+    if found is not None:
+        return found
+    for kept in _ahead_of(plan_, need, job):
+        if not kept.leaves_host(need.claim):
+            return plan_.kept_of_host(kept.job)
+    return None
+
+
+def _ahead_of(plan_: Plan, need: Need, job: JobId) -> Iterator[Reservation]:
+    """Yield the reservations of other jobs that one which starts now may run into."""
+    snapshot = plan_.snapshot
+    at_s, history, policy = snapshot.at.timestamp(), snapshot.history, snapshot.policy
+    for kept in plan_.reservations:
+        is_other = kept.job != job and not need.preemptible
+        if is_other and kept.is_outlasted_by(need, at_s, history, policy):
+            yield kept
 
 
 def _window_ahead(plan_: Plan, job: Job, need: Need, gpu: GpuMemory) -> Obstacle | None:

@@ -8,7 +8,7 @@ first; then whatever fits, by score. Preemptible jobs come last. `plan` reads th
 import math
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
-from functools import partial
+from functools import cached_property, partial
 from itertools import islice
 from operator import ge
 
@@ -34,6 +34,7 @@ from gpulease.domain.choice import (
 )
 from gpulease.domain.eligibility import blocks
 from gpulease.domain.gpu import GpuUuid, JobId
+from gpulease.domain.host_memory import HostMemory
 from gpulease.domain.job import Job, wait_has_expired
 from gpulease.domain.lease import Claim
 from gpulease.domain.limits import LimitCheck
@@ -89,6 +90,7 @@ class PlanningPass:
             capacity(gpus),
             snapshot.at,
         )
+        self._snapshot = snapshot
         self.usual_wait_s = snapshot.usual_wait_s
         self.making_way = MakingWay(
             self.queue.holding.values(), self.history, self.policy, self.now_s
@@ -96,6 +98,18 @@ class PlanningPass:
         self.order = Order(
             self.queue, self.now_s, self.policy, self.history, snapshot.use.at(self.now_s)
         )
+
+    @cached_property
+    def host(self) -> HostMemory:
+        """What the server has free; few passes meet a claim that leases some of it."""
+        holding = (held.job for held in self.queue.holding.values())
+        return HostMemory.of(self._snapshot.host, self._snapshot.host_policy, holding)
+
+    def _host_has(self, claim: Claim, ahead: Sequence[Reservation] = ()) -> bool:
+        """Tell whether the server has what a claim leases of it, beside these reservations."""
+        if not claim.leases_host:
+            return True
+        return self.host.fits(claim) and all(kept.leaves_host(claim) for kept in ahead)
 
     def _count_usual_load(self) -> None:
         """Count what is not measured yet, and what a reading cannot show."""
@@ -205,16 +219,17 @@ class PlanningPass:
 
     def _reserve(self, job: Job, need: Need, gpus: Sequence[PlannedGpu]) -> Reservation | None:
         hard = self._is_hard(job)
+        ends = self._ends(hard=hard)
+        if not ends:
+            return None
         return reserve(
             job.id,
-            job.claim,
-            need.utilization(self.history),
+            self._wanted(need),
             gpus,
-            self._ends(hard=hard),
-            self.policy,
-            self.score,
+            ends,
             hard=hard,
             latest_starts=self._latest_starts(need),
+            host=self.host.copy() if job.claim.leases_host else None,
         )
 
     def _ends(self, *, hard: bool) -> Sequence[End]:
@@ -290,13 +305,17 @@ class PlanningPass:
         size = claim.memory if isinstance(claim.memory, int) else 0
         part = None if isinstance(claim.memory, int) else claim.memory
         unlimited = self.policy.unlimited_run_time.total_seconds()
-        return (claim.gpus, claim.choice, claim.exclusive, part, user), (
+        kind = claim.gpus, claim.choice, claim.exclusive, part, user
+        asked = (
             size,
             need.run_time(history),
             need.utilization(history),
             math.inf if limit_s is None else limit_s,
             unlimited if limit_s is None else limit_s,
         )
+        if claim.leases_host:
+            return (*kind, True), (*asked, claim.ram or 0, claim.cpus or 0)
+        return kind, asked
 
     def start_preemptible_jobs(self) -> None:
         """Start the preemptible jobs that fit; they delay no reservation in any case."""
@@ -329,7 +348,8 @@ class PlanningPass:
             key = claim.gpus, claim.choice
             if key not in most:
                 most[key] = most_free(claim, able)
-            if not isinstance(claim.memory, int) or claim.memory <= most[key]:
+            is_enough = not isinstance(claim.memory, int) or claim.memory <= most[key]
+            if is_enough and self._host_has(claim):
                 yield found
 
     def _is_worse_than(self, refused: Need) -> Callable[[Need], bool]:
@@ -338,6 +358,8 @@ class PlanningPass:
         They are for at least as long and for at least as much of the time of a GPU. A window may
         stand against one user and not against another.
         """
+        if not self._host_has(refused.claim):
+            return lambda _: True
         able = (gpu for gpu in self.planned_gpus if gpu.shares(0.0, self.policy))
         fitting = [gpu for gpu in able if fits(refused.claim, gpu)]
         if not suffice(refused.claim, fitting):
@@ -353,6 +375,9 @@ class PlanningPass:
 
     def _start(self, job: Job, need: Need) -> bool:
         """Grant `job` its claim if it fits and delays nobody."""
+        ahead = self._ahead_of(need)
+        if not self._host_has(job.claim, ahead):
+            return False
         utilization = need.utilization(self.history)
         least = job.claim.memory if isinstance(job.claim.memory, int) else 1
         able = [
@@ -360,7 +385,6 @@ class PlanningPass:
             for gpu in self._open_to(need, self.planned_gpus)
             if gpu.free >= least and fits(job.claim, gpu) and gpu.shares(utilization, self.policy)
         ]
-        ahead = self._ahead_of(need)
         if ahead:
             able = self._beside(ahead, job.claim, utilization, able)
         calm = [gpu for gpu in able if gpu.is_calm_with(utilization)]
@@ -409,8 +433,15 @@ class PlanningPass:
             for kept in ahead:
                 if gpu.uuid in kept.gpus:
                     kept.gpus[gpu.uuid].take(job.claim, utilization)
+        if job.claim.leases_host:
+            self._take_of_host(job.claim, ahead)
         self.grants[job.id] = Placement(tuple(allocations), bounds_on(job.claim, gpus))
         self._count(job, sum(memory for _, memory in allocations))
+
+    def _take_of_host(self, claim: Claim, ahead: Sequence[Reservation] = ()) -> None:
+        for pool in (self.host, *(kept.host for kept in ahead)):
+            if pool is not None:
+                pool.take(claim)
 
     def _count(self, job: Job, memory: int) -> None:
         """Count a job that gets so many bytes against the limits and the share of its user."""
@@ -455,7 +486,11 @@ class PlanningPass:
         if self.limits.exceeded_by(job) is not None:
             return False
         wanted, able = self._wanted(need), self._open_to(need, self.planned_gpus)
-        if ahead := self._ahead_of(need):
+        ahead = self._ahead_of(need)
+        # Jobs make way for memory of GPUs only.
+        if not self._host_has(job.claim, ahead):
+            return False
+        if ahead:
             able = self._beside(ahead, job.claim, wanted.utilization, able)
         if not self.making_way.find_way(job.id, wanted, self.planned_gpus, able):
             return False
@@ -467,6 +502,8 @@ class PlanningPass:
         kept = self.making_way.promised[job.id]
         sizes = (gpu.allocatable for gpu in self.planned_gpus if gpu.uuid in kept)
         self._count(job, sum(job.claim.memory_on(size) for size in sizes))
+        if job.claim.leases_host:
+            self._take_of_host(job.claim)
 
     def _wanted(self, need: Need) -> Wanted:
         utilization = need.utilization(self.history)

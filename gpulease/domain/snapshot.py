@@ -15,6 +15,7 @@ from gpulease.domain.gpu import (
     UnmanagedBefore,
     build_ledger,
 )
+from gpulease.domain.host_memory import DEFAULT_HOST_POLICY, HostPolicy, HostReading
 from gpulease.domain.job import Job
 from gpulease.domain.limits import RecentUse, UserLimits
 from gpulease.domain.past_jobs import PastUse, RunTimes
@@ -63,6 +64,9 @@ class Snapshot:
     """What was unmanaged before jobs whose use is unknown."""
     windows: Sequence[Occurrence] = ()
     """The current or next time of each window."""
+    host: HostReading | None = None
+    """The RAM and the cores of the server; None: unknown."""
+    host_policy: HostPolicy = DEFAULT_HOST_POLICY
 
 
 def ledgers(snapshot: Snapshot) -> tuple[GpuMemory, ...]:

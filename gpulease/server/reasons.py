@@ -103,7 +103,7 @@ class WaitReasonCache:
 def explanation(claim: Claim, waiting: WaitReason, gpus: int) -> WaitExplanation:
     """Return a reason as numbers and sentences, on a machine with so many GPUs."""
     refusal = waiting.refusal
-    reserved = (each for each in refusal.obstacles if each.kind is ObstacleKind.RESERVED)
+    reserved = (each for each in refusal.reasons if each.kind is ObstacleKind.RESERVED)
     behind = next((job for each in reserved for job in each.waits_for), None)
     # Jobs that give memory back do not have to end.
     waits_for = () if waiting.asks_back else refusal.waits_for
@@ -191,8 +191,12 @@ def why_it_waits(claim: Claim, waiting: WaitReason, gpus: int) -> str | None:
         jobs = sorted({job for each in waiting.asks_back for job in each.waits_for})
         labels = ", ".join(waiting.refusal.labels_of(jobs))
         return f"waits for job{'s' * (len(jobs) > 1)} {labels} to give back {excess}"
+    host = waiting.refusal.host
+    if host is not None and len(waiting.refusal.fits) >= claim.gpus:
+        return host.why
     # Its guarantee is enough for it to start.
-    return _why_no_gpu(replace(claim, memory_bound=None), waiting.refusal)
+    why = _why_no_gpu(replace(claim, memory_bound=None), waiting.refusal)
+    return why if host is None else "; ".join(filter(None, (why, host.why)))
 
 
 def _why_no_gpu(claim: Claim, refusal: Refusal) -> str | None:

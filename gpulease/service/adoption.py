@@ -201,8 +201,8 @@ def adopt(
     sizes = {uuid: part.memory_on(0) for uuid, part in parts.items()}
     whole = replace(each, memory=max(sizes.values()), gpus=len(gpus), named=tuple(sizes))
     job = tx.add(replace(submission, claim=whole), at)
-    if not wanted.by_admin and (over := _over_limit(decided, job, policy)) is not None:
-        raise _refused(wanted, str(over))
+    if (why := _why_beyond(wanted, decided, job, policy)) is not None:
+        raise _refused(wanted, why)
     for gpu in gpus:
         obstacle = _obstacle(parts[gpu.uuid], gpu, uses[gpu.uuid], decided, job)
         if obstacle is not None:
@@ -214,6 +214,14 @@ def adopt(
     if (left_out := _left_out(wanted, seen)) is not None:
         tx.note(granted.id, Event(at, "notice", left_out))
     return granted
+
+
+def _why_beyond(wanted: Adoption, decided: Plan, job: Job, policy: Policy) -> str | None:
+    """Return the limit of its user, or of the machine, that a job exceeds."""
+    if not wanted.by_admin and (over := _over_limit(decided, job, policy)) is not None:
+        return str(over)
+    short = decided.host.shortage(job.claim)
+    return None if short is None else short.why
 
 
 def _over_limit(decided: Plan, job: Job, policy: Policy) -> OverLimit | None:

@@ -6,6 +6,7 @@ from datetime import datetime
 from typing import Any
 
 from gpulease.domain.gpu import GpuMemory, GpuUuid, JobId
+from gpulease.domain.host_memory import HostReading
 from gpulease.domain.job import EarlySignal, Job, Owner
 from gpulease.domain.lease import Claim, State
 from gpulease.domain.limits import NO_LIMITS, Beyond, UserLimits
@@ -19,6 +20,7 @@ from gpulease.service.ports import Clock, Event, Policy, Store, Transaction
 from gpulease.service.queue_state import QueueState
 from gpulease.service.refusals import (
     largest,
+    refuse_beyond_host,
     refuse_longer,
     refuse_over_limit,
     refuse_what_can_never_start,
@@ -84,7 +86,7 @@ def edit(
         if wanted.named is not None:
             uuids = uuids_of(wanted.named, seen.readings)
             wanted = replace(wanted, claim={**wanted.claim, "named": uuids})
-        checks = _Checks(tx, empty, policy, limits, state, at)
+        checks = _Checks(tx, empty, seen.host, policy, limits, state, at)
         jobs = [existing(tx, number) for number in numbers]
         for job in jobs:
             refuse_unless_queued(job, "edit")
@@ -106,6 +108,7 @@ class _Checks:
     tx: Transaction
     empty: tuple[GpuMemory, ...]
     """The ledgers of the GPUs without jobs."""
+    host: HostReading | None
     policy: Policy
     limits: Mapping[Owner, UserLimits]
     """The limits of users; none for users who are not here."""
@@ -122,6 +125,7 @@ class _Checks:
         if job.claim.time_limit is not None:
             refuse_longer(job.claim.time_limit, limits, f"edit job {job.label}", hold=False)
         refuse_what_can_never_start(job.claim, self.empty, self.policy, limits, job.owner.user)
+        refuse_beyond_host(job.claim, self.host, self.policy.host)
 
     def check_totals(self, changed: Sequence[Job]) -> None:
         """Check what each user asks for in total; all changes are saved."""

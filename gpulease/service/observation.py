@@ -14,10 +14,19 @@ from gpulease.domain.gpu import (
     UnmanagedBefore,
     unmanaged_since,
 )
+from gpulease.domain.host_memory import HostReading
 from gpulease.domain.job import Job
 from gpulease.domain.lease import Lease
 from gpulease.domain.snapshot import Snapshot, ledgers
-from gpulease.service.ports import Clock, GpuProbe, InThread, Policy, ProcessFinder, Store
+from gpulease.service.ports import (
+    Clock,
+    GpuProbe,
+    HostProbe,
+    InThread,
+    Policy,
+    ProcessFinder,
+    Store,
+)
 from gpulease.service.sharing import Sharing
 from gpulease.shared_calls import SharedCalls
 
@@ -42,6 +51,8 @@ class Observation:
     """The GPUs that the driver calls lost. In the first such observation they are unreadable."""
     unmanaged: Mapping[GpuUuid, UnmanagedBefore] = field(default_factory=dict)
     """What was unmanaged before jobs whose use is unknown."""
+    host: HostReading | None = None
+    """The RAM and the cores of the machine; None: not read."""
 
     @property
     def is_blind(self) -> bool:
@@ -208,7 +219,7 @@ def snapshot(
     """Return everything that a decision depends on."""
     return Snapshot(
         jobs, seen.readings, at, seen.jobs_by_pid, policy.margin, drained, seen.servers,
-        unmanaged=seen.unmanaged,
+        unmanaged=seen.unmanaged, host=seen.host, host_policy=policy.host,
     )  # fmt: skip
 
 
@@ -248,11 +259,14 @@ class GpuObserver:
         in_thread: InThread,
         unmanaged: Mapping[GpuUuid, UnmanagedBefore] | None = None,
         sharing: Sharing | None = None,
+        host: HostProbe | None = None,
     ) -> None:
         """`in_thread` runs the calls of the driver; `unmanaged` is as in `observe`.
 
-        `sharing` is for daemons of several users on the same GPUs.
+        `sharing` is for daemons of several users on the same GPUs. Without `host`, nothing is known
+        of the machine's RAM.
         """
+        self._host = host
         self.sharing = sharing
         self._unmanaged = unmanaged
         self.latest: Observation | None = None
@@ -294,6 +308,8 @@ class GpuObserver:
                 self.latest,
                 self._unmanaged,
             )
+            if self._host is not None:
+                seen = replace(seen, host=self._host.read(self._store.holding()))
             if self.sharing is None:
                 return seen
             return replace(seen, readings=self.sharing.joined(seen.readings, seen.processes))

@@ -19,6 +19,7 @@ from gpulease.domain.calendar import Window, WindowId
 from gpulease.domain.enforcement import Reports
 from gpulease.domain.gpu import GpuReading, GpuUuid, JobId, NeighbourLease
 from gpulease.domain.health import GpuAvailability, GpuEvent, HealthReport
+from gpulease.domain.host_memory import DEFAULT_HOST_POLICY, HostPolicy, HostReading
 from gpulease.domain.job import (
     NO_HOST_USE,
     NO_USAGE,
@@ -203,6 +204,7 @@ class Policy:
     """The limits of a user, from the settings."""
     slurm: SlurmPolicy | None = None
     """None where the daemon's queue has all GPUs."""
+    host: HostPolicy = DEFAULT_HOST_POLICY
 
     def limits(self, owner: Owner) -> UserLimits:
         """Return the limits of a user; those who are exempt keep the default time only."""
@@ -387,6 +389,13 @@ class Neighbours(Protocol):
 
     def leases(self) -> Sequence[NeighbourLease]:
         """Return what the others lease."""
+
+
+class HostProbe(Protocol):
+    """Reads the RAM and the cores of the machine."""
+
+    def read(self, holding: Iterable[Job]) -> HostReading:
+        """Return a reading, given the jobs that hold leases."""
 
 
 class GpuProbe(Protocol):

@@ -10,6 +10,7 @@ from datetime import datetime, timedelta
 
 from gpulease.domain.choice import enough_of, sets_of, suits
 from gpulease.domain.gpu import GpuMemory, GpuReading, GpuUuid
+from gpulease.domain.host_memory import HostPolicy, HostReading
 from gpulease.domain.job import Job
 from gpulease.domain.lease import Claim, State
 from gpulease.domain.limits import (
@@ -24,7 +25,15 @@ from gpulease.domain.limits import (
 from gpulease.domain.placement import can_be_combined, can_ever_hold
 from gpulease.errors import AlreadyLeased, BadValue, CannotLease, NoSuchGpu, TooMany
 from gpulease.service.ports import Policy, Quotas, Submission, Transaction, UserCount
-from gpulease.units import MIB, Share, format_size, format_span
+from gpulease.units import (
+    MIB,
+    Share,
+    counted,
+    format_above,
+    format_size,
+    format_span,
+    round_down_size,
+)
 
 
 def with_time_limit(submission: Submission, limits: UserLimits) -> Submission:
@@ -243,6 +252,27 @@ def refuse_what_can_never_start(
         )
     refuse_what_can_never_run(claim, gpus, policy)
     refuse_what_is_never_within(claim, limits, largest(gpus, 1), user)
+
+
+def refuse_beyond_host(claim: Claim, host: HostReading | None, policy: HostPolicy) -> None:
+    """Check that the machine has the RAM and the cores of a claim; what is unknown is not refused.
+
+    Raises:
+        CannotLease: it has less.
+    """
+    most = None if host is None else policy.ram_of(host)
+    if most is not None and claim.ram is not None and claim.ram > most:
+        raise CannotLease(
+            f"cannot lease {format_above(claim.ram, most)} of RAM: this machine has "
+            f"{format_size(most)} to lease",
+            f"ask for at most --ram {format_size(round_down_size(most))}",
+        )
+    cores = None if host is None else policy.cores_of(host)
+    if cores is not None and claim.cpus is not None and claim.cpus > cores:
+        raise CannotLease(
+            f"cannot lease {counted(claim.cpus, 'core')}: this machine has {cores} to lease",
+            f"ask for at most --cpus {cores}" if cores else "leave out --cpus",
+        )
 
 
 def refuse_what_can_never_run(claim: Claim, gpus: tuple[GpuMemory, ...], policy: Policy) -> None:

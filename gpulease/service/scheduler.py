@@ -17,6 +17,7 @@ from gpulease.domain.eligibility import BlockKind
 from gpulease.domain.explain import UserStanding, standings
 from gpulease.domain.forecast import Start
 from gpulease.domain.gpu import GpuMemory, JobId
+from gpulease.domain.host_memory import HostMemory
 from gpulease.domain.job import Job, Outcome, asked_to_end, grant, one_line, shifted
 from gpulease.domain.lease import IllegalTransition, State, Trigger
 from gpulease.domain.limits import NO_LIMITS, UserLimits
@@ -603,8 +604,18 @@ class Scheduler:
             plan is None
             or plan.snapshot.jobs is not self.store.live()
             or list(map(_room, gpus)) != list(map(_room, ledgers(plan.snapshot)))
+            or self._host_has_more(plan)
         ):
             self.wake()
+
+    def _host_has_more(self, plan: Plan) -> bool:
+        """Tell whether the server has now what a waiting job lacked in a plan."""
+        lacking = [job.claim for job in plan.waiting if job.claim.leases_host]
+        lacking = [claim for claim in lacking if not plan.host.fits(claim)]
+        if not lacking or self.seen is None:
+            return False
+        left = HostMemory.of(self.seen.host, self.policy.host, self.store.holding())
+        return any(map(left.fits, lacking))
 
     async def run(
         self, rest_s: float | None = None, passed: Callable[[], None] = lambda: None

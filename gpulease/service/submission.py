@@ -26,6 +26,7 @@ from gpulease.service.queue_state import QueueState
 from gpulease.service.refusals import (
     largest,
     largest_for,
+    refuse_beyond_host,
     refuse_one_more,
     refuse_over_limit,
     refuse_second_lease,
@@ -151,6 +152,7 @@ def queue(
         submission = replace(submission, claim=claim)
     submission = with_time_limit(sized(submission, tx, empty, policy), limits)
     refuse_what_can_never_start(submission.claim, empty, policy, limits, submission.owner.user)
+    refuse_beyond_host(submission.claim, seen.host, policy.host)
     after, failure = dependencies.resolve(tx, submission.after)
     submission = replace(submission, queue=replace(submission.queue, after=after))
     job = _add(tx, submission, at, failure)
@@ -205,6 +207,8 @@ def _refuse_to_wait(
             f"cannot start the job now: {block.sentence(labels)}", "leave out --no-wait"
         )
     waits = why_waiting(decided, job)
-    where = "; ".join(f"GPU {each.label}: {each.why}" for each in waits.refusal.obstacles)
+    parts = [f"GPU {each.label}: {each.why}" for each in waits.refusal.obstacles]
+    parts += [] if waits.refusal.host is None else [waits.refusal.host.why]
+    where = "; ".join(parts)
     where = where if waits.over_limit is None else str(waits.over_limit)
     raise NoRoomNow(f"cannot lease {job.claim} now" + (f": {where}" if where else ""), _WAIT)

@@ -70,7 +70,7 @@ def test_users_and_groups_have_settings_of_their_own(tmp_path: Path) -> None:
             "[groups.a] overuse_grace: cannot use the grace",
             "1h",
         ),
-        ("[groups.a.together]\nmost_running = 3", "unknown key 'most_running'", "known keys"),
+        ('[groups.a.together]\nidle = "warn"', "unknown key 'idle'", "known keys"),
         ("[users.a.together]\nmost_gpus = 3", "[users.a] has an unknown key 'together'", None),
         ('[users.alice]\noveruse = ["warn"]', "write [users.alice] overuse", None),
         ("[user.alice]", "an unknown key 'user'", "users"),

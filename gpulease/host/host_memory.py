@@ -1,0 +1,67 @@
+"""Reads the RAM and the cores of this machine, and the RAM that jobs with a lease of it use."""
+
+import os
+from collections.abc import Callable, Iterable
+
+from gpulease.domain.gpu import JobId
+from gpulease.domain.host_memory import HostReading
+from gpulease.domain.job import Job
+from gpulease.host import cgroups, proc_reader
+from gpulease.shim.process_tree import read_proc
+
+_KIB = 1024
+_KEPT = ("anon", "shmem", "slab_unreclaimable", "kernel_stack", "pagetables", "sock")
+"""What a cgroup has that the kernel cannot take back, as in memory.stat. The files that it has in
+memory besides are in MemAvailable."""
+
+
+class HostProbe:
+    """Takes readings of the machine. For any thread."""
+
+    def __init__(
+        self,
+        pids_of: Callable[[Job], Iterable[int] | None],
+        has_scope: Callable[[JobId], bool],
+        meminfo: str = "/proc/meminfo",
+    ) -> None:
+        """`has_scope` says whether this daemon put a job into a scope."""
+        self._pids_of = pids_of
+        self._has_scope = has_scope
+        self._meminfo = meminfo
+
+    def read(self, holding: Iterable[Job]) -> HostReading:
+        """Return a reading, given the jobs that hold leases."""
+        # The jobs first: what one allocates in between counts as used by others, and not as free.
+        found = ((job.id, self._used(job)) for job in holding if job.claim.ram is not None)
+        used = {job: size for job, size in found if size is not None}
+        sizes = _sizes(read_proc(self._meminfo))
+        return HostReading(
+            sizes.get("MemTotal"), sizes.get("MemAvailable"), len(os.sched_getaffinity(0)), used
+        )
+
+    def _used(self, job: Job) -> int | None:
+        directory = cgroups.directory_of(job.id) if self._has_scope(job.id) else None
+        stat = {} if directory is None else _numbers(read_proc(f"{directory}/memory.stat"))
+        if stat:
+            return sum(stat.get(name, 0) for name in _KEPT)
+        pids = self._pids_of(job)
+        return None if pids is None else sum(map(_used_by, pids))
+
+
+def _used_by(pid: int) -> int:
+    # Of pages that processes share, each has its part: forked data loaders share most of them.
+    sizes = _sizes(proc_reader.read(pid, "smaps_rollup") or b"")
+    return sizes.get("Pss_Anon", 0) + sizes.get("Pss_Shmem", 0)
+
+
+def _numbers(content: bytes) -> dict[str, int]:
+    """Return the numbers in a file of the kernel by name: `anon 4096`, or `MemTotal: 8 kB`."""
+    lines = (line.split() for line in content.decode().splitlines())
+    return {
+        line[0].rstrip(":"): int(line[1]) for line in lines if len(line) > 1 and line[1].isdigit()
+    }
+
+
+def _sizes(content: bytes) -> dict[str, int]:
+    """Return the same in bytes, where the unit is kB."""
+    return {name: number * _KIB for name, number in _numbers(content).items()}
