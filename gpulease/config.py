@@ -16,6 +16,7 @@ from gpulease.setting_parsers import (
     Mistakes,
     limit_of,
     one_of,
+    parse_address,
     parse_amount,
     parse_auto,
     parse_count,
@@ -151,6 +152,8 @@ class Settings:
     """The settings of the queue that differ from the defaults, by the keys of QUEUE_KEYS."""
     notify: Mapping[str, Any] = field(default_factory=dict)
     """The settings of notifications, by the keys of NOTIFY_KEYS."""
+    web: Mapping[str, Any] = field(default_factory=dict)
+    """What the daemon has to know of the web page, by the keys of WEB_KEYS."""
     users: Exceptions = field(default_factory=dict)
     """Settings of single users, by name."""
     groups: Exceptions = field(default_factory=dict)
@@ -250,11 +253,14 @@ NOTIFY_KEYS: Mapping[str, Callable[[str], Any]] = {
     "weekly_report": one_of("none", "mon", "tue", "wed", "thu", "fri", "sat", "sun"),
 }
 """The keys of [notify] in the file of a machine's daemon, and the parsers of their values."""
+WEB_KEYS: Mapping[str, Callable[[str], Any]] = {"address": parse_address}
+"""The keys of [web], and the parsers of their values."""
 _KEYS_OF: Mapping[str, tuple[Mapping[str, Callable[[str], Any]], str]] = {
     "host": (HOST_KEYS, 'reserved_ram = "16G"'),
     "queue": (QUEUE_KEYS, 'policy = "fair"'),
     "slurm": (SLURM_KEYS, 'shard = "256M"'),
     "notify": (NOTIFY_KEYS, 'admins = ["alice"]'),
+    "web": (WEB_KEYS, 'address = "https://gpu01.example.org/gpulease"'),
 }
 """The keys of each table, with an example."""
 _TABLES = (*_KEYS_OF, "users", "groups")

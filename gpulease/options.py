@@ -416,6 +416,10 @@ class RunOptions:
         "--summary", help="At the end, say what the job used: peaks, utilization, steps.",
         default=False, is_of_new_jobs=True,
     )  # fmt: skip
+    desktop: Literal["off", "osc9", "osc777"] = _job(
+        "--desktop", help="How this terminal is told of the start after a wait, and the end.",
+        default="off", is_of_new_jobs=True,
+    )  # fmt: skip
     quiet: bool = _job(
         "-q", "--quiet", help="Say nothing about the job on the terminal, errors apart.",
         default=False, is_of_new_jobs=True,

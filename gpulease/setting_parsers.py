@@ -100,6 +100,23 @@ def parse_names(text: str) -> tuple[str, ...]:
     return tuple(each.strip() for each in text.split(",") if each.strip())
 
 
+def parse_address(text: str) -> str:
+    """Parse the address of a web site, without a slash at its end.
+
+    Raises:
+        BadValue: it is none.
+    """
+    from urllib.parse import urlsplit  # commands import this file, and have no use for it
+
+    found = urlsplit(text)
+    if found.scheme not in ("http", "https") or not found.netloc or found.query or found.fragment:
+        raise BadValue(
+            f"{text[:_SHOWN_LENGTH]!r} is no address of a page",
+            "https://gpu01.example.org/gpulease",
+        )
+    return text.rstrip("/")
+
+
 def read_toml(path: Path) -> dict[str, Any]:
     """Return the content of a settings file.
 

@@ -6,6 +6,7 @@ The daemon may stop and start meanwhile: the job is in its database, and the shi
 from __future__ import annotations
 
 import signal
+import sys
 import time
 
 from gpulease.cli.attachment import (
@@ -26,8 +27,8 @@ from gpulease.cli.exit_codes import (
     status_of_ending,
     status_of_job,
 )
-from gpulease.cli.job_watch import RECONNECT_EVERY, JobWatch, current, id_of
-from gpulease.cli.render import OutputClosed, message_lines, write_output
+from gpulease.cli.job_watch import HAS_A_WORKER, RECONNECT_EVERY, JobWatch, current, id_of
+from gpulease.cli.render import OutputClosed, message_lines, write_output, write_stderr
 from gpulease.cli.signals import ENDING, EndedByInterrupt, Interrupted, Killed
 from gpulease.errors import GpuleaseError, NoDaemon, NotAllowed
 from gpulease.record import record
@@ -55,6 +56,8 @@ _RETRY_VERDICT_WITHIN = 60.0
 _VERDICT_EVERY = 0.05
 _NAMES_WITHIN = 2.0
 """Seconds for the daemon to name the GPUs of a shell, which waits for that."""
+_LOOKS_AWAY_AFTER = 5.0
+"""Seconds after which a user may look at something else than this terminal."""
 _ATTACH_WITHIN = 20.0
 """Seconds for a shim to answer on its socket, which it opens before the job is active."""
 _ATTACH_AGAIN_AFTER = 0.002
@@ -85,6 +88,8 @@ class FollowOptions:
     """Say which GPU each device name of the frameworks is."""
     summary: bool = False
     """Say in one line what the job did with its GPUs."""
+    desktop: str = "off"
+    """The sequence by which the terminal shows a message on the desktop: osc9, osc777, or off."""
     again: str | None = None
     """The job that this one repeats."""
 
@@ -126,6 +131,7 @@ class _Follower(JobWatch):
     ) -> None:
         super().__init__(client, signals, stderr)
         self._options = options
+        self._since = time.monotonic()
 
     def follow(self, job: JobView, submission: Submission | None) -> int:
         """Return what `follow` does."""
@@ -133,6 +139,8 @@ class _Follower(JobWatch):
             status = 0
             try:
                 status, job = self._follow_to_end(job, submission)
+                how = "has ended" if status == 0 else f"has ended with {status}"
+                self._tell_desktop(job, how)
             except Detached:
                 pass
             finally:
@@ -146,7 +154,10 @@ class _Follower(JobWatch):
     def _follow_to_end(self, job: JobView, submission: Submission | None) -> tuple[int, JobView]:
         """Return the exit code of one job, and the job as it was last seen. Raises: Detached."""
         try:
+            was_waiting = job.state not in HAS_A_WORKER
             job = self.wait_for_start(job, submission, _keys_of(self._options))
+            if was_waiting and job.state != "ended":
+                self._tell_desktop(job, "has started")
             self._introduce(job)
             stay = self._stay(job)
             if stay.ending is None:
@@ -162,6 +173,16 @@ class _Follower(JobWatch):
             if left.signum in ENDING - {signal.SIGHUP}:
                 raise Killed(left.signum) from None
             return SIGNALED + left.signum, job
+
+    def _tell_desktop(self, job: JobView, what: str) -> None:
+        """Have the terminal show a message, if that was asked for and the user may look away."""
+        is_long = time.monotonic() - self._since >= _LOOKS_AWAY_AFTER
+        if self._options.desktop == "off" or not is_long or not sys.stderr.isatty():
+            return
+        self._since = time.monotonic()
+        text = _clean(f"job {job.label or job.id} ({job.name}) {what}").replace(";", ",")
+        kind = "9;gpulease: " if self._options.desktop == "osc9" else "777;notify;gpulease;"
+        write_stderr(f"\x1b]{kind}{text}\x07")
 
     def _introduce(self, job: JobView) -> None:
         """Say on a terminal where a job that has started runs, and more if that was asked for."""

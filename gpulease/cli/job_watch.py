@@ -39,7 +39,7 @@ _POLL_EVERY = 10.0
 """Seconds between requests for a job that cannot be followed live, as many others are."""
 RECONNECT_EVERY = 2.0
 """Seconds between attempts to reach a daemon that stopped."""
-_HAS_A_WORKER = ("active", "releasing", "ended")
+HAS_A_WORKER = ("active", "releasing", "ended")
 
 
 class JobWatch:
@@ -63,7 +63,7 @@ class JobWatch:
         """
         views = self._changes(job, submission)
         is_news = submission is None
-        while job.state not in _HAS_A_WORKER:
+        while job.state not in HAS_A_WORKER:
             if is_news:
                 self._show_wait(job, keys)
             job = self.signals.interruptible(next, views, job)

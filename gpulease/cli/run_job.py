@@ -292,6 +292,7 @@ def submit_and_follow(
             may_run_again=bool(options.retry_oom or options.retries or options.requeue),
             verbose=options.verbose,
             summary=options.summary,
+            desktop=options.desktop,
             again=again,
         )
         stderr = stderr_status(_SHOWN_AFTER_S, quiet=options.quiet)

@@ -198,6 +198,7 @@ def _notifications(
     return DaemonNotifications(
         base.store, base.clock, base.writer, base.state.path, launcher, details,
         base.settings().notify, as_other_users=os.geteuid() == 0,
+        page=lambda: base.settings().web.get("address"),
     )  # fmt: skip
 
 

@@ -34,6 +34,8 @@ class NotifyEvent(StrEnum):
     """It does not use its GPU while other jobs wait."""
     TIME_LEFT = "time-left"
     """Its time limit is near."""
+    DIGEST = "digest"
+    """It has ended: a line of the next morning's message."""
     GPU_DRAINED = "gpu-drained"
     GPU_RESUMED = "gpu-resumed"
     TROUBLE = "daemon-trouble"
@@ -49,6 +51,8 @@ LONGEST_BODY = 4000
 _GIB_HOUR = GIB * 3600
 LISTED = 20
 """Titles in a collected message."""
+_DIGEST_AT = 8
+"""The hour of a digest, in the time of the machine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,8 +97,18 @@ def _event_of_end(job: Job) -> NotifyEvent | None:
         NotifyEvent.OOM: job.usage.out_of_memory,
         NotifyEvent.FAIL: has_failed(job),
         NotifyEvent.END: True,
+        NotifyEvent.DIGEST: True,
     }
     return next((event for event, is_so in found.items() if is_so and event in job.notify), None)
+
+
+def due_at(message: Message, at: datetime) -> datetime | None:
+    """Return when a message that is stored at an instant is to be sent; None: at once."""
+    if message.event is not NotifyEvent.DIGEST:
+        return None
+    local = at.astimezone()
+    morning = local.replace(hour=_DIGEST_AT, minute=0, second=0, microsecond=0)
+    return morning if morning > local else morning + timedelta(days=1)
 
 
 _TITLES: Final = {NotifyEvent.OVER_LEASE: "has to free memory", NotifyEvent.IDLE: "is idle"}
@@ -173,7 +187,8 @@ def about_array(last: Job, elements: int, failed: Sequence[str]) -> Message:
     ]
     good = elements - len(failed)
     title = f"array {array.job} ({last.name}) has ended: {good} of {elements} elements succeeded"
-    return Message(last.owner.uid, NotifyEvent.END, one_line(title), "\n".join(lines), last.id)
+    event = NotifyEvent.END if NotifyEvent.END in last.notify else NotifyEvent.DIGEST
+    return Message(last.owner.uid, event, one_line(title), "\n".join(lines), last.id)
 
 
 def time_left_span(events: Iterable[str]) -> timedelta | None:

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from datetime import datetime
 from queue import Empty, SimpleQueue
 
 import msgspec
@@ -51,6 +52,10 @@ def _send(order: NotificationOrder) -> Iterator[ReceiverView]:
         receivers = receivers_of(settings)
     except GpuleaseError as error:
         yield ReceiverView("", error=error.message, hint=error.hint, is_final=True)
+        return
+    until = settings.quiet_until(datetime.now().astimezone())
+    if until is not None and not order.verbose:  # not a test
+        yield ReceiverView("", error="quiet hours", quiet_until=until)
         return
     order = order if settings.details else replace(order, details="")
     if not receivers:

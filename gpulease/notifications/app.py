@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -34,8 +34,12 @@ class DaemonNotifications:
         settings: Mapping[str, Any],
         *,
         as_other_users: bool,
+        page: Callable[[], str | None],
     ) -> None:
-        """`state` is the state directory. `settings` is [notify] of the daemon."""
+        """`state` is the state directory. `settings` is [notify] of the daemon.
+
+        `page` returns the address of the web page.
+        """
         self.admins = AdminNotices(store, clock, in_writer, settings)
         self.program = Program(
             launcher,
@@ -43,6 +47,7 @@ class DaemonNotifications:
             environment(),
             as_other_users=as_other_users,
             details=details.of,
+            address=page,
         )
         self.outbox = Outbox(store)
         self.sending = Sending(self.outbox, self.program, clock, in_writer)

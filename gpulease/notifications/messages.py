@@ -7,7 +7,6 @@ its database, and when it starts after a crash.
 import asyncio
 import logging
 import pwd
-import re
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -36,14 +35,13 @@ from gpulease.service.observation import Observation
 from gpulease.service.ports import Clock, InThread, Store, Transaction
 from gpulease.service.transactions import add_once
 from gpulease.units import format_size
+from gpulease.wire.text import terminal_lines
 
 _log = logging.getLogger(__name__)
 
 _LINES_SHOWN = 20
 _MOST_SHOWN = 2000
 """Lines and characters of a failed job's output: chat services cut longer messages."""
-_ESCAPES = re.compile(r"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|.)?")
-"""Sequences for a terminal (ECMA-48): colours, and titles of windows."""
 _OF_THE_DISK = "gpulease.daemon.worker_threads"
 """Logs as warnings that the database cannot be written: that may pass, but no job starts."""
 _MOST_TROUBLES = 20
@@ -73,14 +71,16 @@ class JobDetails:
         is_summary = job is not None and job.queue.array and message.event is NotifyEvent.END
         if job is None or job.state is not State.ENDED or not is_end or is_summary:
             return None
-        used = memory_use(job, self._smallest_lease())
-        facts = [f"{name + ':':<11}{text}" for name, text in self._facts(job)]
-        lines = [*([used] if used else []), "", *facts]
+        lines = []
         if has_failed(job) and job.has_shim and job.started_at is not None:
             output = last_lines(await self._read_log_tail(job.id))
-            lines += ["", "The end of its output:"] if output else [""]
+            lines += ["", "The end of its output:"] if output else []
             lines += [f"  {each}" for each in output]
-            lines.append(f"gpulease logs {job.label} shows its output.")
+        facts = [f"{name + ':':<11}{text}" for name, text in self._facts(job)]
+        used = memory_use(job, self._smallest_lease())
+        lines += ["", *facts, *(["", used] if used else [])]
+        if job.has_shim and job.started_at is not None:
+            lines += [*([] if used else [""]), f"gpulease logs {job.label} shows its output."]
         return "\n".join(lines), has_failed(job)
 
     def _facts(self, job: Job) -> Iterator[tuple[str, str]]:
@@ -118,9 +118,7 @@ def memory_use(job: Job, smallest: int) -> str | None:
 
 def last_lines(output: str) -> Sequence[str]:
     """Return the last lines of an output, as a terminal would show them, without empty ones."""
-    lines = [_ESCAPES.sub("", each).rstrip().rpartition("\r")[2] for each in output.split("\n")]
-    clean = ["".join(char if char.isprintable() else " " for char in each) for each in lines]
-    shown = [each for each in clean if each.strip()][-_LINES_SHOWN:]
+    shown = [each for each in terminal_lines(output) if each.strip()][-_LINES_SHOWN:]
     while shown and sum(len(each) + 1 for each in shown) > _MOST_SHOWN:
         shown = shown[1:] if len(shown) > 1 else [shown[0][-_MOST_SHOWN + 1 :]]
     return shown

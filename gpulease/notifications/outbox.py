@@ -5,7 +5,7 @@ from contextlib import suppress
 from datetime import datetime, timedelta
 from typing import Any
 
-from sqlalchemy import Row, delete, func, or_, select, update
+from sqlalchemy import ColumnElement, Row, delete, func, not_, or_, select, update
 
 from gpulease.domain.gpu import JobId
 from gpulease.domain.notifications import Message, Notification, NotifyEvent
@@ -19,11 +19,18 @@ from gpulease.store.tables import JobRow, NotificationRow
 KEPT_FOR = timedelta(days=7)
 """How long a notification stays on record after it was sent or given up."""
 _IS_PENDING = NotificationRow.next_at.is_not(None)
-_IS_NEW = (
-    _IS_PENDING,
-    NotificationRow.attempts == 0,
-    NotificationRow.event != NotifyEvent.COLLECTED,
-)
+
+
+def _new(uid: int, now: datetime, *, digest: bool) -> tuple[ColumnElement[bool], ...]:
+    """Return the conditions for what may be sent to a user in one message now."""
+    of_digest = NotificationRow.event == NotifyEvent.DIGEST
+    return (
+        NotificationRow.uid == uid,
+        NotificationRow.next_at <= now,
+        NotificationRow.attempts == 0,
+        NotificationRow.event != NotifyEvent.COLLECTED,
+        of_digest if digest else not_(of_digest),
+    )
 
 
 class Outbox:
@@ -60,18 +67,23 @@ class Outbox:
             row = connection.execute(first).first()
         return None if row is None else notification_of(row)
 
-    def new_of(self, uid: int, most: int) -> tuple[Sequence[str], int]:
-        """Return the titles of the first new notifications of a user, and how many there are."""
-        new = *_IS_NEW, NotificationRow.uid == uid
+    def new_of(
+        self, uid: int, now: datetime, most: int, *, digest: bool
+    ) -> tuple[Sequence[str], int]:
+        """Return the titles of the first new notifications of a user, and how many there are.
+
+        `digest`: those of a digest, or all others.
+        """
+        new = _new(uid, now, digest=digest)
         first = select(NotificationRow.title).where(*new).order_by(NotificationRow.id).limit(most)
         with self._store.write_connection() as connection:
             titles = connection.scalars(first).all()
             return titles, connection.scalar(select(func.count()).where(*new)) or 0
 
-    def replace_new(self, message: Message, at: datetime) -> None:
-        """Store a message in place of the new notifications of a user."""
-        new = *_IS_NEW, NotificationRow.uid == message.uid
-        values = message_values(message, at)
+    def replace_new(self, message: Message, now: datetime, *, digest: bool) -> None:
+        """Store a message in place of those that `new_of` has counted."""
+        new = _new(message.uid, now, digest=digest)
+        values = message_values(message, now)
         with self._store.write_connection() as connection:
             connection.execute(update(NotificationRow).where(*new).values(next_at=None))
             connection.exec_driver_sql(statements.ADD_MESSAGE, values)

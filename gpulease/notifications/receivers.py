@@ -73,7 +73,8 @@ def title_of(order: NotificationOrder) -> str:
 
 def text_of(order: NotificationOrder) -> str:
     """Return the text of a message."""
-    return f"{order.body}\n{order.details}".rstrip()
+    text = f"{order.body}\n{order.details}".rstrip()
+    return f"{text}\n{order.link}" if order.link else text
 
 
 _KINDS = {

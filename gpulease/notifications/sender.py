@@ -14,7 +14,7 @@ import shutil
 import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -69,6 +69,7 @@ SENDS_WITHIN: Final = timedelta(seconds=25)
 _ENDS_AFTER: Final = timedelta(seconds=5)
 """Later the shim ends the program with all that it has started."""
 _GRACE: Final = timedelta(seconds=1)
+_LONGEST_QUIET = timedelta(days=1)
 _MOST_OUTPUT = 256 << 10
 _MOST_RECEIVERS = 32
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -88,6 +89,8 @@ class Delivery:
     """Why not all receivers have it, in one line without secrets; None: they have."""
     is_final: bool = False
     """Another attempt would fail in the same way."""
+    quiet_until: datetime | None = None
+    """When the user wants it, by their quiet hours."""
 
 
 class Program:
@@ -107,9 +110,14 @@ class Program:
         as_other_users: bool,
         within: timedelta = SENDS_WITHIN,
         details: Details | None = None,
+        address: Callable[[], str | None] = lambda: None,
     ) -> None:
-        """`directory` is for those of the attempts. `environment` is that of the daemon."""
+        """`directory` is for those of the attempts. `environment` is that of the daemon.
+
+        `address` returns that of the web page.
+        """
         self._details = details
+        self._address = address
         self._launcher = launcher
         self._directory = directory
         self._environment = environment
@@ -137,6 +145,8 @@ class Program:
             return None
         except GpuleaseError as error:
             return Delivery(one_line(error.message), is_final=True)
+        if results and (until := results[0].quiet_until) is not None:
+            return Delivery("quiet hours", quiet_until=until)
         failed = [each for each in results if each.error is not None]
         errors = [f"{each.name}: {each.error}" if each.name else str(each.error) for each in failed]
         is_final = bool(failed) and all(each.is_final for each in failed)
@@ -187,9 +197,11 @@ class Program:
 
     def _order(self, message: Message, done: Sequence[str]) -> NotificationOrder:
         about = message.event, message.title, message.body
+        page = None if message.job is None else self._address()
         return NotificationOrder(
-            *about, self._within.total_seconds(), job=message.job, done=list(done)
-        )
+            *about, self._within.total_seconds(), job=message.job, done=list(done),
+            link="" if page is None else f"{page}/jobs/{message.job}",
+        )  # fmt: skip
 
     def _of(self, notification: int, attempt: int) -> Path:
         return self._directory / f"{notification}.{attempt}"
@@ -373,28 +385,34 @@ class Sending:
         due = await self._until_written(lambda: self._outbox.next_of(uid, self._clock.now()))
         if due is None or due.attempts:
             return due
+        if due.message.event is NotifyEvent.DIGEST:
+            return await self._until_written(lambda: self._collect(uid, digest=True))
         budget = self._budgets.setdefault(uid, MessageBudget())
         if budget.takes_one(self._clock.steady()):
             return due
         await asyncio.sleep(budget.wait(self._clock.steady()).total_seconds())
-
-        def collect() -> Notification | None:
-            # In one call: what is stored between counting and replacing would be lost.
-            now = self._clock.now()
-            titles, number = self._outbox.new_of(uid, LISTED)
-            if number > 1:
-                self._outbox.replace_new(collected(uid, titles, number), now)
-            return self._outbox.next_of(uid, now)
-
-        due = await self._until_written(collect)
+        due = await self._until_written(lambda: self._collect(uid, digest=False))
         budget.note_collected(self._clock.steady())
         return due
+
+    def _collect(self, uid: int, *, digest: bool) -> Notification | None:
+        """Replace the new messages of a user by one, and return the next message."""
+        # In one call: what is stored between counting and replacing would be lost.
+        now = self._clock.now()
+        titles, number = self._outbox.new_of(uid, now, LISTED, digest=digest)
+        if number > 1:
+            message = collected(uid, titles, number, digest=digest)
+            self._outbox.replace_new(message, now, digest=digest)
+        return self._outbox.next_of(uid, now)
 
     async def _settle(self, sent: Notification, delivery: Delivery) -> None:
         error, job = delivery.error, sent.message.job
         is_last = delivery.is_final or sent.attempts >= len(self._pauses)
         next_at, failure = None, None
-        if error is not None and is_last:
+        if delivery.quiet_until is not None:
+            # The user's program may report anything.
+            next_at = min(delivery.quiet_until, self._clock.now() + _LONGEST_QUIET)
+        elif error is not None and is_last:
             text = one_line(f"cannot notify of {sent.message.event}: {error}")
             failure = Event(self._clock.now(), "notify_failed", text)
             about = "" if job is None else f"job {job}: "
@@ -425,13 +443,21 @@ class Sending:
         await self._until_written(lambda: self._outbox.delete_old(now))
 
 
-def collected(uid: int, titles: Sequence[str], number: int) -> Message:
-    """Return one message in place of `number` ones, of which `titles` are the first."""
+def collected(uid: int, titles: Sequence[str], number: int, *, digest: bool = False) -> Message:
+    """Return one message in place of `number` ones, of which `titles` are the first.
+
+    `digest`: they are those of a day, which its owner wants together.
+    """
     lines = list(titles[:LISTED])
     if number > len(lines):
         lines.append(f"and {number - len(lines)} more; gpulease history lists past jobs")
     body = "\n".join(lines)[:LONGEST_BODY]
-    return Message(uid, NotifyEvent.COLLECTED, f"{number} notifications of jobs", body)
+    title = (
+        f"{number} jobs have ended since the last digest"
+        if digest
+        else f"{number} notifications of jobs"
+    )
+    return Message(uid, NotifyEvent.COLLECTED, title, body)
 
 
 BURST = 10

@@ -1,9 +1,10 @@
 """The table [notify] of a user's own file: the events to be notified of, and the receivers."""
 
+import re
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, time, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,8 @@ from gpulease.errors import BadConfiguration, BadValue, GpuleaseError
 from gpulease.setting_parsers import read_toml
 from gpulease.units import parse_setting_span
 
-_KEYS = ("events", "command", "urls", "time_left", "details")
+_KEYS = ("events", "command", "urls", "time_left", "details", "quiet")
+_QUIET = re.compile(r"([01]\d|2[0-3]):([0-5]\d)-([01]\d|2[0-3]):([0-5]\d)", re.ASCII)
 _ONCE_KNOWN = ("mail", "sendmail")
 _MAIL_HINT = (
     'for mail, use urls = ["mailto://..."] as Apprise has them, or '
@@ -34,10 +36,24 @@ class NotifySettings:
     """The rest of the time limit of which `time-left` notifies."""
     details: bool = True
     """Whether messages contain the command of a job and the end of its output."""
+    quiet: tuple[time, time] | None = None
+    """Between these times of the day messages wait, as from 22:00 to 7:00."""
 
     @property
     def has_receiver(self) -> bool:
         return bool(self.command or self.urls)
+
+    def quiet_until(self, now: datetime) -> datetime | None:
+        """Return when the quiet hours end, if it is quiet now; `now` is in the user's time zone."""
+        if self.quiet is None:
+            return None
+        begin, end = self.quiet
+        at = now.time()
+        is_quiet = begin <= at < end if begin < end else at >= begin or at < end
+        if not is_quiet:
+            return None
+        until = now.replace(hour=end.hour, minute=end.minute, second=0, microsecond=0)
+        return until if until > now else until + timedelta(days=1)
 
 
 def read_notify_settings(environment: Mapping[str, str]) -> NotifySettings:
@@ -95,7 +111,20 @@ def _settings_of(table: Any) -> NotifySettings:
         urls=urls,
         time_left=default.time_left if time_left is None else parse_setting_span(time_left),
         details=details,
+        quiet=_quiet_hours(table.get("quiet")),
     )
+
+
+def _quiet_hours(value: Any) -> tuple[time, time] | None:
+    if value is None:
+        return None
+    found = _QUIET.fullmatch(value) if isinstance(value, str) else None
+    if found is None:
+        raise ValueError('quiet is a part of the day, such as "22:00-07:00"')
+    begin, end = (time(int(found[at]), int(found[at + 1])) for at in (1, 3))
+    if begin == end:
+        raise ValueError("quiet begins and ends at the same time; leave it out for none")
+    return begin, end
 
 
 def _texts(table: Mapping[str, Any], key: str) -> tuple[str, ...]:

@@ -21,6 +21,9 @@ from gpulease.domain.notifications import (
 from gpulease.service.dependencies import settle_dependents
 from gpulease.service.ports import Store, Transaction
 
+_SUMMED_UP = frozenset({NotifyEvent.END, NotifyEvent.DIGEST})
+"""Events of which an array has one message, after its last element."""
+
 
 def notify_owners(tx: Transaction, changed: Iterable[tuple[Job | None, Job]]) -> None:
     """Store the messages about changes of jobs, each before and after one."""
@@ -34,9 +37,9 @@ def notify_owners(tx: Transaction, changed: Iterable[tuple[Job | None, Job]]) ->
         if array is None:
             tx.add_messages([(message, at)])
             continue
-        if message.event is not NotifyEvent.END:
+        if message.event not in _SUMMED_UP:
             add_once(tx, after, message, at)
-        asks = after.state is State.ENDED and NotifyEvent.END in after.notify
+        asks = after.state is State.ENDED and not _SUMMED_UP.isdisjoint(after.notify)
         if asks and array not in summed_up and not tx.live_elements(array):
             summed_up.add(array)
             tx.add_messages([(about_array(after, *tx.array_result(array)), at)])

@@ -25,7 +25,7 @@ from gpulease.domain.job import (
     TerminalSettings,
 )
 from gpulease.domain.lease import Claim, Lease, State
-from gpulease.domain.notifications import Message
+from gpulease.domain.notifications import Message, due_at
 from gpulease.domain.queue_options import (
     FIRST_RETRY_DELAY,
     ArrayElement,
@@ -282,6 +282,7 @@ def job_of(row: JobRow, leases: Iterable[LeaseRow], holder: HolderRow | None) ->
 
 def message_values(message: Message, at: datetime) -> dict[str, object]:
     """Return the columns of a new notification."""
+    due = due_at(message, at)
     return {
         "job": message.job,
         "uid": message.uid,
@@ -290,7 +291,7 @@ def message_values(message: Message, at: datetime) -> dict[str, object]:
         "body": message.body,
         "at": instant(at),
         # Due at once, also after the clock was set back.
-        "next_at": 0,
+        "next_at": 0 if due is None else instant(due),
     }
 
 

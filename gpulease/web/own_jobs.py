@@ -6,7 +6,6 @@ the uid of this process, as it knows the command.
 
 import asyncio
 import os
-import re
 import secrets
 import sys
 from collections.abc import Callable, Sequence
@@ -22,6 +21,7 @@ from gpulease.errors import BadUsage, GpuleaseError, NotAllowed
 from gpulease.peer_credentials import user_name
 from gpulease.web.pages import Pages, page
 from gpulease.wire.jobs import JobView
+from gpulease.wire.text import terminal_lines
 
 _COMMAND_WITHIN_S = 60.0
 _MOST_COMMANDS = 4
@@ -29,8 +29,6 @@ _MOST_COMMANDS = 4
 _LARGEST_FORM = 4096
 _LAST_LINES = 400
 _MOST_OUTPUT = 256 * 1024
-_CONTROLS = re.compile(r"\x1b(\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(\x07|\x1b\\)?|[@-Z\\-_])")
-"""Sequences of ECMA-48: colours, movements of the cursor, titles."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +129,7 @@ class OwnJobs:
             status, output = await self._run(words)
             return page(
                 request, "done.html", 200 if status == 0 else 409, job=job, asked=name,
-                action=action, words=words, status=status, lines=_lines(output),
+                action=action, words=words, status=status, lines=terminal_lines(output.rstrip()),
             )  # fmt: skip
 
         return answer
@@ -142,7 +140,7 @@ class OwnJobs:
         name = request.path_params["job"]
         words = ["logs", "--tail", str(_LAST_LINES), name]
         _, output = await self._run(words)
-        lines = _lines(output[-_MOST_OUTPUT:])
+        lines = terminal_lines(output[-_MOST_OUTPUT:].rstrip())
         return page(request, "output.html", job=job, asked=name, lines=lines, most=_LAST_LINES)
 
     async def _own_job(self, request: Request) -> JobView:
@@ -206,9 +204,3 @@ class OwnJobs:
                     await process.wait()
         assert process.returncode is not None
         return process.returncode, printed.decode(errors="replace")
-
-
-def _lines(printed: str) -> list[str]:
-    """Return lines as a terminal would show them in the end: without colours, a bar once."""
-    text = _CONTROLS.sub("", printed).replace("\r\n", "\n").expandtabs().rstrip()
-    return [line.rstrip("\r").rpartition("\r")[2] for line in text.split("\n")]

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 
 from gpulease.errors import BadValue
 
@@ -12,7 +13,10 @@ MODULE = "gpulease.notifications"
 END = b"end"
 """The last line of what the program reports: all results are above."""
 TIME_LEFT = "time-left"
-EVENTS_OF_JOBS = ("start", "end", "fail", "oom", "over-lease", "idle", TIME_LEFT)
+DIGEST = "digest"
+_ALL = ("start", "end", "fail", "oom", "over-lease", "idle", TIME_LEFT)
+"""What `all` means."""
+EVENTS_OF_JOBS = (*_ALL, DIGEST)
 """The events that a job can ask for."""
 _MOST_EVENTS = 32
 _TIME_LEFT_S = 600
@@ -29,7 +33,7 @@ def notify_events(names: Sequence[str]) -> tuple[str, ...]:
     """
     if len(names) > _MOST_EVENTS:
         raise BadValue(f"{len(names)} events are too many (the limit is {_MOST_EVENTS})")
-    asked = [each for name in names for each in (EVENTS_OF_JOBS if name == "all" else (name,))]
+    asked = [each for name in names for each in (_ALL if name == "all" else (name,))]
     # A span that is given replaces the default.
     named = dict(_event(each) for each in sorted(asked, key=len))
     return tuple(f"{name}={seconds}" if seconds else name for name, seconds in named.items())
@@ -64,6 +68,8 @@ class NotificationOrder:
     """The keys of the receivers that have it, from earlier attempts."""
     details: str = ""
     """Added to the body, unless the user's file has `details = false`: the command, the output."""
+    link: str = ""
+    """The job's page; empty if the daemon does not know the address of its web page."""
     failed: bool | None = None
     """Whether the job that has ended has failed; null for other messages."""
     verbose: bool = False
@@ -85,6 +91,8 @@ class ReceiverView:
     """Another attempt would fail in the same way."""
     output: str = ""
     """With `verbose`: what the command or Apprise said."""
+    quiet_until: datetime | None = None
+    """When it is to be sent, by the quiet hours of the user's file; null: now."""
 
 
 @dataclass(slots=True)

@@ -124,6 +124,17 @@ def clean(text: str) -> str:
     return "".join(char if char.isprintable() else "?" for char in text)
 
 
+def terminal_lines(output: str) -> list[str]:
+    """Return the lines of an output as a terminal would leave them: no colours, a bar once."""
+    import re  # for few verbs
+
+    # Sequences for a terminal (ECMA-48): colours, movements of the cursor, titles of windows.
+    escapes = r"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|.)?"
+    plain = re.sub(escapes, "", output).expandtabs()
+    lines = [line.rstrip().rpartition("\r")[2] for line in plain.split("\n")]
+    return ["".join(char if char.isprintable() else " " for char in line) for line in lines]
+
+
 def model(name: str, total: int | None) -> str:
     """Write the model of a GPU, with its memory: A100-SXM4 80G."""
     words = [word for word in clean(name).split() if word not in _MAKERS]

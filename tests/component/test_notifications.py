@@ -13,6 +13,7 @@ from typing import TypeVar
 
 import pytest
 from receiver import Receiver, receiving
+from sqlalchemy import select, update
 
 from fakes import (
     ALICE,
@@ -35,7 +36,7 @@ from gpulease.errors import TooMany
 from gpulease.host.launcher import Launcher
 from gpulease.notifications.messages import TimeLeftWatch
 from gpulease.notifications.outbox import KEPT_FOR, Outbox
-from gpulease.notifications.receivers import NotSent, kind_of, receivers_of
+from gpulease.notifications.receivers import NotSent, kind_of, receivers_of, text_of
 from gpulease.notifications.sender import BURST, Delivery, Program, Sending
 from gpulease.notifications.settings import NotifySettings
 from gpulease.service import jobs, scheduler, submission
@@ -44,6 +45,7 @@ from gpulease.service.ports import Policy, WorkerStarted
 from gpulease.service.queue_state import QueueState
 from gpulease.service.transactions import change_jobs
 from gpulease.store.store import SqlStore
+from gpulease.store.tables import NotificationRow
 from gpulease.wire.notifications import NotificationOrder
 
 T = TypeVar("T")
@@ -235,12 +237,12 @@ def test_the_elements_of_an_array_are_one_message_for_each_event_and_a_summary(
     add(store, other)
     for job in jobs[:-1]:
         end(store, job, 0 if job.queue.array and job.queue.array.index < 9 else 3)
-    titles, _ = Outbox(store).new_of(SELF, 99)
+    titles, _ = Outbox(store).new_of(SELF, SystemClock().now(), 99, digest=False)
     assert titles == [
         "job 1_0 (test) has started", "another job", "job 1_9 (test) failed: exit status 3"
     ]  # fmt: skip
     end(store, jobs[-1], 0)
-    titles, _ = Outbox(store).new_of(SELF, 99)
+    titles, _ = Outbox(store).new_of(SELF, SystemClock().now(), 99, digest=False)
     assert titles[3:] == ["array 1 (test) has ended: 10 of 40 elements succeeded"]
     with store.engine.connect() as connection:
         bodies = connection.exec_driver_sql("SELECT body FROM notifications ORDER BY id").scalars()
@@ -302,7 +304,7 @@ def test_what_is_stored_while_messages_are_collected_is_not_lost(store: SqlStore
     *single, last = sender.sent
     assert len(single) == BURST and sender.refuses == 0
     number = int(last.title.split()[0])
-    _, waiting = Outbox(store).new_of(SELF, 0)
+    _, waiting = Outbox(store).new_of(SELF, SystemClock().now(), 0, digest=False)
     assert BURST + number + waiting == len(stored)
 
 
@@ -318,10 +320,15 @@ def test_a_job_that_is_extended_is_announced_again_and_a_restart_announces_nothi
     scheduler.reconcile(store, seen, Policy(), clock)
     jobs.note_started(store, job.id, WorkerStarted(10, 9, NOON))
 
+    later = SystemClock().now()
+
     def titles(watch: TimeLeftWatch, minutes: int) -> list[str]:
         clock.at = NOON + timedelta(minutes=minutes)
         asyncio.run(watch.observe(seen))
-        return [each.partition(") ")[2] for each in Outbox(store).new_of(ALICE.uid, 9)[0]]
+        return [
+            each.partition(") ")[2]
+            for each in Outbox(store).new_of(ALICE.uid, later, 9, digest=False)[0]
+        ]
 
     watch = TimeLeftWatch(store, clock, in_writer)
     assert titles(watch, 49) == []
@@ -415,3 +422,59 @@ def test_each_receiver_says_what_is_wrong_with_it(receiver: Receiver) -> None:
     assert "503" in refused.output and "Connection" not in refused.output
     assert "Connection" in unreachable.output and "503" not in unreachable.output
     assert refused.hint is None
+
+
+def test_a_digest_is_one_message_on_the_next_morning(
+    store: SqlStore, tmp_path: Path, receiver: Receiver
+) -> None:
+    for job in array_of(store, 3, "digest"):
+        end(store, job, 0)
+    add(store, replace(message("job 9 ended"), event=NotifyEvent.DIGEST))
+    with store.engine.connect() as connection:
+        due = connection.execute(select(NotificationRow.next_at)).scalars().all()
+    assert len(due) == 2, "of the array there is one line"
+    assert {at.astimezone().hour for at in due if at is not None} == {8}
+    outbox, early, late = Outbox(store), NOON + timedelta(minutes=1), NOON + timedelta(days=2)
+    assert outbox.new_of(SELF, early, 99, digest=True) == ([], 0)
+    assert outbox.new_of(SELF, late, 99, digest=True)[1] == 2
+    assert outbox.new_of(SELF, late, 99, digest=False)[1] == 0
+
+    async def scenario() -> None:
+        # That morning has long been.
+        async with delivering(store, tmp_path, f'urls = ["{receiver.url}"]'):
+            await is_soon(lambda: bool(receiver.got))
+
+    asyncio.run(scenario())
+    assert receiver.titles == ["2 jobs have ended since the last digest"]
+    assert receiver.got[0][1].splitlines() == [
+        "array 1 (test) has ended: 3 of 3 elements succeeded", "job 9 ended"
+    ]  # fmt: skip
+
+
+def test_in_quiet_hours_a_message_waits_for_their_end(
+    store: SqlStore, tmp_path: Path, receiver: Receiver
+) -> None:
+    now = datetime.now().astimezone()
+    begin, stop = now - timedelta(hours=1), now + timedelta(hours=2)
+    to_receiver = f'urls = ["{receiver.url}"]'
+
+    async def scenario() -> None:
+        quiet = f'quiet = "{begin:%H:%M}-{stop:%H:%M}"'
+        async with delivering(store, tmp_path, to_receiver, quiet, pauses=0):
+            add(store, message("job 1 ended"))
+            await is_soon(lambda: rows(store) == [(1, True, "quiet hours")])
+        with store.engine.begin() as connection:
+            at = connection.execute(select(NotificationRow.next_at)).scalar_one()
+            assert at == stop.replace(second=0, microsecond=0)
+            connection.execute(update(NotificationRow).values(next_at=now))
+        assert receiver.got == []
+        # It was no failed attempt: there is still the last one.
+        async with delivering(store, tmp_path, to_receiver, pauses=1):
+            await is_soon(lambda: bool(receiver.got))
+
+    asyncio.run(scenario())
+
+
+def test_the_page_of_the_job_is_the_last_line() -> None:
+    order = NotificationOrder("end", "title", "body", 10, details="output", link="https://a/jobs/7")
+    assert text_of(order).splitlines() == ["body", "output", "https://a/jobs/7"]

@@ -1,11 +1,12 @@
 """Notifications on real daemons: each reaches its receiver once, also if the daemon is killed."""
 
 import os
+import pty
 import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -186,10 +187,10 @@ def test_the_first_failure_of_an_array_is_the_only_message_and_says_all_that_hel
     assert any(line.startswith("GPU:") and line.endswith(", 1G") for line in lines)
     assert any(line.startswith("ended:") for line in lines)
     begins = f"  {label.partition('_')[2]} begins"
-    assert lines[lines.index("The end of its output:") + 1 :] == [
-        begins, "  no such file", f"gpulease logs {label} shows its output."
-    ]  # fmt: skip
-    assert "output" not in of_last and "command:   echo done" in of_last
+    first = lines.index("The end of its output:") + 1
+    assert lines[first : first + 3] == [begins, "  no such file", ""]
+    assert lines[-1] == f"gpulease logs {label} shows its output."
+    assert "The end of" not in of_last and "command:   echo done" in of_last
     assert receiver.kinds == ["failure", "success"]
 
 
@@ -395,3 +396,25 @@ def test_the_owner_of_an_idle_job_is_notified_once_another_waits(
     said = (tmp_path / "said").read_text()
     assert f"job {number} (sleep) is idle\n\n" in said
     assert f"gpulease cancel {number}" in said
+
+
+@pytest.mark.parametrize(
+    ("kind", "sequence"),
+    [("osc9", b"\x1b]9;gpulease: job "), ("osc777", b"\x1b]777;notify;gpulease;job ")],
+)
+def test_a_terminal_is_told_of_the_end_of_a_job_that_took_a_while(
+    make_daemon: Callable[..., Daemon], kind: str, sequence: bytes
+) -> None:
+    daemon = make_daemon().start()
+    line = daemon.gpulease("run", "--mem", "1G", "--desktop", kind, "--name", "a;b", "sleep", "6")
+    pid, master = pty.fork()
+    if pid == 0:
+        os.execve(line[0], line, {**os.environ, "TERM": "xterm"})
+    said = bytearray()
+    with suppress(OSError):  # the terminal has closed
+        while piece := os.read(master, 65536):
+            said += piece
+    os.close(master)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0, bytes(said)
+    assert sequence in said
+    assert said.endswith(b" (a,b) has ended\x07")

@@ -1,7 +1,7 @@
 """What users are notified of, what it says, and how many messages that makes."""
 
 from dataclasses import replace
-from datetime import timedelta
+from datetime import UTC, date, datetime, time, timedelta
 from pathlib import Path
 
 import pytest
@@ -37,6 +37,7 @@ from gpulease.notifications.sender import (
     MessageBudget,
     collected,
 )
+from gpulease.notifications.settings import NotifySettings
 from gpulease.units import format_size
 from gpulease.wire.notifications import EVENTS_OF_JOBS, notify_events
 
@@ -72,6 +73,8 @@ def ended(before: Job, outcome: Outcome, code: int | None = None, detail: str | 
         ("fail", Outcome.CANCELLED, None, False, None),
         ("fail", Outcome.PREEMPTED, None, False, None),
         ("end", Outcome.CANCELLED, None, False, "end"),
+        ("fail,digest", Outcome.EXITED, 0, False, "digest"),
+        ("fail,digest", Outcome.EXITED, 1, False, "fail"),
         ("start,over-lease,time-left=60", Outcome.EXITED, 1, False, None),
     ],
 )
@@ -128,7 +131,7 @@ def test_the_message_says_why_for_how_long_what_it_used_and_what_to_ask_for() ->
 
 def test_the_last_lines_are_those_that_a_terminal_shows() -> None:
     said = "a\n\x1b[31mred\x1b[0m\n\n 10%\r 90%\r100%\r\n\x1b]0;title\x07last\tline\x00\n"
-    assert last_lines(said) == ["a", "red", "100%", "last line "]
+    assert last_lines(said) == ["a", "red", "100%", "last    line "]
     assert last_lines("\n".join(map(str, range(100)))) == [str(each) for each in range(80, 100)]
     assert sum(map(len, last_lines("x" * 5000 + "\n" + "y" * 1500))) <= 2000
     assert last_lines("x" * 5000) == ["x" * 1999]
@@ -188,10 +191,29 @@ def test_a_collected_message_lists_the_first_and_counts_the_others() -> None:
     assert message.body.splitlines()[-1].startswith("and 9980 more")
 
 
+@pytest.mark.parametrize(
+    ("quiet", "at", "until"),
+    [
+        ("22:00-07:00", "21:59", None),
+        ("22:00-07:00", "22:00", "2 07:00"),
+        ("22:00-07:00", "03:00", "1 07:00"),
+        ("22:00-07:00", "07:00", None),
+        ("12:00-13:30", "12:10", "1 13:30"),
+        ("12:00-13:30", "14:00", None),
+    ],
+)
+def test_quiet_hours_may_span_midnight(quiet: str, at: str, until: str | None) -> None:
+    begin, end = (time.fromisoformat(each) for each in quiet.split("-"))
+    now = datetime.combine(date(2026, 3, 1), time.fromisoformat(at), UTC)
+    found = NotifySettings(quiet=(begin, end)).quiet_until(now)
+    assert (None if found is None else f"{found:%-d %H:%M}") == until
+
+
 def test_events_are_checked_and_each_counts_once() -> None:
     assert notify_events(["fail", "end", "fail"]) == ("end", "fail")
     assert notify_events([]) == ()
-    assert set(notify_events(["all"])) == {*EVENTS_OF_JOBS[:-1], "time-left=600"}
+    assert set(notify_events(["all"])) == {*EVENTS_OF_JOBS[:-2], "time-left=600"}
+    assert notify_events(["digest"]) == ("digest",)
     assert "time-left=30" in notify_events(["all", "time-left=30"])
     for wrong in ("ends", "end=3", "time-left=x", "time-left=0", "gpu-drained", ""):
         with pytest.raises(BadValue):
@@ -214,6 +236,9 @@ def test_events_are_checked_and_each_counts_once() -> None:
         ('time_left = "0.3s"', "cannot read the time"),
         ("details = false", None),
         ("details = 1", "details is true or false"),
+        ('quiet = "22:00-07:00"', None),
+        ('quiet = "22-7"', "quiet is a part of the day"),
+        ('quiet = "07:00-07:00"', "begins and ends at the same time"),
     ],
 )
 def test_a_file_that_submissions_cannot_use_is_no_good_for_notify_either(
