@@ -14,6 +14,7 @@ from typing import TypeVar
 import pytest
 from receiver import Receiver, receiving
 from sqlalchemy import select, update
+from sqlalchemy.event import listen
 
 from fakes import (
     ALICE,
@@ -147,6 +148,23 @@ def test_only_the_receivers_that_failed_get_it_again(
     asyncio.run(scenario())
     assert receiver.titles == ["job 1 ended"]
     assert (tmp_path / "sent").read_text() == "sent\n"
+
+
+def test_a_sender_with_nothing_to_send_asks_the_database_nothing(
+    store: SqlStore, tmp_path: Path, receiver: Receiver
+) -> None:
+    async def scenario() -> None:
+        async with delivering(store, tmp_path, f'urls = ["{receiver.url}"]') as delivery:
+            add(store, message("job 1 ended"))
+            await settled(store)
+            await is_soon(lambda: delivery.sent == 1)
+            await asyncio.sleep(1)  # the last look
+            asked: list[str] = []
+            listen(store.engine, "before_cursor_execute", lambda *called: asked.append(called[2]))
+            await asyncio.sleep(1)
+            assert asked == []
+
+    asyncio.run(scenario())
 
 
 def test_a_message_is_given_up_after_the_last_attempt_and_the_job_says_why(
