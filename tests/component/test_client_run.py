@@ -43,6 +43,13 @@ def active(shim: ShimStandIn) -> Any:
     return views.running(17, directory=str(shim.directory))
 
 
+@pytest.fixture
+def attached(start: Start, daemon: StandIn, shim: ShimStandIn) -> Start:
+    """Return what starts a command, which is attached to its job at once."""
+    daemon.on_submit = active(shim)
+    return start
+
+
 @pytest.mark.usefixtures("parser")
 def test_the_request_says_what_the_caller_is(start: Start, daemon: StandIn, tmp_path: Path) -> None:
     line = ["--mem", "40%", "--gpus", "2", "--time", "1h", "--wait", "30m", "-d"]
@@ -83,11 +90,8 @@ def test_defaults_reach_the_request(start: Start, daemon: StandIn, tmp_path: Pat
     assert (request.claim.memory, request.claim.gpus, request.options.growth) == (4 * G, 3, True)
 
 
-def test_output_arrives_apart_and_byte_for_byte(
-    start: Start, daemon: StandIn, shim: ShimStandIn
-) -> None:
-    daemon.on_submit = active(shim)
-    process = start("--mem", "4G", "true")
+def test_output_arrives_apart_and_byte_for_byte(attached: Start, shim: ShimStandIn) -> None:
+    process = attached("--mem", "4G", "true")
     shim.say(FrameKind.STDOUT, bytes(range(256)) * 10)
     shim.say(FrameKind.STDERR, b"oops\r\n\xff")
     shim.exit(code=3)
@@ -96,15 +100,12 @@ def test_output_arrives_apart_and_byte_for_byte(
     assert shim.hello == {"role": "attach"}
 
 
-def test_sixteen_mib_pass_each_way(
-    start: Start, daemon: StandIn, shim: ShimStandIn, tmp_path: Path
-) -> None:
+def test_sixteen_mib_pass_each_way(attached: Start, shim: ShimStandIn, tmp_path: Path) -> None:
     sent = os.urandom(1 << 20) * 16
     given = tmp_path / "given"
     given.write_bytes(sent)
-    daemon.on_submit = active(shim)
     with given.open("rb") as stdin:
-        process = start("--mem", "4G", "cat", stdin=stdin)
+        process = attached("--mem", "4G", "cat", stdin=stdin)
 
     def echo() -> None:
         for begin in range(0, len(sent), 1 << 20):
@@ -122,10 +123,9 @@ def test_sixteen_mib_pass_each_way(
 
 
 def test_a_slow_reader_holds_up_the_job_and_loses_nothing(
-    start: Start, daemon: StandIn, shim: ShimStandIn
+    attached: Start, shim: ShimStandIn
 ) -> None:
-    daemon.on_submit = active(shim)
-    process = start("--mem", "4G", "cat")
+    process = attached("--mem", "4G", "cat")
     said = threading.Semaphore(0)
     pieces = 64
 
@@ -159,20 +159,16 @@ def test_a_slow_reader_holds_up_the_job_and_loses_nothing(
     ],
 )
 def test_it_exits_as_the_job_did(
-    how: dict[str, Any], status: int, start: Start, daemon: StandIn, shim: ShimStandIn
+    how: dict[str, Any], status: int, attached: Start, shim: ShimStandIn
 ) -> None:
-    daemon.on_submit = active(shim)
-    process = start("--mem", "4G", "true")
+    process = attached("--mem", "4G", "true")
     shim.exit(**how)
     assert process.wait(20) == status
 
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1])
-def test_signals_reach_the_job(
-    signum: signal.Signals, start: Start, daemon: StandIn, shim: ShimStandIn
-) -> None:
-    daemon.on_submit = active(shim)
-    process = start("--mem", "4G", "true")
+def test_signals_reach_the_job(signum: signal.Signals, attached: Start, shim: ShimStandIn) -> None:
+    process = attached("--mem", "4G", "true")
     shim.until(lambda: shim.hello is not None)
     process.send_signal(signum)
     shim.until(lambda: shim.signals == [signum])
@@ -181,10 +177,9 @@ def test_signals_reach_the_job(
 
 
 def test_a_second_interrupt_within_a_second_cancels(
-    start: Start, daemon: StandIn, shim: ShimStandIn
+    attached: Start, daemon: StandIn, shim: ShimStandIn
 ) -> None:
-    daemon.on_submit = active(shim)
-    process = start("--mem", "4G", "true")
+    process = attached("--mem", "4G", "true")
     shim.until(lambda: shim.hello is not None)
     process.send_signal(signal.SIGINT)
     shim.until(lambda: shim.signals == [signal.SIGINT])
@@ -195,10 +190,9 @@ def test_a_second_interrupt_within_a_second_cancels(
 
 
 def test_a_lost_terminal_leaves_the_job_running(
-    start: Start, daemon: StandIn, shim: ShimStandIn
+    attached: Start, daemon: StandIn, shim: ShimStandIn
 ) -> None:
-    daemon.on_submit = active(shim)
-    process = start("--mem", "4G", "true")
+    process = attached("--mem", "4G", "true")
     shim.until(lambda: shim.hello is not None)
     process.send_signal(signal.SIGHUP)
     _, err = process.communicate(timeout=20)
@@ -266,10 +260,9 @@ def test_a_job_that_was_over_before_anyone_attached_is_told_from_its_logs(
 
 
 def test_a_shim_that_dies_leaves_the_end_to_the_daemon(
-    start: Start, daemon: StandIn, shim: ShimStandIn
+    attached: Start, daemon: StandIn, shim: ShimStandIn
 ) -> None:
-    daemon.on_submit = active(shim)
-    process = start("--mem", "4G", "true")
+    process = attached("--mem", "4G", "true")
     shim.hang_up()
     daemon.put(views.over(17, exit_status=None, outcome="lost", reason="its shim was killed"))
     _, err = process.communicate(timeout=20)
@@ -296,10 +289,9 @@ def test_giving_up_later_is_75_too(start: Start, daemon: StandIn) -> None:
 
 
 def test_a_reader_that_leaves_ends_the_job_as_a_pipe_would(
-    start: Start, daemon: StandIn, shim: ShimStandIn
+    attached: Start, shim: ShimStandIn
 ) -> None:
-    daemon.on_submit = active(shim)
-    process = start("--mem", "4G", "yes")
+    process = attached("--mem", "4G", "yes")
     assert process.stdout is not None
     process.stdout.close()
     process.stdout = None
@@ -313,11 +305,10 @@ def test_a_reader_that_leaves_ends_the_job_as_a_pipe_would(
     ("how", "status"), [({"code": 0}, 1), ({"signal": signal.SIGPIPE}, 1), ({"code": 9}, 9)]
 )
 def test_output_that_a_full_disk_lost_is_a_failure(
-    start: Start, daemon: StandIn, shim: ShimStandIn, how: dict[str, int], status: int
+    attached: Start, shim: ShimStandIn, how: dict[str, int], status: int
 ) -> None:
-    daemon.on_submit = active(shim)
     with Path("/dev/full").open("w") as full:
-        process = start("--mem", "4G", "seq", "9", stdout=full)
+        process = attached("--mem", "4G", "seq", "9", stdout=full)
     shim.say(FrameKind.STDOUT, b"9\n")
     shim.exit(**how)
     _, err = process.communicate(timeout=20)
@@ -326,10 +317,9 @@ def test_output_that_a_full_disk_lost_is_a_failure(
 
 
 def test_a_job_that_ends_before_the_pipe_breaks_has_failed_too(
-    start: Start, daemon: StandIn, shim: ShimStandIn
+    attached: Start, shim: ShimStandIn
 ) -> None:
-    daemon.on_submit = active(shim)
-    process = start("--mem", "4G", "yes")
+    process = attached("--mem", "4G", "yes")
     assert process.stdout is not None
     process.stdout.close()
     process.stdout = None
@@ -339,10 +329,9 @@ def test_a_job_that_ends_before_the_pipe_breaks_has_failed_too(
 
 
 def test_a_closed_standard_output_is_a_failure_if_the_job_writes(
-    start: Start, daemon: StandIn, shim: ShimStandIn
+    attached: Start, shim: ShimStandIn
 ) -> None:
-    daemon.on_submit = active(shim)
-    process = start("--mem", "4G", "true", preexec_fn=lambda: os.close(1))
+    process = attached("--mem", "4G", "true", preexec_fn=lambda: os.close(1))
     shim.say(FrameKind.STDOUT, b"y\n")
     shim.exit(code=0)
     _, err = process.communicate(timeout=20)
@@ -350,14 +339,12 @@ def test_a_closed_standard_output_is_a_failure_if_the_job_writes(
     assert b"Bad file descriptor" in err
 
 
-def test_closed_streams_do_not_confuse_it(start: Start, daemon: StandIn, shim: ShimStandIn) -> None:
-    daemon.on_submit = active(shim)
-
+def test_closed_streams_do_not_confuse_it(attached: Start, shim: ShimStandIn) -> None:
     def close_all() -> None:
         for handle in (0, 1, 2):
             os.close(handle)
 
-    process = start("--mem", "4G", "true", preexec_fn=close_all)
+    process = attached("--mem", "4G", "true", preexec_fn=close_all)
     shim.until(lambda: shim.stdin_ended)
     shim.exit(code=6)
     assert process.wait(20) == 6
@@ -375,14 +362,11 @@ def test_a_directory_of_any_length_can_be_attached_to(
         assert process.wait(20) == 8
 
 
-def test_a_background_terminal_does_not_stop_it(
-    start: Start, daemon: StandIn, shim: ShimStandIn
-) -> None:
-    daemon.on_submit = active(shim)
+def test_a_background_terminal_does_not_stop_it(attached: Start, shim: ShimStandIn) -> None:
     controller, terminal = os.openpty()
     try:
         # A session of its own without a controlling terminal: this terminal is never ours to read.
-        process = start("--mem", "4G", "true", stdin=terminal, start_new_session=True)
+        process = attached("--mem", "4G", "true", stdin=terminal, start_new_session=True)
         shim.until(lambda: shim.hello is not None)
         shim.exit(code=2)
         assert process.wait(20) == 2
