@@ -142,6 +142,7 @@ def fields(
     yield "used", _used(job)
     yield "util", utilization(job)
     yield "ram", _ram(job)
+    yield "cores", clean(job.cores) if job.cores else None
     yield "cpu time", cpu_time(job)
     yield "first use", first_use(job)
     yield "steps", steps(job)
@@ -340,10 +341,18 @@ def _used(job: JobView) -> str | None:
 
 
 def _ram(job: JobView) -> str | None:
+    if job.ram_held_by is not None:
+        return _RAM_HELD.get(job.ram_held_by)
     if job.ram_peak is None:
         return None
     leased_ram = "" if job.claim.ram is None else f" of {size(job.claim.ram)}"
     return f"{size(job.ram_peak)}{leased_ram} at most"
+
+
+_RAM_HELD = {
+    "kernel": "held by the kernel",
+    "watch": "watched: a job that stays above its lease loses its largest process",
+}
 
 
 def _ran_briefly(job: JobView) -> bool:

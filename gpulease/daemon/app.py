@@ -27,7 +27,8 @@ from gpulease.domain.limits import UserLimits
 from gpulease.domain.queue_options import PolicyName, QueuePolicy
 from gpulease.errors import BadConfiguration
 from gpulease.gpu.nvml_process import NvmlProcess
-from gpulease.host.cgroups import in_initial_pid_namespace
+from gpulease.host.cgroups import holds_ram, in_initial_pid_namespace
+from gpulease.host.cores import cores_of
 from gpulease.host.holds import HoldLauncher, WaitingClients
 from gpulease.host.hook_coverage import HookCoverage, on_record
 from gpulease.host.host_memory import HostProbe
@@ -161,7 +162,7 @@ def build(settings: Settings, *, confined: bool = False) -> DaemonApp:
     enforcement = build_enforcement(base, user_policy, observer, confined=confined)
     launcher = Launcher(confined=confined, sandbox=enforcement.sandbox)
     notifications = _notifications(base, launcher, observer)
-    launch_context = _launch_context(base, observer, enforcement, records.usage)
+    launch_context = _launch_context(base, observer, enforcement, records.usage, overuse)
     runner = JobRunner(launcher, table, base.state, launch_context, base.clock)
     of_slurm = build_launchers(base, table, processes, enforcement)
     holds = HoldLauncher(base.clock, process_ends, launch_context.levels)
@@ -240,7 +241,11 @@ def _usage_records(base: Foundation) -> _UsageRecords:
 
 
 def _launch_context(
-    base: Foundation, observer: GpuObserver, enforcement: EnforcementSetup, usage: Usage
+    base: Foundation,
+    observer: GpuObserver,
+    enforcement: EnforcementSetup,
+    usage: Usage,
+    overuse: OveruseWatch,
 ) -> LaunchContext:
     settings, is_root = base.settings(), os.geteuid() == 0
     return LaunchContext(
@@ -259,6 +264,9 @@ def _launch_context(
         socket=str(settings.socket),
         overhead=usage.beside,
         holding=base.store.holding,
+        ram_grace_s=lambda job: (
+            overuse.policy(job).grace.total_seconds() if overuse.stops(job) else None
+        ),
         ledger=lambda job: ensure_ledger(
             base.state.job(job.id), (job.owner.uid, job.owner.gid) if is_root else None
         ),
@@ -393,6 +401,8 @@ def _view_sources(
         idleness=idleness,
         hooks=records.hooks,
         utilization=records.utilization.of,
+        cores=lambda job: cores_of(base.state.job(job)),
+        ram_held_by=lambda job: "kernel" if holds_ram(job.id, job.shim_pid) else "watch",
         unheld=coverage.of,
         pools_of=lambda job: records.usage.of(job.id),
     )

@@ -12,6 +12,7 @@ from functools import cache, lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
+from gpulease.shim.accounting import kernel_limit
 from gpulease.shim.process_tree import entry, read_proc
 
 SLICE = "gpulease.slice"
@@ -162,6 +163,11 @@ def scopes() -> Iterator[tuple[int, Path]]:
             found = _SCOPE.match(f"/{SLICE}/{path.name}")
             if found and (path / "cgroup.events").exists():
                 yield int(found[1]), path
+
+
+def holds_ram(job: int, shim: int | None) -> bool:
+    """Return whether the scope of a job, in which its shim is, limits its RAM."""
+    return shim is not None and kernel_limit(job, f"/proc/{shim}/cgroup") is not None
 
 
 def has_version_2() -> bool:

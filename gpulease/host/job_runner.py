@@ -392,7 +392,8 @@ def _short_of_ram(event: shim_control.Exited) -> str | None:
         return None
     how = Exit(event.exit_code, event.signal).verb
     count = used.oom_kills
-    killed = f"the kernel killed {'one' if count == 1 else count} of its processes"
+    killer = "gpulease" if used.watched else "the kernel"
+    killed = f"{killer} killed {'one' if count == 1 else count} of its processes"
     if used.ram_limit is not None:
         what = f"{how}: it used all of its {format_size(used.ram_limit)} of RAM, and {killed}"
         return with_hint(what, "ask for more with --ram")

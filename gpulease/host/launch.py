@@ -80,6 +80,8 @@ class LaunchContext:
     """The socket on which hooks in jobs report to the daemon."""
     overhead: Callable[[int, OverheadKey, int], int] = lambda uid, key, default: default
     """Returns the measured overhead of a framework in the jobs of a user, or the default."""
+    ram_grace_s: Callable[[Job], float | None] = lambda job: None
+    """Returns the seconds for which a job may use more RAM than it leases; None: it is warned."""
     holding: Callable[[], Iterable[Job]] = tuple
     """Returns the jobs that hold memory."""
     ledger: Callable[[Job], str] = lambda job: ""
@@ -128,6 +130,8 @@ def launch_of(
             else None,
             ends_with_client=invocation.ends_with_client,
             cores=cores,
+            ram=job.claim.ram,
+            ram_grace_s=context.ram_grace_s(job),
         ),
         replace(invocation, argv=argv, environment=environment_of(job, invocation, context)),
         SandboxSpec(

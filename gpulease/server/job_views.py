@@ -319,6 +319,7 @@ class JobViews:
             **self._activity(job),
             ram_peak=job.host_use.ram_peak,
             cpu_seconds=seconds_of(job.host_use.cpu_for),
+            **self._held_on_host(job),
             sized=job.usage.size_reason,
             advised=size_next_time(job, self._scheduler.policy.smallest_lease),
             out_of_memory=job.usage.out_of_memory,
@@ -391,6 +392,14 @@ class JobViews:
             "steps": counted and counted.count,
             "steps_per_second": counted and counted.rate,
         }
+
+    def _held_on_host(self, job: Job) -> dict[str, Any]:
+        """Return what holds a running job to its RAM, and on which cores."""
+        if job.state is not State.ACTIVE or not job.has_shim:
+            return {}
+        cores = () if job.claim.cpus is None else self._sources.cores(job.id)
+        held = None if job.claim.ram is None else self._sources.ram_held_by(job)
+        return {"ram_held_by": held, "cores": ranges(cores) or None}
 
     def queue(self, options: QueueOptions, block: Block | None) -> QueueView:
         """Return what was asked of the queue for a job, and what blocks it."""

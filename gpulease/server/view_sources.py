@@ -56,6 +56,10 @@ class ViewSources:
     idleness: IdleWatch
     hooks: HookReports
     utilization: Callable[[JobId], int | None] = lambda _: None
+    cores: Callable[[JobId], Sequence[int]] = lambda _: ()
+    """Returns the CPUs of a job that leases some."""
+    ram_held_by: Callable[[Job], str] = lambda _: "watch"
+    """Returns what holds a job to its RAM: kernel or watch."""
     unheld: Callable[[JobId], Sequence[UncoveredProcess]] = lambda _: ()
     pools_of: Callable[[Job], Sequence[PoolSeen]] = lambda _: ()
 

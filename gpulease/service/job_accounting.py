@@ -12,7 +12,7 @@ from gpulease.domain.enforcement import with_watch_level
 from gpulease.domain.gpu import GpuUuid, JobId
 from gpulease.domain.health import ends_jobs
 from gpulease.domain.job import Exit, Job, Outcome
-from gpulease.domain.lease import Lease
+from gpulease.domain.lease import Claim, Lease
 from gpulease.domain.memory_estimate import advised_size_after_oom, retry_size
 from gpulease.domain.oom import (
     NO_MEMORY_ERRORS,
@@ -21,7 +21,7 @@ from gpulease.domain.oom import (
     diagnose_oom,
     find_memory_errors,
 )
-from gpulease.errors import CannotLease, TooMany, with_hint
+from gpulease.errors import CannotLease, TooMany, split_hint, with_hint
 from gpulease.service.jobs import Settle
 from gpulease.service.observation import GpuObserver
 from gpulease.service.ports import Policy, Store, Transaction, WorkerExited
@@ -89,8 +89,9 @@ class JobAccounting:
             ended = _as_watched(self._with_use(ended, idle), stops=stops)
             ended = self._hooks_settled(ended)
             ended = replace(ended, utilization=self._utilization(job_id))
-            ended = self._settle(tx, before, ended, said)
-            if broken is None or before.outcome is not None or ended.usage.out_of_memory:
+            ended = self._settle(tx, before, ended, said, news.ram_limit)
+            by_size = ended.usage.out_of_memory or ended.usage.retried_as is not None
+            if broken is None or before.outcome is not None or by_size:
                 return ended
             return after_failure(tx, ended, f"{(ended.exit or Exit(1)).verb} after {broken}")
 
@@ -109,10 +110,14 @@ class JobAccounting:
                 return f"GPU {gpu if reading is None else reading.label} failed"
         return None
 
-    def _settle(self, tx: Transaction, before: Job, job: Job, said: MemoryErrors) -> Job:
+    def _settle(
+        self, tx: Transaction, before: Job, job: Job, said: MemoryErrors, ram_limit: int | None
+    ) -> Job:
         # A job that is being stopped may end by itself a moment before.
         if job.outcome not in _BY_ITSELF or before.outcome is not None or not job.leases:
             return job
+        if ram_limit is not None and job.exit != Exit(0):
+            return self._with_more_ram(tx, job, ram_limit)
         peaks = [peak for lease in job.leases if (peak := self._peak(job, lease)) is not None]
         leased = min(lease.most for lease in job.leases)
         found = diagnose_oom(job.exit, said, max(peaks, default=None), leased)
@@ -169,13 +174,29 @@ class JobAccounting:
             return _with_detail(job, what, hint + more)
         again = retry_size(leased, wanted)
         again = min(again, most) if most else again
-        return self._queued_again(tx, job, what, again)
+        claim = replace(job.claim, memory=again, memory_bound=None)
+        return self._queued_again(tx, job, what, claim, "--mem", again)
 
-    def _queued_again(self, tx: Transaction, job: Job, what: str, memory: int) -> Job:
+    def _with_more_ram(self, tx: Transaction, job: Job, limit: int) -> Job:
+        """Queue a retry with more RAM than `limit`, if the job asked for it; else say how."""
+        what, hint = split_hint(job.detail or (job.exit or Exit(1)).verb)
+        wanted = job.usage.retry_factor
+        if wanted is None:
+            return _with_detail(job, what, f"{hint}, or have it retried with --retry-oom 1.5x")
+        if job.usage.attempt >= MOST_RETRIES:
+            return _with_detail(job, what, f"it was retried {MOST_RETRIES} times; {hint}")
+        again = retry_size(limit, wanted)
+        claim = replace(job.claim, ram=again)
+        return self._queued_again(tx, job, what, claim, "--ram", again)
+
+    def _queued_again(
+        self, tx: Transaction, job: Job, what: str, claim: Claim, option: str, size: int
+    ) -> Job:
+        """Queue a job again with a larger `claim`: that of `option` is now `size` bytes."""
         submission = continuation(tx, job)
         submission = replace(
             submission,
-            claim=replace(job.claim, memory=memory, memory_bound=None),
+            claim=claim,
             wait_for=None if job.gives_up_at is None else job.gives_up_at - job.submitted_at,
             usage=replace(submission.usage, attempt=job.usage.attempt + 1, size_reason=None),
         )
@@ -183,13 +204,15 @@ class JobAccounting:
             policy, user = self._policy(), job.owner.user
             refuse_one_more(policy, submission, tx.user_count(job.owner.uid))
             limits = policy.limits(job.owner)
-            refuse_what_is_never_within(submission.claim, limits, memory, user)
+            leased = min(lease.most for lease in job.leases)
+            refuse_what_is_never_within(claim, limits, leased, user)
         except (TooMany, CannotLease) as error:
-            hint = f"use --mem {format_size(memory)}; it was not retried: {error.message}"
+            hint = f"use {option} {format_size(size)}; it was not retried: {error.message}"
             return _with_detail(job, what, hint)
         job, new = queue_again(tx, job, submission)
+        of_ram = " of RAM" if option == "--ram" else ""
         return _with_detail(
-            job, f"{what}; job {new.id} retries it with {format_size(memory)}", None
+            job, f"{what}; job {new.id} retries it with {format_size(size)}{of_ram}", None
         )
 
 

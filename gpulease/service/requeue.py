@@ -70,7 +70,7 @@ def _after_own_failure(tx: Transaction, job: Job) -> Job:
     No quota applies: the new job takes the place of one that has ended.
     """
     by_size = job.usage.out_of_memory and job.usage.retry_factor is not None
-    if by_size or not is_tried_again(job):
+    if by_size or job.usage.retried_as is not None or not is_tried_again(job):
         return job  # --retry-oom alone decides about failures of the size
     assert job.exit is not None and job.ended_at is not None, "it has ended by itself"
     why, hint = split_hint(job.detail or job.exit.verb)
@@ -127,7 +127,8 @@ def _failures_before(tx: Transaction, job: Job) -> int:
     before = _continued(tx, after.usage.retry_of)
     while before is not None and before.outcome not in QUEUED_AGAIN and count < MOST_FAILURES:
         by_itself = after.queue.retried > before.queue.retried
-        count += not (before.usage.out_of_memory or by_itself)
+        by_size = after.usage.attempt > before.usage.attempt
+        count += not (by_size or by_itself)
         after = before
         before = _continued(tx, after.usage.retry_of)
     return count

@@ -34,6 +34,8 @@ class HostUse:
     """Its processes that the kernel killed for lack of RAM."""
     ram_limit: int | None = None
     """The limit of its own, in bytes, if these processes were killed because of it."""
+    watched: bool = False
+    """Its shim has killed them, since no cgroup held the limit."""
 
 
 def host_use(job: int, own: str = _OWN, root: str = _ROOT) -> HostUse:
@@ -47,6 +49,16 @@ def host_use(job: int, own: str = _OWN, root: str = _ROOT) -> HostUse:
         elif "memory" in controllers:
             found = _of_version_1(directory, found, largest)
     return found
+
+
+def kernel_limit(job: int, own: str = _OWN, root: str = _ROOT) -> int | None:
+    """Return the limit of RAM, in bytes, that the cgroup of a job's scope has; None without one."""
+    for controllers, directory in _directories(job, own, root):
+        name = "memory.limit_in_bytes" if "memory" in controllers else "memory.max"
+        limit = _number(f"{directory}/{name}")
+        if limit is not None and limit < _NO_LIMIT:
+            return limit
+    return None
 
 
 def _directories(job: int, own: str, root: str) -> Iterator[tuple[list[str], str]]:

@@ -79,6 +79,10 @@ class ShimSpec:
     """Stop the worker when the attached client exits or is killed; it needs a time limit."""
     cores: Sequence[int] = ()
     """The CPUs that the worker runs on; empty for all."""
+    ram: int | None = None
+    """Leased bytes of RAM; None without such a lease."""
+    ram_grace_s: float | None = None
+    """How long the job may use more where no cgroup limits it; None: its owner is told alone."""
 
 
 @record(frozen=True)

@@ -181,6 +181,7 @@ def _host_use(line: Mapping[str, Any]) -> HostUse:
         None if cpu_s is None else float(cpu_s),
         int(line.get("oom_kills", 0)),
         None if limit is None else int(limit),
+        bool(line.get("watched")),
     )
 
 

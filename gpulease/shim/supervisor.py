@@ -12,8 +12,9 @@ import os
 
 from gpulease.event_loop import EventLoop
 from gpulease.light_json import decode_plain
+from gpulease.record import replace
 from gpulease.shim import process_tree
-from gpulease.shim.accounting import host_use
+from gpulease.shim.accounting import HostUse, host_use, kernel_limit
 from gpulease.shim.clients import (
     ONLY_THE_DAEMON,
     ClientRole,
@@ -24,6 +25,7 @@ from gpulease.shim.clients import (
 from gpulease.shim.launch_request import EarlySignalSpec, ShimSpec
 from gpulease.shim.output import InputStream, JobLog, OutputStream
 from gpulease.shim.process_tree import MainProcess
+from gpulease.shim.ram_watch import RamWatch
 from gpulease.shim.record import Failure, JobEvents, failure
 from gpulease.shim.worker import Worker
 from gpulease.wire.frames import BadFrame, FrameKind
@@ -146,6 +148,9 @@ class Supervisor:
         self._time_limit = TimeLimit(
             self._loop, spec.time_limit_s, spec.early_signal, self._send_early, self._time_is_up
         )
+        self._ram_watch: RamWatch | None = None
+        if spec.ram is not None and kernel_limit(spec.job) is None:
+            self._ram_watch = RamWatch(self._loop, spec.ram, spec.ram_grace_s, self._notify)
         self._kill_at = math.inf
         self._killing_since: float | None = None
         self._failure: Failure | None = None
@@ -210,6 +215,8 @@ class Supervisor:
         self._report({"started": start})
         self._clients.send_json(FrameKind.STARTED, start)
         self._time_limit.begin()
+        if self._ram_watch is not None:
+            self._ram_watch.begin()
 
     def _stop_awaiting_attach(self) -> None:
         """Continue without the expected client. All of the output is in the log."""
@@ -266,9 +273,11 @@ class Supervisor:
         if self._failure is not None:
             end = self._events.note_failure(self._failure)
         else:
-            end = self._events.note_end(host_use(self._job))
+            end = self._events.note_end(self._host_use())
         self._events.write()
         self._time_limit.cancel()
+        if self._ram_watch is not None:
+            self._ram_watch.cancel()
         self._loop.cancel_timer("kill")
         self._loop.forget(self._children)
         self._clients.send_json(FrameKind.EXITED, end)
@@ -277,6 +286,16 @@ class Supervisor:
             self._report({"failed": vars(self._failure)})
         for output in self._outputs:
             output.sync()  # last, so that nobody waits for a slow disk
+
+    def _host_use(self) -> HostUse:
+        used, watch = host_use(self._job), self._ram_watch
+        if watch is None:
+            return used
+        if used.ram_peak is None and watch.peak:
+            used = replace(used, ram_peak=watch.peak)
+        if not watch.kills:
+            return used
+        return replace(used, oom_kills=watch.kills, ram_limit=watch.limit, watched=True)
 
     # Stopping.
 
@@ -394,6 +413,10 @@ class Supervisor:
         if self._terminal is None:
             self._input.end()
 
+    def _notify(self, text: str) -> None:
+        """Write a line to the job's output."""
+        self._messages.insert(f"gpulease: {text}"[:_LONGEST_NOTICE])
+
     def _resize(self, window: Payload) -> None:
         rows, columns = window.integer("rows"), window.integer("columns")
         if self._terminal is not None:
@@ -405,7 +428,7 @@ class Supervisor:
         elif kind == FrameKind.STOP:
             self._stop(content.text("reason"), content.number("grace_s"))
         elif kind == FrameKind.NOTICE:
-            self._messages.insert(f"gpulease: {content.text('text')}"[:_LONGEST_NOTICE])
+            self._notify(content.text("text"))
         else:
             unlimited = content.is_null("time_limit_s")
             self._time_limit.change(None if unlimited else content.number("time_limit_s"))

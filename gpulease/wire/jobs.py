@@ -338,6 +338,10 @@ class JobView:
     the kernel keeps in memory while there is room. Null if unknown, like the CPU time."""
     cpu_seconds: float | None = None
     """CPU time of all its processes."""
+    ram_held_by: str | None = None
+    """Of a running job that leases RAM: kernel, or watch where its shim adds up its processes."""
+    cores: str | None = None
+    """Of a running job that leases cores: the CPUs that it runs on, such as 0-3,8."""
     sized: str | None = None
     """Where the size of its lease comes from, if the user gave none."""
     advised: int | None = None

@@ -33,6 +33,7 @@ from gpulease.domain.job import (
 from gpulease.domain.lease import Trigger
 from gpulease.domain.limits import UserLimits
 from gpulease.domain.memory_estimate import PastRun
+from gpulease.errors import with_hint
 from gpulease.service import jobs, submission
 from gpulease.service.job_accounting import MOST_RETRIES, JobAccounting
 from gpulease.service.observation import GpuObserver, Observation
@@ -329,3 +330,30 @@ def test_a_user_whose_queue_is_full_gets_no_new_try_and_is_told_why() -> None:
     assert ended.usage.retried_as is None
     assert mentions(ended.detail, "--mem 3G", "0 queued jobs")
     assert world.store.live() == ()
+
+
+SHORT = WorkerExited(
+    Outcome.SIGNALED, Exit(signal=9), NOON, with_hint("it used all", "more"), ram_limit=2 * G
+)
+
+
+def test_a_job_that_met_its_limit_of_ram_is_retried_with_more_ram_and_as_much_gpu_memory() -> None:
+    world = World(retry="3/2")
+    ended = world.end(SHORT)
+    again = kept(world.store, JobId(2))
+    assert (again.claim.ram, again.claim.memory) == (3 * G, ended.claim.memory)
+    assert again.usage.attempt == 1 and ended.usage.retried_as == 2
+    # The size of its GPU memory was not what was wrong, and nothing is learnt of that.
+    assert not ended.usage.out_of_memory
+    assert mentions(ended.detail or "", "it used all", "job 2", "3G of RAM")
+
+
+def test_without_retry_oom_the_end_says_that_there_is_one() -> None:
+    assert mentions(World().end(SHORT).detail or "", "more", "--retry-oom")
+    last = World(retry="3/2", attempt=3).end(SHORT)
+    assert last.usage.retried_as is None and mentions(last.detail or "", "retried 3 times")
+
+
+def test_a_job_that_succeeds_is_not_run_again_though_a_process_was_killed() -> None:
+    world = World(retry="3/2")
+    assert world.end(replace(SHORT, outcome=Outcome.EXITED, exit=Exit(0))).usage.retried_as is None
