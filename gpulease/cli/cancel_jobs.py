@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 
 from gpulease.cli.job_selection import (
+    MOST_ONE_BY_ONE,
     announce,
     for_each,
     named,
@@ -29,9 +30,6 @@ if TYPE_CHECKING:
     from gpulease.cli.job_selection import Selection
     from gpulease.client.light_client import LightClient
     from gpulease.wire.jobs import CancelledView, JobView
-
-_MOST_ONE_BY_ONE = 20
-"""Jobs for which the result is printed one by one."""
 
 
 def cancel_jobs(
@@ -62,7 +60,7 @@ def cancel_jobs(
         numbers.remove(array)
         view = _cancel_all(client, array=array, grace=seconds)
         print_stdout(f"array {array}: {summary(view) or 'it had already ended'}")
-    if len(numbers) > _MOST_ONE_BY_ONE:
+    if len(numbers) > MOST_ONE_BY_ONE:
         print_stdout(summary(_cancel_all(client, jobs=numbers, grace=seconds)))
         return 0
     if len(numbers) > 1 and not any(word[0].isdecimal() for word in wanted.words):

@@ -54,6 +54,8 @@ _BY_WORDS = {"edit": "--mem 6G", "move": "--first", "again": "--mem 8G"}
 """The verbs without --name PATTERN and --all, each with options for an example."""
 _LISTED = 10
 """Jobs that a message names; the others are counted."""
+MOST_ONE_BY_ONE = 20
+"""Jobs for which the result of a cancellation is printed one by one."""
 _APPLIES: dict[str, Callable[[JobView], bool]] = {
     "extend": lambda job: job.state != "releasing" and job.claim.time_limit is not None,
     "keep": lambda job: job.state in ("granted", "active"),

@@ -213,9 +213,10 @@ def print_history(
         raise BadValue("cannot list jobs: --csv and --json exclude each other", "use one of them")
     is_cut = limit is None and since is None and not as_csv
     most = _FEW if is_cut else _limit(limit, "history", _MANY)
+    seconds = None if since is None else parse_span(since).total_seconds()
     asked = {
         "user": user,
-        "since": None if since is None else parse_span(since).total_seconds(),
+        "since": seconds,
         "outcome": None if state == "ended" else _outcome(state),
         "name": name,
     }
@@ -224,7 +225,10 @@ def print_history(
     except NoDaemon:
         if not acts_on_slurm(socket):
             raise
-        _print_of_slurm(asked, state, most, as_csv=as_csv, json=json)
+        from gpulease.slurm.command.list_page import print_ended
+
+        most = _MOST_PAST if most is None else most
+        print_ended(user, seconds, state, name, most, as_csv=as_csv, json=json)
         return
     # One more than the limit says whether others follow.
     more = most + 1 if most is not None and (json or is_cut) else most
@@ -245,26 +249,6 @@ def print_history(
     cut = len(found) > len(shown) and is_cut
     laid_out = past_page(shown, local_time(), is_cut=cut)
     print_paged(drawn(laid_out, stdout_screen()))
-
-
-def _print_of_slurm(
-    asked: dict[str, Any],
-    state: str | None,
-    limit: int | None,
-    *,
-    as_csv: bool,
-    json: bool,
-) -> None:
-    from gpulease.slurm.command.list_page import print_ended
-
-    if as_csv:
-        raise BadValue(
-            "cannot print a trace: no gpuleased runs on this machine, and Slurm keeps no record of "
-            "memory",
-            "gpulease history --csv on a node prints the jobs that ran there",
-        )
-    most = _MOST_PAST if limit is None else limit
-    print_ended(asked["user"], asked["since"], state, asked["name"], most, json=json)
 
 
 def _pages(client: LightClient, asked: dict[str, Any], limit: int | None) -> Jobs:

@@ -12,7 +12,7 @@ from datetime import timedelta
 
 from gpulease.cli.caller import refuse_unknown_user
 from gpulease.cli.exit_codes import SIGNALED
-from gpulease.cli.job_selection import Selection, for_each
+from gpulease.cli.job_selection import MOST_ONE_BY_ONE, Selection, for_each
 from gpulease.cli.render import local_time, print_stderr, print_stdout
 from gpulease.drawing.words import cancelled, clean, clock, until
 from gpulease.errors import (
@@ -31,8 +31,6 @@ from gpulease.slurm.commands import become, run_slurm
 from gpulease.slurm.records import is_batch
 from gpulease.units import format_span
 
-_MOST_ONE_BY_ONE = 20
-"""Jobs for which the result is printed one by one."""
 _DEADLINE_S = 120.0
 """For one scancel of any number of jobs."""
 _MINUTE_S = 60
@@ -56,7 +54,7 @@ def cancel_jobs(wanted: Selection, user: str | None, grace: str | None) -> int:
         hint = "gpulease list --all shows the jobs of all users"
         refuse_unknown_user(user, "cancel jobs of", hint)
     found = select(wanted, user)
-    if len(found) <= _MOST_ONE_BY_ONE:
+    if len(found) <= MOST_ONE_BY_ONE:
         return for_each(found, lambda job: _cancel(job, found[job]))
     live = [row for rows in found.values() for row in rows if state_of(row) != "ended"]
     run_slurm(["scancel", *found], _DEADLINE_S)

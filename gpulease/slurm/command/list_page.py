@@ -25,7 +25,7 @@ from gpulease.drawing.words import (
     instant,
     size,
 )
-from gpulease.errors import BadUsage
+from gpulease.errors import BadUsage, BadValue
 from gpulease.light_json import encode, indent
 from gpulease.slurm.command.jobs import order_of, read_queue, uses_gpus, view
 from gpulease.slurm.command.views import (
@@ -93,9 +93,16 @@ def print_ended(
     name: str | None,
     most: int,
     *,
+    as_csv: bool,
     json: bool,
 ) -> None:
     """Print the ended jobs that Slurm still knows, the newest first, where no daemon knows more."""
+    if as_csv:
+        raise BadValue(
+            "cannot print a trace: no gpuleased runs on this machine, and Slurm keeps no record of "
+            "memory",
+            "gpulease history --csv on a node prints the jobs that ran there",
+        )
     print_stderr(
         "gpulease: jobs that Slurm still knows, by MinJobAge; sacct lists older ones, and "
         "gpulease history on a node those that ran there"
