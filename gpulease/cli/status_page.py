@@ -115,7 +115,9 @@ def page(
 
     def machine(detail: Detail) -> Page:
         remarks = list(_remarks(about))[: _REMARKS.get(detail)]
-        return [*_head(about, width, detail), *_gpus(about, width, detail), *remarks]
+        resources = [] if detail in ("bars", "counts") else _resources(about)
+        head = _head(about, width, detail)
+        return [*head, *_gpus(about, width, detail), *resources, *remarks]
 
     return status_page(
         machine,
@@ -189,6 +191,16 @@ def _gpu_row(gpu: GpuView, about: _About) -> GpuRow:
         utilization=gpu.utilization,
         temperature=gpu.temperature,
     )
+
+
+def _resources(about: _About) -> Iterator[Block]:
+    """Yield a line about the RAM and the cores of the machine, where any of it is leased."""
+    found = about.view.resources
+    if found is not None:
+        of_ram = f"{size(found.ram_leased)} of {size(found.ram)} leased"
+        cores = f"{found.cores_leased} of {found.cores} leased"
+        text = f"RAM: {of_ram}, {size(found.ram_free)} free; cores: {cores}"
+        yield Hanging(line(text, "dim"), 2)
 
 
 def _remarks(about: _About) -> Iterator[Block]:

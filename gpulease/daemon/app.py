@@ -155,7 +155,7 @@ def build(settings: Settings, *, confined: bool = False) -> DaemonApp:
     observer = GpuObserver(
         base.store, base.probe, processes, base.clock, base.observation_thread, unmanaged,
         _sharing(base),
-        HostProbe(processes.pids_of, lambda job: has_scope(base.state.job(job))),
+        HostProbe(processes.root_of, lambda job: has_scope(base.state.job(job))),
     )  # fmt: skip
     records = _usage_records(base)
     overuse, idleness = _overuse_watch(base, user_policy, records), IdleWatch(user_policy.idleness)

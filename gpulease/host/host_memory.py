@@ -1,12 +1,13 @@
 """Reads the RAM and the cores of this machine, and the RAM that jobs with a lease of it use."""
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from gpulease.domain.gpu import JobId
 from gpulease.domain.host_memory import HostReading
 from gpulease.domain.job import Job
 from gpulease.host import cgroups, proc_reader
+from gpulease.shim import process_tree
 from gpulease.shim.process_tree import read_proc
 
 _KIB = 1024
@@ -20,32 +21,52 @@ class HostProbe:
 
     def __init__(
         self,
-        pids_of: Callable[[Job], Iterable[int] | None],
+        root_of: Callable[[Job], int | None],
         has_scope: Callable[[JobId], bool],
         meminfo: str = "/proc/meminfo",
     ) -> None:
-        """`has_scope` says whether this daemon put a job into a scope."""
-        self._pids_of = pids_of
+        """`root_of` returns the process that those of a job are below, or None.
+
+        `has_scope` says whether this daemon put a job into a scope.
+        """
+        self._root_of = root_of
         self._has_scope = has_scope
         self._meminfo = meminfo
 
     def read(self, holding: Iterable[Job]) -> HostReading:
         """Return a reading, given the jobs that hold leases."""
         # The jobs first: what one allocates in between counts as used by others, and not as free.
-        found = ((job.id, self._used(job)) for job in holding if job.claim.ram is not None)
-        used = {job: size for job, size in found if size is not None}
+        used = self._used([job for job in holding if job.claim.ram is not None])
         sizes = _sizes(read_proc(self._meminfo))
         return HostReading(
             sizes.get("MemTotal"), sizes.get("MemAvailable"), len(os.sched_getaffinity(0)), used
         )
 
-    def _used(self, job: Job) -> int | None:
-        directory = cgroups.directory_of(job.id) if self._has_scope(job.id) else None
-        stat = {} if directory is None else _numbers(read_proc(f"{directory}/memory.stat"))
-        if stat:
-            return sum(stat.get(name, 0) for name in _KEPT)
-        pids = self._pids_of(job)
-        return None if pids is None else sum(map(_used_by, pids))
+    def _used(self, jobs: Iterable[Job]) -> dict[JobId, int]:
+        used, roots = {}, {}
+        for job in jobs:
+            size = _used_in_scope(job.id) if self._has_scope(job.id) else None
+            if size is not None:
+                used[job.id] = size
+            elif (root := self._root_of(job)) is not None:
+                roots[job.id] = root
+        children: dict[int, list[int]] = {}
+        for each in process_tree.processes() if roots else ():
+            children.setdefault(each.parent, []).append(each.pid)
+        return used | {job: _used_below(root, children) for job, root in roots.items()}
+
+
+def _used_in_scope(job: JobId) -> int | None:
+    directory = cgroups.directory_of(job)
+    stat = {} if directory is None else _numbers(read_proc(f"{directory}/memory.stat"))
+    return sum(stat.get(name, 0) for name in _KEPT) if stat else None
+
+
+def _used_below(root: int, children: Mapping[int, Sequence[int]]) -> int:
+    pids = [root]
+    for pid in pids:
+        pids += children.get(pid, ())
+    return sum(map(_used_by, pids))
 
 
 def _used_by(pid: int) -> int:

@@ -262,24 +262,12 @@ class Finder:
         return is_stopped(pid)
 
     def count(self, job: Job) -> int | None:
-        """Return the number of processes of a job. This reads all of /proc."""
-        if job.holder is not None:
-            return None
-        found = self.pids_of(job)
-        return None if found is None else len(found)
+        """Return the number of processes of a job, in its scope or below its shim.
 
-    def pids_of(self, job: Job) -> Collection[int] | None:
-        """Return the processes of a job, in its scope or below its shim, or below its holder.
-
-        The shim is none of them. None if the job has neither. This reads all of /proc.
+        The shim is not counted. None if the job has neither. This reads all of /proc.
         """
         if job.slurm is not None:
-            return {each.pid for each in self.slurm.of_job(job.slurm.id)}
-        if job.holder is not None:
-            holder = job.holder.process
-            if holder is None or has_ended(holder):
-                return None
-            return {holder.pid, *(each.pid for each in process_tree.descendants(holder.pid))}
+            return len(self.slurm.of_job(job.slurm.id))
         has_shim = job.shim_pid is not None and self._has_shim(job.id)
         has_scope = self._has_scope(job.id)
         if not has_shim and not has_scope:
@@ -287,7 +275,14 @@ class Finder:
         found = cgroups.members(job.id) if has_scope else set()
         if has_shim and job.shim_pid is not None:
             found |= {each.pid for each in process_tree.descendants(job.shim_pid)}
-        return found - {job.shim_pid}
+        return len(found - {job.shim_pid})
+
+    def root_of(self, job: Job) -> int | None:
+        """Return the process that those of a job are below; None: it has ended, or is unknown."""
+        if job.holder is not None:
+            process = job.holder.process
+            return None if process is None or has_ended(process) else process.pid
+        return job.shim_pid if job.shim_pid is not None and self._has_shim(job.id) else None
 
     def jobs_of(self, pids: Iterable[int], jobs: Sequence[Job]) -> Mapping[int, JobId]:
         """Return the job of each pid that belongs to one of `jobs`.

@@ -7,6 +7,7 @@ from datetime import datetime, timedelta
 from gpulease import __version__
 from gpulease.domain.calendar import Occurrence
 from gpulease.domain.gpu import ComputeMode, Fault, GpuMemory, GpuReading, GpuUuid, JobId
+from gpulease.domain.host_memory import DEFAULT_HOST_POLICY, HostMemory
 from gpulease.domain.job import Job
 from gpulease.domain.queue_options import QueuePause
 from gpulease.domain.snapshot import ledgers
@@ -28,6 +29,7 @@ from gpulease.wire.machine import (
     NeighbourView,
     PauseView,
     ProcessView,
+    ResourcesView,
     StatusView,
     TopologyView,
     WindowView,
@@ -79,6 +81,23 @@ class MachineViews:
             paused=pause_view(self._scheduler.store.pause()),
             closed=self._scheduler.closed or self._scheduler.store.trouble(),
             windows=self.windows(now),
+            resources=None if seen is None else self._resources(holding, seen),
+        )
+
+    def _resources(self, holding: Sequence[Job], seen: Observation) -> ResourcesView | None:
+        policy = self._scheduler.policy.host
+        leasing = [job for job in holding if job.claim.leases_host]
+        if seen.host is None or not (leasing or policy != DEFAULT_HOST_POLICY):
+            return None
+        left = HostMemory.of(seen.host, policy, leasing)
+        return ResourcesView(
+            ram=policy.ram_of(seen.host),
+            ram_leased=sum(job.claim.ram or 0 for job in leasing),
+            ram_used_by_others=seen.host.used_by_others,
+            ram_free=None if left.ram is None else max(0, left.ram),
+            cores=policy.cores_of(seen.host),
+            cores_leased=sum(job.claim.cpus or 0 for job in leasing),
+            cores_free=max(0, left.cores),
         )
 
     def topology(self) -> TopologyView:

@@ -233,6 +233,22 @@ class UserWaitingView:
 
 
 @dataclass(slots=True)
+class ResourcesView:
+    """The RAM of the machine in bytes, and its cores. Null is unknown."""
+
+    ram: int | None
+    """All that can be leased: the total less the reserve."""
+    ram_leased: int
+    ram_used_by_others: int | None
+    """By everything without a lease of RAM."""
+    ram_free: int | None
+    """What a job can lease now."""
+    cores: int
+    cores_leased: int
+    cores_free: int
+
+
+@dataclass(slots=True)
 class StatusView:
     """The machine, the jobs that hold memory, and after them the first jobs of the queue."""
 
@@ -256,6 +272,8 @@ class StatusView:
     """The command that prints all of them; null if `jobs` has all."""
     waiting_by_user: list[UserWaitingView] = field(default_factory=list)
     """The users with queued jobs; empty from an older daemon."""
+    resources: ResourcesView | None = None
+    """Null where no job leases RAM or cores and the settings reserve none."""
 
 
 @dataclass(slots=True)

@@ -51,6 +51,7 @@ from gpulease.wire.machine import (
     GpuTopologyView,
     LinkView,
     PauseView,
+    ResourcesView,
     TopologyView,
     WindowList,
     WindowView,
@@ -328,6 +329,9 @@ def topology() -> TopologyView:
     return TopologyView([*gpus, GpuTopologyView("GPU-15", "15", "NVIDIA A100", None, None, [])])
 
 
+RESOURCES = ResourcesView(240 * GIB, 96 * GIB, 40 * GIB, 104 * GIB, 60, 24, 36)
+
+
 def pages(width: int | None) -> dict[str, Page]:
     busy = views.busy_status()
     two = [
@@ -347,6 +351,7 @@ def pages(width: int | None) -> dict[str, Page]:
     return {
         "status-busy": status.page(busy, NOW, width),
         "status-quiet": status.page(views.status(), NOW, width),
+        "status-ram": status.page(views.status(resources=RESOURCES), NOW, width),
         "status-paused": status.page(
             views.status(
                 jobs=[views.job(17, reason="root paused the queue: new driver")],
