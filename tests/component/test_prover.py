@@ -50,13 +50,15 @@ def test_what_nobody_keeps_back_is_told_step_by_step(cuda: dict[str, str]) -> No
     assert said == [{"held": 32 * MIB}, {"held": 64 * MIB}]
 
 
-def test_what_could_not_be_tried_says_why(cuda: dict[str, str]) -> None:
+def test_what_could_not_be_tried_says_why(cuda: dict[str, str], tmp_path: Path) -> None:
     no_device = {"LD_LIBRARY_PATH": cuda["LD_LIBRARY_PATH"]}
     assert prove("device", str(64 * MIB), "0", **no_device) == [
         {"cannot": "CUDA returned error 100"}
     ]
-    (said,) = prove("torch", str(64 * MIB), "0", PYTHONPATH="/nonexistent")
-    assert "cannot" in said
+    (tmp_path / "torch.py").write_text("raise ImportError('libcudart is missing\\nas said')")
+    assert prove("torch", str(64 * MIB), "0", PYTHONPATH=str(tmp_path)) == [
+        {"cannot": "ImportError: libcudart is missing"}
+    ]
 
 
 def test_memory_of_a_simulated_gpu_is_really_taken() -> None:
