@@ -39,9 +39,11 @@ def test_a_limit_is_set_and_what_the_driver_keeps_is_told(
     stand_in: StandIn, probe: ProbeProcess, cgroup: Path
 ) -> None:
     assert probe.limits("obstacle", GPU, cgroup) is None
+    assert probe.limits("kept", GPU, cgroup) is None
     # As NVIDIA's guide has it.
     assert probe.limits("limit", GPU, cgroup, 3000 * M) == 2816 * M
     assert stand_in.limits() == {(GPU, str(cgroup)): (0, 2816 * M)}
+    assert probe.limits("kept", GPU, cgroup) == 2816 * M
     assert probe.limits("limit", GPU, cgroup, 4 * G) == 4 * G
 
     assert probe.limits("lift", GPU, cgroup) is None
