@@ -3,6 +3,7 @@
 Each user is a process of its own with a uid of its own, as the kernel sees them.
 """
 
+import ctypes
 import json
 import multiprocessing
 import os
@@ -20,12 +21,15 @@ import pytest
 from daemon_rig import open_folder, wait_for
 from gpulease.domain.gpu import GpuReading, GpuUuid, NeighbourLease, ProcessReading, build_ledger
 from gpulease.host.neighbours import NeighbourFiles
+from gpulease.host.proc_reader import real_uid
 from gpulease.service.sharing import Sharing
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="becoming other users takes root")
 CONTEXT = multiprocessing.get_context("fork")
 GPU = GpuUuid("GPU-a")
 UIDS = (47_201, 47_202, 47_203, 47_204)
+_NEW_MOUNTS, _PRIVATE = 0x20000, 1 << 18 | 1 << 14
+"""CLONE_NEWNS; MS_PRIVATE and MS_REC."""
 SIZE = 24
 """Bytes of the GPU; leases are of some of them."""
 
@@ -38,10 +42,13 @@ def folder() -> Iterator[Path]:
         yield made
 
 
-def as_user(uid: int, program: Callable[..., None], *arguments: Any) -> Any:
-    """Start a process of this user."""
+def as_user(
+    uid: int, program: Callable[..., None], *arguments: Any, before: Callable[[], None] = int
+) -> Any:
+    """Start a process of this user; it calls `before` while it is root's."""
 
     def become() -> None:
+        before()
         os.setgroups([])
         os.setgid(uid)
         os.setuid(uid)
@@ -76,6 +83,45 @@ def test_the_lease_of_another_user_is_seen_while_the_daemon_lives(folder: Path, 
     bob.kill()
     bob.join()
     assert mine.leases() == []
+
+
+def hide_processes() -> None:
+    """Let this process see those of its own user only, once it is no longer root's."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    private = libc.unshare(_NEW_MOUNTS) or libc.mount(b"none", b"/", None, _PRIVATE, None)
+    if private or libc.mount(b"proc", b"/proc", b"proc", 0, b"hidepid=2"):
+        raise OSError(ctypes.get_errno(), "cannot hide the processes of others")
+
+
+@needs_root
+def test_where_proc_hides_the_processes_of_others_a_lease_counts_while_its_pid_lives(
+    folder: Path, bob: Any
+) -> None:
+    file = folder / f"gpulease-{UIDS[0]}" / "leases"
+    sees = CONTEXT.Queue()
+
+    def look() -> None:
+        sees.put((Path(f"/proc/{bob.pid}").exists(), NeighbourFiles(folder).leases()))
+
+    def seen() -> tuple[bool, list[NeighbourLease]]:
+        process = as_user(UIDS[1], look, before=hide_processes)
+        found: tuple[bool, list[NeighbourLease]] = sees.get(timeout=60)
+        process.join()
+        return found
+
+    lease = NeighbourLease(UIDS[0], GPU, 8, frozenset({100}))
+    assert seen() == (False, [lease])
+    said = json.loads(file.read_bytes())
+    # A pid that is now one of the reader's own processes is not that of the daemon.
+    other = as_user(UIDS[1], time.sleep, 600)
+    file.write_text(json.dumps({**said, "pid": other.pid}))
+    wait_for("the process has changed its user", lambda: real_uid(other.pid) == UIDS[1])
+    assert seen() == (False, [])
+    other.kill()
+    file.write_text(json.dumps(said))
+    bob.kill()
+    bob.join()
+    assert seen() == (False, [])
 
 
 @needs_root

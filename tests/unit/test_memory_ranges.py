@@ -10,7 +10,16 @@ import pytest
 from fakes import G, hold_order, order, reading
 from goldens import mentions, sentence
 from gpulease.domain.forecast import forecast
-from gpulease.domain.gpu import GpuMemory, GpuUuid, JobId, LedgerEntry, ProcessReading, build_ledger
+from gpulease.domain.gpu import (
+    GpuMemory,
+    GpuUuid,
+    JobId,
+    LedgerEntry,
+    Link,
+    NeighbourLease,
+    ProcessReading,
+    build_ledger,
+)
 from gpulease.domain.job import Outcome
 from gpulease.domain.lease import Claim, State
 from gpulease.domain.overuse import Consequence, OverusePolicy
@@ -163,6 +172,63 @@ def test_what_other_leases_need_is_asked_back_without_a_waiter() -> None:
     assert overdrawn([ledger((1, 2, 6)).with_entry(quiet)]) == {(JobId(1), GPU)}
     full = replace(quiet, memory=8 * G)
     assert overdrawn([ledger((1, 2, 6)).with_entry(full)]) == {(JobId(1), GPU)}
+
+
+def test_of_linked_gpus_memory_is_asked_back_on_those_that_are_linked() -> None:
+    gpus = [ledger((n, 2, 6), gpu=f"GPU-{n}", index=n) for n in (1, 2, 3)]
+    for one, other in ((0, 1), (1, 0)):
+        read = replace(gpus[one].reading, links=(Link(gpus[other].uuid, 4),))
+        gpus[one] = replace(gpus[one], reading=read)
+
+    def asked(count: int) -> set[int]:
+        claim = Claim(4 * G, gpus=count, linked=True)
+        refused = place(claim, gpus)
+        assert isinstance(refused, Refusal)
+        return {each.index for each in asked_back(claim, refused, gpus)}
+
+    assert asked(2) == {1, 2}
+    assert asked(3) == set()
+
+
+def beside(gpu: GpuMemory, leased: int, used: int = 0) -> GpuMemory:
+    """Return a ledger where another user's daemon leases some GiB, and its process uses some."""
+    theirs = ProcessReading(200, used * G)
+    seen = replace(
+        gpu.reading,
+        used=(gpu.reading.used or 0) + used * G,
+        processes=(*(gpu.reading.processes or ()), *([theirs] if used else [])),
+        neighbours=(NeighbourLease(1001, GPU, leased * G, frozenset({200})),),
+    )
+    return build_ledger(seen, gpu.entries, {entry.job: entry.job for entry in gpu.entries})
+
+
+def test_what_a_daemon_of_another_user_has_leased_is_given_back_to_it() -> None:
+    assert overdrawn([beside(ledger((1, 2, 4)), 4)]) == set()
+    assert overdrawn([beside(ledger((1, 2, 6)), 4)]) == {(JobId(1), GPU)}
+    # What its processes use by now is in the reading, and does not count twice.
+    assert overdrawn([beside(ledger((1, 2, 4)), 4, used=3)]) == set()
+    assert overdrawn([beside(ledger((1, 2, 4)), 4, used=5)]) == {(JobId(1), GPU)}
+
+
+@pytest.mark.parametrize(
+    ("wanted", "kind"),
+    [(1, None), (5, ObstacleKind.EXCESS), (6, ObstacleKind.LEASED), (8, ObstacleKind.UNMANAGED)],
+)
+def test_no_more_is_asked_back_than_daemons_of_others_leave(
+    wanted: int, kind: ObstacleKind | None
+) -> None:
+    obstacle = find_obstacle(Claim(wanted * G), beside(ledger((1, 2, 6)), 1))
+    assert (None if obstacle is None else obstacle.kind) == kind
+
+
+def test_a_job_with_a_range_avoids_a_gpu_that_others_lease() -> None:
+    ranged = Claim(2 * G, memory_bound=5 * G)
+    placed = place(ranged, [beside(ledger(), 5), ledger(gpu="GPU-b", index=1)])
+    assert isinstance(placed, Placement)
+    assert placed.allocations == ((GpuUuid("GPU-b"), 2 * G),)
+    # Its guarantee is enough where there is no other.
+    assert isinstance(place(ranged, [beside(ledger(), 5)]), Placement)
+    assert isinstance(place(ranged, [beside(ledger(), 7)]), Refusal)
 
 
 class Ranged(Watched):
