@@ -264,6 +264,8 @@ def _launch_context(
         socket=str(settings.socket),
         overhead=usage.beside,
         holding=base.store.holding,
+        # The systemd of a user holds RAM alone, and other jobs need not wait for it.
+        needs_sandbox=lambda job: is_root or job.claim.ram is not None,
         ram_grace_s=lambda job: (
             overuse.policy(job).grace.total_seconds() if overuse.stops(job) else None
         ),

@@ -18,7 +18,8 @@ from gpulease.host.enforcement import (
     LimitRestore,
     why_no_scopes,
 )
-from gpulease.host.sandbox import Sandbox, UvmNode
+from gpulease.host.sandbox import Sandbox, UserSandbox, UvmNode
+from gpulease.host.scopes import user_bus
 from gpulease.host.shim_control import has_scope
 from gpulease.path_ownership import closed_to_others
 from gpulease.service.jobs import note_enclosed, note_limits
@@ -34,7 +35,7 @@ class EnforcementSetup:
     levels: EnforcementLevels
     limit_removal: LimitRemoval
     limit_restore: LimitRestore
-    sandbox: Sandbox | None
+    sandbox: Sandbox | UserSandbox | None
     """None without scopes: then nothing outside the job limits it."""
     uvm: UvmNode | None
     """The device node that jobs on real GPUs need; None where no device rules apply."""
@@ -99,6 +100,12 @@ def build_enforcement(
         levels,
         LimitRemoval(limiter, in_scope),
         LimitRestore(limiter, in_scope, note_restored),
-        Sandbox(levels.limiter, note, uvm=uvm) if no_scopes is None else None,
+        Sandbox(levels.limiter, note, uvm=uvm) if no_scopes is None else _of_user(),
         uvm if no_scopes is None and not base.is_simulated else None,
     )
+
+
+def _of_user() -> UserSandbox | None:
+    """Return what holds the RAM of jobs by the systemd of the user who runs this daemon."""
+    bus = None if os.geteuid() == 0 else user_bus()
+    return None if bus is None else UserSandbox(bus)

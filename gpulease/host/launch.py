@@ -49,7 +49,7 @@ class Launch:
     invocation: Invocation
     """With the complete environment."""
     sandbox: SandboxSpec | None = None
-    """None: a program of the daemon."""
+    """None: a program of the daemon, or of a user's own daemon without a lease of RAM."""
     notice: str = ""
     """A line for the owner in the job's output."""
 
@@ -80,6 +80,8 @@ class LaunchContext:
     """The socket on which hooks in jobs report to the daemon."""
     overhead: Callable[[int, OverheadKey, int], int] = lambda uid, key, default: default
     """Returns the measured overhead of a framework in the jobs of a user, or the default."""
+    needs_sandbox: Callable[[Job], bool] = lambda job: True
+    """Returns whether a job waits for its sandbox before it starts."""
     ram_grace_s: Callable[[Job], float | None] = lambda job: None
     """Returns the seconds for which a job may use more RAM than it leases; None: it is warned."""
     holding: Callable[[], Iterable[Job]] = tuple
@@ -134,7 +136,9 @@ def launch_of(
             ram_grace_s=context.ram_grace_s(job),
         ),
         replace(invocation, argv=argv, environment=environment_of(job, invocation, context)),
-        SandboxSpec(
+        None
+        if not context.needs_sandbox(job)
+        else SandboxSpec(
             Scope(
                 job.id,
                 user,

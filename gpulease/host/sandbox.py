@@ -152,6 +152,31 @@ class Sandbox:
         return limits, refusals
 
 
+class UserSandbox:
+    """Puts shims of jobs that lease RAM into scopes of the systemd of their user.
+
+    It holds RAM, and neither devices nor cores. Where it does not work, the shim watches the job.
+    """
+
+    def __init__(
+        self, bus: str, make_scope: Callable[..., Awaitable[None]] = scopes.create
+    ) -> None:
+        self._bus = bus
+        self._make_scope = make_scope
+        self._complaints = LogOnce(_log)
+
+    async def __call__(self, pid: int, launch: Launch) -> None:
+        """Put the shim of `launch`, which has this pid, into a scope."""
+        if launch.sandbox is None:
+            return
+        scope = replace(launch.sandbox.scope, gpus=None, cores=())
+        try:
+            await self._make_scope(pid, scope, self._bus)
+        except (scopes.NoScope, scopes.NotNow) as error:
+            text = f"cannot create a scope for job {scope.job}, so its RAM is watched: {error}"
+            self._complaints.say("scope", text, why=str(error))
+
+
 class UvmNode:
     """The device node for CUDA's address space, which CUDA creates at its first use if missing.
 

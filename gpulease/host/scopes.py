@@ -13,6 +13,7 @@ import ctypes
 import errno
 import os
 import platform
+import pwd
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
@@ -37,6 +38,8 @@ from jeepney.wrappers import unwrap_msg
 from gpulease.domain.host_share import HostShare
 from gpulease.host.cgroups import SLICE, scope_name
 
+_SYSTEM = "SYSTEM"
+_LINGERING = Path("/var/lib/systemd/linger")
 _SYSTEMD = Path("/run/systemd/system")
 _DEVICES = Path("/proc/devices")
 _WITHIN_S = 10.0
@@ -109,16 +112,32 @@ def is_available() -> bool:
     return _SYSTEMD.is_dir()
 
 
-async def create(pid: int, scope: Scope) -> None:
+def user_bus() -> str | None:
+    """Return the address of this user's systemd, whose units outlive the session; None without one.
+
+    Without lingering (loginctl(1)) it ends all its units when the user logs out.
+    """
+    uid = os.getuid()
+    bus = Path(f"/run/user/{uid}/bus")
+    try:
+        lingers = (_LINGERING / pwd.getpwuid(uid).pw_name).exists()
+    except KeyError:
+        return None
+    return f"unix:path={bus}" if lingers and bus.exists() else None
+
+
+async def create(pid: int, scope: Scope, bus: str = _SYSTEM) -> None:
     """Move the process `pid` into a new scope, which its later children share.
+
+    `bus` is that of the system, or the address of the bus of a user.
 
     Raises:
         NoScope: the scope could not be created.
         NotNow: the scope can be created later, for example because of a shutdown.
     """
     try:
-        async with asyncio.timeout(_WITHIN_S), open_dbus_router(bus="SYSTEM") as router:
-            if await _prepares_for_shutdown(router):
+        async with asyncio.timeout(_WITHIN_S), open_dbus_router(bus=bus) as router:
+            if bus == _SYSTEM and await _prepares_for_shutdown(router):
                 raise NotNow(_SHUTTING_DOWN)
             await Proxy(message_bus, router).AddMatch(_REMOVED)
             await _ask(router, "Subscribe")

@@ -25,7 +25,11 @@ from gpulease.errors import CannotLease, TooMany, split_hint, with_hint
 from gpulease.service.jobs import Settle
 from gpulease.service.observation import GpuObserver
 from gpulease.service.ports import Policy, Store, Transaction, WorkerExited
-from gpulease.service.refusals import refuse_one_more, refuse_what_is_never_within
+from gpulease.service.refusals import (
+    refuse_beyond_host,
+    refuse_one_more,
+    refuse_what_is_never_within,
+)
 from gpulease.service.requeue import after_failure, continuation, queue_again
 from gpulease.service.submission import most_of
 from gpulease.units import format_size
@@ -206,6 +210,8 @@ class JobAccounting:
             limits = policy.limits(job.owner)
             leased = min(lease.most for lease in job.leases)
             refuse_what_is_never_within(claim, limits, leased, user)
+            seen = self._observer.latest
+            refuse_beyond_host(claim, None if seen is None else seen.host, policy.host)
         except (TooMany, CannotLease) as error:
             hint = f"use {option} {format_size(size)}; it was not retried: {error.message}"
             return _with_detail(job, what, hint)

@@ -23,7 +23,7 @@ from gpulease.host import scopes
 from gpulease.host.job_runner import JobRunner, worker_exited
 from gpulease.host.launch import Launch, LaunchContext
 from gpulease.host.processes import ProcessTable
-from gpulease.host.sandbox import Sandbox, UvmNode
+from gpulease.host.sandbox import Sandbox, UserSandbox, UvmNode
 from gpulease.host.shim_control import has_scope, system_started_at
 from gpulease.service.ports import WorkerExited, WorkerNews
 from gpulease.shim.accounting import HostUse
@@ -31,7 +31,7 @@ from gpulease.shim.record import Exited, JobEvents, claim
 
 FREEDESKTOP = "org.freedesktop.DBus.Error"
 
-MIB = 1 << 20
+MIB, G = 1 << 20, 1 << 30
 NOTHING = HostUse()
 MINUTE, DAY = timedelta(minutes=1), timedelta(days=1)
 TRUE = Invocation(argv=("true",), cwd="/", environment={})
@@ -338,3 +338,30 @@ def test_a_systemd_that_knows_no_oom_policy_of_scopes_is_asked_without() -> None
     asyncio.run(scopes._request_start(bus, 9, scope))  # type: ignore[arg-type]
     first, second = bus.asked
     assert [name for name in first if name not in second] == ["OOMPolicy"]
+
+
+@pytest.mark.parametrize("refused", [None, scopes.NoScope("no"), scopes.NotNow("not now")])
+def test_a_user_without_root_gets_scopes_that_hold_ram_alone(
+    tmp_path: Path, refused: Exception | None
+) -> None:
+    made: list[tuple[int, scopes.Scope, str]] = []
+
+    async def make(pid: int, scope: scopes.Scope, bus: str) -> None:
+        made.append((pid, scope, bus))
+        if refused is not None:
+            raise refused
+
+    noted = Noted(tmp_path)
+    own = replace(around(tmp_path), needs_sandbox=lambda job: job.claim.ram is not None)
+    workers = JobRunner(noted, None, noted, own, FakeClock())  # type: ignore[arg-type]
+    job = Job(JobId(1), ALICE, "", "true", Claim(1, ram=G, cpus=1), NOON, leases=ONE_GPU)
+    asyncio.run(workers.launch(job, TRUE))
+    # A scope that cannot be made is no reason not to start: the shim watches.
+    asyncio.run(UserSandbox("unix:path=/bus", make)(7, noted.launches[0]))
+    ((pid, scope, bus),) = made
+    assert (pid, scope.ram, scope.cores, bus) == (7, G, (), "unix:path=/bus")
+    assert noted.launches[0].shim.cores
+
+    without = replace(job, claim=Claim(memory=1))
+    asyncio.run(workers.launch(without, TRUE))
+    assert noted.launches[1].sandbox is None

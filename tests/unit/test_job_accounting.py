@@ -21,6 +21,7 @@ from fakes import (
 from goldens import mentions
 from gpulease.domain.enforcement import with_enforcement
 from gpulease.domain.gpu import Fault, GpuUuid, JobId
+from gpulease.domain.host_memory import HostReading
 from gpulease.domain.job import (
     CommandFingerprint,
     Exit,
@@ -357,3 +358,11 @@ def test_without_retry_oom_the_end_says_that_there_is_one() -> None:
 def test_a_job_that_succeeds_is_not_run_again_though_a_process_was_killed() -> None:
     world = World(retry="3/2")
     assert world.end(replace(SHORT, outcome=Outcome.EXITED, exit=Exit(0))).usage.retried_as is None
+
+
+def test_a_retry_never_asks_for_more_ram_than_the_machine_has() -> None:
+    world = World(retry="3/2")
+    world.observer.latest = replace(a_look(), host=HostReading(2 * G, 2 * G, 8))
+    ended = world.end(SHORT)
+    assert ended.usage.retried_as is None
+    assert mentions(ended.detail or "", "--ram 3G", "not retried")
