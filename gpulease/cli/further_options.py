@@ -75,6 +75,7 @@ OPTIONS: Mapping[str, Mapping[str, Option]] = {
         "every": text(
             "--every", metavar="SPAN", help="Time between two looks; default: 2s.", default="2s"
         ),
+        "mouse": flag("--mouse", help="Select rows and scroll with the mouse."),
     },
     "web": {
         "open": flag("--open", help="Open a browser on this machine, in place of ssh."),

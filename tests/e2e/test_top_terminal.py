@@ -82,6 +82,26 @@ def test_a_usual_terminal_shows_gpus_jobs_and_keys(busy: Daemon, sit: Sit) -> No
     assert any("llm-2" in line and "after " in line for line in lines)
 
 
+def test_what_is_typed_at_once_with_the_key_of_the_filter_is_kept(busy: Daemon, sit: Sit) -> None:
+    there = sit(120, 30)
+    there.run(busy.gpulease("top"))
+    there.until("RUNNING 16", KEYS)
+    there.type("/bert-3")
+    there.when(lambda screen: screen.rstrip().endswith("bert-3"), "the text is there")
+    there.press("Enter")
+    there.until("RUNNING 1 of 16", "only bert-3; Esc shows all")
+
+
+def test_the_mouse_selects_rows_and_opens_them(busy: Daemon, sit: Sit) -> None:
+    there = sit(120, 40)
+    there.run(busy.gpulease("top", "--mouse"))
+    screen = there.until("RUNNING 16", "bert-2", KEYS)
+    row = next(y for y, line in enumerate(screen.splitlines()) if "bert-2 " in line)
+    for _ in range(2):  # as a terminal reports it: press and release of the left button, SGR
+        there.type(f"\x1b[<0;10;{row + 1}M\x1b[<0;10;{row + 1}m")
+    there.until("bert-2", "MEMORY", "Esc back")
+
+
 def test_it_follows_the_size_of_the_terminal(busy: Daemon, sit: Sit) -> None:
     there = sit(200, 50)
     there.run(busy.gpulease("top"))

@@ -115,17 +115,20 @@ def test_rows_that_stand_for_an_array_count_as_its_jobs() -> None:
 
 
 def jobs_to_sort() -> StatusView:
-    def job(number: int, user: str, gpu: str, used: int, ends: str | None) -> JobView:
+    def job(
+        number: int, user: str, gpu: str, used: int, ends: str | None, busy: int | None, hour: int
+    ) -> JobView:
         leases = [lease(gpu, used=used * GIB)]
         return views.running(number, user=user, name=f"n{9 - number}", leases=leases,
-                             expires_at=ends)  # fmt: skip
+                             expires_at=ends, utilization=busy,
+                             started_at=f"2026-03-02T{hour:02}:00:00Z")  # fmt: skip
 
     return views.status(
         gpus=[views.gpu(0, views.FIRST), views.gpu(1, views.SECOND)],
         jobs=[
-            job(1, "bob", views.SECOND, 1, "2026-03-02T18:00:00Z"),
-            job(2, "ana", views.FIRST, 4, None),
-            job(3, "eve", views.SECOND, 2, "2026-03-02T15:00:00Z"),
+            job(1, "bob", views.SECOND, 1, "2026-03-02T18:00:00Z", 10, 11),
+            job(2, "ana", views.FIRST, 4, None, None, 9),
+            job(3, "eve", views.SECOND, 2, "2026-03-02T15:00:00Z", 95, 10),
         ],
     )
 
@@ -139,6 +142,8 @@ def jobs_to_sort() -> StatusView:
         ("name", [3, 2, 1]),
         ("gpu", [2, 1, 3]),
         ("memory", [2, 3, 1]),
+        ("util", [3, 1, 2]),
+        ("ran", [2, 3, 1]),
         ("time", [3, 1, 2]),
     ],
 )
@@ -160,8 +165,8 @@ def test_the_keys_for_sorting_go_round_all_columns() -> None:
 def test_the_listing_says_what_status_says() -> None:
     assert [" ".join(line.split()) for line in text(views.busy_status())] == [
         "RUNNING 1",
-        "JOB user name gpu uses lease left",
-        "12 alice resnet-50-with-a-rather-long-name 0 5G 6G 3h 25m",
+        "JOB user name gpu uses lease util ran left",
+        "12 alice resnet-50-with-…ather-long-name 0 5G 6G 34m 3h 25m",
         "WITHOUT A LEASE 1",
         "PID user command gpu uses age",
         "3131 bob notebook.py (in container 3f2a9c51d0e7) 0 2G 1d 2h",

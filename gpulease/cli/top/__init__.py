@@ -18,7 +18,7 @@ _LEAST_S = 0.5
 
 
 @takes_its_options
-def top(ctx: typer.Context, *, every: str, socket: SocketOption = None) -> int:
+def top(ctx: typer.Context, *, every: str, mouse: bool, socket: SocketOption = None) -> int:
     """Show GPUs, jobs and the queue live; open jobs, and act on yours.
 
     ? shows the keys. It needs a terminal, and the extra "top" of gpulease.
@@ -46,7 +46,7 @@ def top(ctx: typer.Context, *, every: str, socket: SocketOption = None) -> int:
     terminal = Terminal(has_colour(screen), utf8=not screen.ascii)
     if not terminal.colour:
         os.environ["NO_COLOR"] = "1"  # Textual's own widgets read it
-    return run(client, seconds, terminal)
+    return run(client, seconds, terminal, mouse=mouse)
 
 
 def _check_terminal() -> None:

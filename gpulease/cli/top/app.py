@@ -14,6 +14,7 @@ from textual.app import App
 from textual.binding import Binding, BindingType
 from textual.drivers.linux_driver import LinuxDriver
 from textual.message import Message
+from textual.screen import ModalScreen
 
 from gpulease.cli.cancel_jobs import result as cancelled
 from gpulease.cli.cancel_jobs import summary
@@ -74,13 +75,15 @@ class TopApp(App[None]):
         Binding("ctrl+c", "quit", show=False, priority=True),
         Binding("ctrl+z", "suspend_process", show=False, priority=True),
         Binding("question_mark,h,f1", "help", show=False),
-        Binding("slash", "filter('')", show=False),
-        Binding("g", "filter('gpu=')", show=False),
-        Binding("u", "filter('user=')", show=False),
-        Binding("c,delete", "cancel", show=False),
-        Binding("e", "extend", show=False),
-        Binding("k", "keep", show=False),
-        Binding("a", "attach", show=False),
+        # With priority, the app itself takes the key: what is typed in the same burst is for the
+        # question. Otherwise the focused widget has it already, and takes it for commands.
+        Binding("slash", "filter('')", show=False, priority=True),
+        Binding("g", "filter('gpu=')", show=False, priority=True),
+        Binding("u", "filter('user=')", show=False, priority=True),
+        Binding("c,delete", "cancel", show=False, priority=True),
+        Binding("e", "extend", show=False, priority=True),
+        Binding("k", "keep", show=False, priority=True),
+        Binding("a", "attach", show=False, priority=True),
         Binding("space", "look", show=False),
     ]
 
@@ -111,6 +114,11 @@ class TopApp(App[None]):
         self._job: JobScreen | None = None
         self._has_history = False
         self._poller = Poller(client, every, lambda look: self._post(self.Looked(look)))
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        """Leave letters to a question that is open."""
+        asks = action in ("filter", "cancel", "extend", "keep", "attach")
+        return not (asks and isinstance(self.screen, ModalScreen))
 
     @property
     def bug(self) -> Exception | None:
@@ -339,15 +347,16 @@ def _histories(client: Client, gpus: list[str]) -> list[object]:
         return []
 
 
-def run(client: Client, every: float, terminal: Terminal) -> int:
+def run(client: Client, every: float, terminal: Terminal, *, mouse: bool) -> int:
     """Run the view until the user leaves it, and return the exit code.
+
+    Without the mouse a terminal selects text as usual, and movements send nothing over ssh.
 
     Raises:
         Killed: a signal ended it; the terminal was restored.
     """
     app = TopApp(client, every, terminal)
-    # Without the mouse a terminal selects text as usual, and movements send nothing over ssh.
-    app.run(mouse=False)
+    app.run(mouse=mouse)
     if app.bug is not None:
         raise app.bug
     if app.killed is not None:

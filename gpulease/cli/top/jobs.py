@@ -6,15 +6,18 @@ from datetime import datetime
 from typing import ClassVar
 
 from textual.binding import Binding, BindingType
-from textual.events import Resize
+from textual.events import Click, Resize
 from textual.message import Message
 
 from gpulease.cli.top.lines import Line, Lines, Terminal, fitted, plain
 from gpulease.cli.top.rows import Listing
 from gpulease.cli.top.sections import Item, Section, Sort, count_of, key_of
+from gpulease.drawing.words import clean
 
 _HEAD = 2
 """Lines above the rows of a section: its title, and the titles of its columns."""
+_WHEEL = 3
+"""Rows for each step of the wheel."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +44,13 @@ class Jobs(Lines, can_focus=True):
 
     class Moved(Message):
         """Another row was selected by a key."""
+
+    class Clicked(Message):
+        """A row was clicked."""
+
+        def __init__(self, jobs: "Jobs") -> None:
+            super().__init__()
+            self.jobs = jobs
 
     class Left(Message):
         """A key went past the first or the last row."""
@@ -109,6 +119,29 @@ class Jobs(Lines, can_focus=True):
         if (item := self.selected) is not None:
             self.post_message(self.Opened(item))
 
+    def on_click(self, event: Click) -> None:
+        """Select the row under the mouse; open it at the second click."""
+        rows = self._rows[self._offset :]
+        row = rows[event.y] if event.y < len(rows) else None
+        is_covered = self._offset and event.y < _HEAD
+        if row is None or row.item is None or is_covered:
+            return
+        if self.has_focus and event.chain > 1:
+            self.action_open()
+            return
+        self.post_message(self.Clicked(self))
+        self._select(self._items.index(self._offset + event.y))
+
+    def on_mouse_scroll_down(self) -> None:
+        """Go on by some rows."""
+        self._select(self._selected + _WHEEL)
+        self.post_message(self.Moved())
+
+    def on_mouse_scroll_up(self) -> None:
+        """Go back by some rows."""
+        self._select(self._selected - _WHEEL)
+        self.post_message(self.Moved())
+
     def on_resize(self, _event: Resize) -> None:
         """Draw for the new size."""
         self._select(self._selected)
@@ -154,8 +187,12 @@ class Jobs(Lines, can_focus=True):
         jobs += 0 if section.left_out else section.more
         more = f"  {jobs} more below" if jobs else ""
         titles = [row.section.title for row in below if row.is_title]
+        hides = section.left_out or section.wanted.text or section.wanted.user or section.wanted.gpu
+        is_first = self._rows and section is self._rows[0].section
+        only = f"  only {clean(str(section.wanted))}; Esc shows all" if hides and is_first else ""
         return (
             (section.title, "title"),
+            (only, "warn"),
             (more, "dim"),
             *((f"  {title}", "dim") for title in titles),
         )

@@ -80,7 +80,7 @@ class Column:
 
     title: str
     width: int
-    """Cells; of a column that `grows`, the least."""
+    """Cells; of a column that `grows`, the least; 0 leaves it out."""
     right: bool = False
     grows: int = 0
     """The share that it gets of what is left."""
@@ -94,7 +94,7 @@ class Column:
 
 def widths(columns: Sequence[Column], width: int) -> list[int]:
     """Return the cells of each column in a listing of that width; 0 for one that has left."""
-    kept = {number: column.width for number, column in enumerate(columns)}
+    kept = {number: column.width for number, column in enumerate(columns) if column.width}
     while (spare := width - sum(kept.values()) - _GAP * (len(kept) - 1)) < 0:
         leaving = max(kept, key=lambda number: (columns[number].leaves, number))
         if not columns[leaving].leaves:

@@ -1,6 +1,7 @@
 """The first screen of `gpulease top`: the GPUs above, and the listing below."""
 
 from datetime import datetime
+from socket import gethostname
 from typing import ClassVar
 
 from textual.app import ComposeResult
@@ -16,14 +17,17 @@ from gpulease.cli.top.gpus import (
     layout,
     shown_gpus,
 )
+from gpulease.cli.top.host import Host
 from gpulease.cli.top.jobs import Jobs, lines_of
 from gpulease.cli.top.lines import Line, Lines, Terminal, apart
 from gpulease.cli.top.screens import TopScreen
 from gpulease.cli.top.sections import (
+    SORT_COLUMNS,
     Filter,
     Item,
     Section,
     Sort,
+    SortColumn,
     count_of,
     sections,
 )
@@ -56,6 +60,10 @@ class MachineScreen(TopScreen):
         Binding("s", "sort(1)", show=False),
         Binding("S", "sort(-1)", show=False),
         Binding("r", "reverse", show=False),
+        *(
+            Binding(str(number), f"sort_by('{column}')", show=False)
+            for number, column in enumerate(SORT_COLUMNS, 1)
+        ),
         Binding("m", "mine", show=False),
         Binding("escape", "clear", show=False),
         Binding("tab,right,left,shift+tab", "side", show=False, priority=True),
@@ -75,6 +83,9 @@ class MachineScreen(TopScreen):
         self._jobs = Jobs(terminal, id="jobs")
         self._queue = Jobs(terminal, id="queue")
         self._listing = Vertical(self._jobs, self._queue)
+        self._host = Host()
+        self._busy = ""
+        """What its CPU and RAM do."""
         self._at_queue = False
         """Whether keys go to the queue."""
 
@@ -109,6 +120,8 @@ class MachineScreen(TopScreen):
     def see(self, status: StatusView, at: float) -> None:
         """Show the present state of the machine."""
         self._status, self._now = status, at
+        # The daemon may be another machine's, by a forwarded socket.
+        self._busy = self._host.see() if status.host == gethostname() else ""
         for gpu in status.gpus:
             self._trends.setdefault(gpu.uuid, Trends()).see(gpu, at)
         self._draw()
@@ -136,6 +149,11 @@ class MachineScreen(TopScreen):
         self._draw()
         self.say(f"sorted by {self._order.column}")
 
+    def action_sort_by(self, column: SortColumn) -> None:
+        """Sort by one column; the key again turns the order around."""
+        self._order = self._order.by(column)
+        self._draw()
+
     def action_reverse(self) -> None:
         """Turn the order around."""
         self._order = Sort(self._order.column, not self._order.reverse)
@@ -154,6 +172,11 @@ class MachineScreen(TopScreen):
         """Go to the other part of the listing."""
         self._at_queue = not self._at_queue
         self._draw()
+
+    def on_jobs_clicked(self, message: Jobs.Clicked) -> None:
+        """Go to the part that was clicked."""
+        if (message.jobs is self._queue) is not self._at_queue:
+            self.action_side()
 
     def on_jobs_left(self, message: Jobs.Left) -> None:
         """Go on to the part below or above."""
@@ -225,6 +248,8 @@ class MachineScreen(TopScreen):
         right = f"{counts(len(running), count, own, mine)}  "
         gpus = [(index_of(gpu), model(gpu.name, gpu.memory.total)) for gpu in status.gpus]
         left = f"{clean(status.host)} · {models(gpus) or 'no GPUs'}"
+        if self._busy:
+            left += f" · {self._busy}"
         if status.driver:
             left += f" · driver {clean(status.driver)}"
         if status.closed is not None:

@@ -29,6 +29,7 @@ from gpulease.drawing.words import (
     id_of,
     ids_of,
     index_of,
+    instant,
     label,
     named,
     remark_on,
@@ -42,6 +43,8 @@ from gpulease.wire.jobs import JobView
 from gpulease.wire.text import leased, most_of
 
 _LONGEST_NAME = 40
+_WIDE = 96
+"""From this width on, jobs have their utilization and run time beside a name of some length."""
 
 
 class Listing:
@@ -54,7 +57,8 @@ class Listing:
         self._labels = labels
         self._now = now
         items = section.items
-        self._columns = _columns(section.kind, _Widest.of(items, now))
+        is_wide = width >= _WIDE
+        self._columns = _columns(section.kind, _Widest.of(items, now), is_wide=is_wide)
         self._widths = widths(self._columns, width)
 
     def heading(self, order: Sort) -> Line:
@@ -87,6 +91,8 @@ class Listing:
             (where(job, self._labels), ""),
             (amount(sum(used)) if used else UNKNOWN, "bad" if above else ""),
             (_leased(job), "dim"),
+            ("" if job.utilization is None else f"{job.utilization}%", ""),
+            (rough_span(self._now - instant(job.started_at)) if job.started_at else "", "dim"),
             (until(job.expires_at, self._now, write=rough_span) if job.expires_at else "", ""),
             _state(job, self._now),
         ]
@@ -130,9 +136,9 @@ def _state(job: JobView, now: datetime) -> Span:
 
 _SORTED_COLUMN: Mapping[Kind, Mapping[SortColumn, str]] = {
     "jobs": {"job": "JOB", "user": "user", "name": "name", "gpu": "gpu", "memory": "uses",
-             "time": "left"},
+             "util": "util", "ran": "ran", "time": "left"},
     "strangers": {"job": "PID", "user": "user", "name": "command", "gpu": "gpu", "memory": "uses",
-                  "time": "age"},
+                  "ran": "age", "time": "age"},
     "queue": {"usual": "PLACE", "job": "job", "user": "user", "name": "name", "memory": "asks",
               "time": "starts"},
 }  # fmt: skip
@@ -168,7 +174,7 @@ class _Widest:
         )
 
 
-def _columns(kind: Kind, widest: _Widest) -> tuple[Column, ...]:
+def _columns(kind: Kind, widest: _Widest, *, is_wide: bool) -> tuple[Column, ...]:
     number = Column("job" if kind == "queue" else "JOB", min(16, max(5, widest.ids)), right=True)
     user = Column("user", min(12, max(5, widest.users)), leaves=1)
     name = Column("name", 10, grows=1, most=_LONGEST_NAME, keeps_end=True)
@@ -181,6 +187,8 @@ def _columns(kind: Kind, widest: _Widest) -> tuple[Column, ...]:
                 Column("gpu", 4, right=True),
                 Column("uses", 6, right=True),
                 Column("lease", min(14, max(6, widest.leases)), right=True),
+                Column("util", 5 if is_wide else 0, right=True),
+                Column("ran", 7 if is_wide else 0, right=True),
                 Column("left", 7, right=True, leaves=2),
                 Column("", min(24, max(6, widest.states))),
             )

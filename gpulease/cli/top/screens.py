@@ -19,7 +19,8 @@ _TEXT = """\
 
   arrows, PgUp, PgDn   select a row          Enter   open a job
   Tab, left, right     jobs or queue         Esc     back; show all rows again
-  s, S                 sort by the next, or the previous column; r reverses
+  1 to 9               sort: usual, job, user, name, gpu, memory, util, ran, time;
+                       the key again, or r, reverses; s, S next, previous
   /                    filter: text, user=NAME, gpu=N
   u, g, m              filter by user, by GPU, or show only yours
   Space                look at once          q       quit
@@ -150,6 +151,12 @@ class Ask(ModalScreen[str | None]):
     def on_mount(self) -> None:
         """Let keys go to the input."""
         self._input.focus()
+
+    def on_key(self, event: Key) -> None:
+        """Take what was typed together with the key that asked, before the input has the focus."""
+        if not self._input.has_focus and event.is_printable and event.character:
+            self._input.value += event.character
+            event.stop()
 
     def on_input_submitted(self, event: Input.Submitted) -> None:
         """Close with the text."""

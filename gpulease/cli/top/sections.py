@@ -24,8 +24,11 @@ from gpulease.wire.machine import GpuView, ProcessView, StatusView
 from gpulease.wire.text import ranges, shown_command, unmanaged_processes
 
 Kind = Literal["jobs", "strangers", "queue"]
-SortColumn = Literal["usual", "job", "user", "name", "gpu", "memory", "time"]
-SORT_COLUMNS: tuple[SortColumn, ...] = ("usual", "job", "user", "name", "gpu", "memory", "time")
+SortColumn = Literal["usual", "job", "user", "name", "gpu", "memory", "util", "ran", "time"]
+SORT_COLUMNS: tuple[SortColumn, ...] = (
+    "usual", "job", "user", "name", "gpu", "memory", "util", "ran", "time",
+)  # fmt: skip
+"""In the order of their keys, 1 to 9."""
 FAR = "9999"
 """After every instant that the daemon sends."""
 _TITLES: Mapping[Kind, str] = {
@@ -58,6 +61,10 @@ class Sort:
         """Return the order by a column further on."""
         place = SORT_COLUMNS.index(self.column) + step
         return Sort(SORT_COLUMNS[place % len(SORT_COLUMNS)])
+
+    def by(self, column: SortColumn) -> "Sort":
+        """Return the order by a column; by the one that it is already, turned around."""
+        return Sort(column, self.column == column and not self.reverse)
 
 
 @dataclass(frozen=True)
@@ -102,6 +109,8 @@ class Section:
     """Jobs, or processes, that the filter hides."""
     more: int = 0
     """Jobs of the queue that the daemon was not asked for."""
+    wanted: Filter = Filter()
+    """The filter that hides them."""
 
     @property
     def title(self) -> str:
@@ -129,7 +138,7 @@ def sections(view: StatusView, wanted: Filter, order: Sort) -> list[Section]:
         if items or kind == "jobs":
             kept = [item for item in items if matches(item, wanted, labels)]
             hidden = count_of(items) - count_of(kept)
-            found.append(Section(kind, ordered(kept, order, labels), hidden, unseen))
+            found.append(Section(kind, ordered(kept, order, labels), hidden, unseen, wanted))
     return found
 
 
@@ -191,6 +200,19 @@ def _memory(item: Item, _labels: Mapping[str, str]) -> int:
     return -sum(lease.used or 0 for lease in item.leases)
 
 
+def _util(item: Item, _labels: Mapping[str, str]) -> int:
+    """Return the utilization of a job below zero: the busiest come first, unknown last."""
+    known = None if isinstance(item, Stranger) else item.utilization
+    return 1 if known is None else -known
+
+
+def _ran(item: Item, _labels: Mapping[str, str]) -> str:
+    """Return when a job started, when one was submitted, or when a process began."""
+    if isinstance(item, Stranger):
+        return item.process.started_at or FAR
+    return item.started_at or item.submitted_at
+
+
 def _time(item: Item, _labels: Mapping[str, str]) -> str:
     """Return when a job ends, when one is expected to start, or when a process began."""
     if isinstance(item, Stranger):
@@ -225,6 +247,8 @@ _KEYS: Mapping[str, Callable[[Item, Mapping[str, str]], Any]] = {
     "name": lambda item, _: name_of(item).lower(),
     "gpu": where,
     "memory": _memory,
+    "util": _util,
+    "ran": _ran,
     "time": _time,
 }
 
