@@ -39,24 +39,6 @@ def why(daemon: Daemon, number: int) -> str:
     return str(wait_for("a reason", lambda: daemon.job(number)["reason"]))
 
 
-def test_a_user_over_a_limit_waits_and_others_do_not(make: Make) -> None:
-    daemon = make(most_running="1")
-    first = submit(daemon, STRANGER, *SLEEP)
-    second = submit(daemon, STRANGER, *SLEEP)
-    daemon.wait_until(first, "active")
-    assert "most_running" in why(daemon, second)
-    assert daemon.job(second)["position"] is None
-    other = submit(daemon, OTHER, *SLEEP)
-    daemon.wait_until(other, "active")
-    root = [daemon.submit("--mem", "1G", "--", *SLEEP) for _ in range(2)]
-    for each in root:
-        daemon.wait_until(each, "active")
-
-    assert daemon.job(second)["state"] == "queued"
-    daemon.cancel(first)
-    daemon.wait_until(second, "active")
-
-
 def test_time_that_a_user_may_not_add_an_admin_may(make: Make) -> None:
     daemon = make(longest_time="1h", default_time="30m")
     number = submit(daemon, STRANGER, *SLEEP)

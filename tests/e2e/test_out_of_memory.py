@@ -29,17 +29,6 @@ def test_the_owner_is_told_what_to_ask_for(daemon: Daemon) -> None:
     assert job["retried_as"] is None
 
 
-def test_run_stays_with_the_job_that_tries_again(daemon: Daemon) -> None:
-    done = daemon.run("run", "--mem", "1G", "--retry-oom", "1.5x", *needs(2000))
-
-    assert done.stdout == "enough\n"
-    chain = daemon.tries(1)
-    assert [job["claim"]["memory"] >> 20 for job in chain] == [1024, 1536, 2304]
-    assert [job["retry_of"] for job in chain] == [None, 1, 2]
-    assert [job["exit_status"] for job in chain] == [1, 1, 0]
-    assert mentions(done.stderr, "job 2 ", "1.5G")
-
-
 def test_a_job_that_ended_while_the_daemon_was_dead_is_tried_again_once(daemon: Daemon) -> None:
     gate = daemon.folder / "gate"
     wait = f"until test -e {gate}; do sleep 0.05; done"

@@ -163,16 +163,6 @@ def test_a_job_cancelled_in_its_prolog_is_left_to_its_epilog(node: Node) -> None
     assert not asked.exists() or "31415" not in asked.read_text()
 
 
-def test_a_daemon_that_does_not_know_of_slurm_fails_the_prolog(
-    tmp_path_factory: pytest.TempPathFactory,
-) -> None:
-    """The hook takes 409 for a refusal, and would start all jobs of the cluster here to fail."""
-    with daemons(tmp_path_factory.mktemp("d")) as make:
-        status, why = Node(make().start(), tmp_path_factory.mktemp("bin")).prolog(28)
-    assert status == 422
-    assert 'cluster = "slurm"' in why
-
-
 def test_a_task_gets_the_environment_of_the_lease(node: Node) -> None:
     assert node.prolog(21)[0] == 201
     task = node.task_of(21, PATH="/usr/bin:/bin", CUDA_VISIBLE_DEVICES="0")

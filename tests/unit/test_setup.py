@@ -1,4 +1,4 @@
-"""Which systems `gpulease-setup` accepts."""
+"""Which systems `gpulease-setup` accepts, and what it links."""
 
 import os
 from pathlib import Path
@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from gpulease.errors import SetupFailed
+from gpulease.setup import install
 from gpulease.setup.requirements import check_system, home_label
 
 
@@ -53,3 +54,11 @@ def test_a_file_that_was_moved_from_a_home_is_recognized_by_its_label(tmp_path: 
     assert home_label(file) == "user_home_t"
     os.setxattr(file, "security.selinux", b"system_u:object_r:bin_t:s0\0")
     assert home_label(file) is None
+
+
+def test_a_command_is_linked_once_and_what_others_made_in_its_place_stays(tmp_path: Path) -> None:
+    program, link = tmp_path / "program", tmp_path / "bin" / "gpulease"
+    assert [install._link(link, program) for _ in range(2)] == ["installed", "unchanged"]
+    assert link.readlink() == program
+    assert install._link(link, tmp_path / "other").startswith("not changed")
+    assert link.readlink() == program
