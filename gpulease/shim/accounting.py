@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 _OWN = "/proc/self/cgroup"
 _ROOT = "/sys/fs/cgroup"
+_SCOPE = b"/gpulease-job-"
 _NO_LIMIT = 1 << 60
 """Version 1 writes the largest multiple of a page that fits 63 bits for no limit."""
 
@@ -63,9 +64,10 @@ def kernel_limit(job: int, own: str = _OWN, root: str = _ROOT) -> int | None:
 
 def _directories(job: int, own: str, root: str) -> Iterator[tuple[list[str], str]]:
     """Yield the directories of this job's scope, with their controllers; none for version 2."""
-    for line in read_proc(own).splitlines():
+    content = read_proc(own)
+    for line in content.splitlines() if _SCOPE in content else ():
         _, controllers, path = os.fsdecode(line).split(":", 2)
-        if path.endswith(f"/gpulease-job-{job}.scope"):
+        if path.endswith(f"{os.fsdecode(_SCOPE)}{job}.scope"):
             yield [each for each in controllers.split(",") if each], f"{root}/{controllers}{path}"
 
 

@@ -25,7 +25,6 @@ from gpulease.shim.clients import (
 from gpulease.shim.launch_request import EarlySignalSpec, ShimSpec
 from gpulease.shim.output import InputStream, JobLog, OutputStream
 from gpulease.shim.process_tree import MainProcess
-from gpulease.shim.ram_watch import RamWatch
 from gpulease.shim.record import Failure, JobEvents, failure
 from gpulease.shim.worker import Worker
 from gpulease.wire.frames import BadFrame, FrameKind
@@ -36,6 +35,8 @@ if TYPE_CHECKING:
     import socket
     from collections.abc import Callable, Mapping
     from typing import Any
+
+    from gpulease.shim.ram_watch import RamWatch
 else:
     import _signal as signal  # plain numbers, without enumerations
 
@@ -150,6 +151,8 @@ class Supervisor:
         )
         self._ram_watch: RamWatch | None = None
         if spec.ram is not None and kernel_limit(spec.job) is None:
+            from gpulease.shim.ram_watch import RamWatch  # most shims need none
+
             self._ram_watch = RamWatch(self._loop, spec.ram, spec.ram_grace_s, self._notify)
         self._kill_at = math.inf
         self._killing_since: float | None = None
