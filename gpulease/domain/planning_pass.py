@@ -487,8 +487,7 @@ class PlanningPass:
             return False
         wanted, able = self._wanted(need), self._open_to(need, self.planned_gpus)
         ahead = self._ahead_of(need)
-        # Jobs make way for memory of GPUs only.
-        if not self._host_has(job.claim, ahead):
+        if job.claim.leases_host and not all(kept.leaves_host(job.claim) for kept in ahead):
             return False
         if ahead:
             able = self._beside(ahead, job.claim, wanted.utilization, able)
@@ -507,7 +506,8 @@ class PlanningPass:
 
     def _wanted(self, need: Need) -> Wanted:
         utilization = need.utilization(self.history)
-        return Wanted(need.claim, utilization, self.policy, self.score)
+        host = self.host if need.claim.leases_host else None
+        return Wanted(need.claim, utilization, self.policy, self.score, host)
 
     # What else the plan says.
 

@@ -6,10 +6,11 @@ job that they make way for: each planning pass keeps the promises of the one bef
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gpulease.domain.choice import PlannedGpu, Score, choose, fits, suffice, together
 from gpulease.domain.gpu import GpuUuid, JobId
+from gpulease.domain.host_memory import HostMemory
 from gpulease.domain.job import Outcome
 from gpulease.domain.lease import Claim
 from gpulease.domain.past_jobs import RunTimes
@@ -51,14 +52,30 @@ class Wanted:
     utilization: float
     policy: QueuePolicy
     score: Score
+    host: HostMemory | None = None
+    """What the server has free, for a claim that leases some of it."""
+
+    @property
+    def lacks_host(self) -> bool:
+        """Whether the server has too little for it."""
+        return self.host is not None and not self.host.fits(self.claim)
+
+    def after(self, gone: Iterable[Preemptible]) -> "Wanted":
+        """Return it as it is on the server after these jobs have ended."""
+        if self.host is None:
+            return self
+        left = self.host.copy()
+        for each in gone:
+            left.release(each.claim)
+        return replace(self, host=left)
 
     def choose(self, gpus: Iterable[PlannedGpu]) -> list[PlannedGpu] | None:
         """Return the GPUs where the claim fits; None if it does not."""
         return choose(self.claim, self._able(gpus), self.score)
 
     def fits(self, gpus: Iterable[PlannedGpu]) -> bool:
-        """Tell whether the claim fits."""
-        return suffice(self.claim, self._able(gpus))
+        """Tell whether the claim fits, on the server too."""
+        return not self.lacks_host and suffice(self.claim, self._able(gpus))
 
     def _able(self, gpus: Iterable[PlannedGpu]) -> list[PlannedGpu]:
         return [
@@ -82,7 +99,11 @@ def who_makes_way(
     ways = []
     for part in parts:
         uuids = {gpu.uuid for gpu in part}
-        on_it = [job for job in running if uuids & job.memory.keys()]
+        on_it = [
+            job
+            for job in running
+            if uuids & job.memory.keys() or (wanted.lacks_host and job.claim.leases_host)
+        ]
         for order in (_by_loss, _by_size):
             way = _way(wanted, part, sorted(on_it, key=order))
             if way is not None:
@@ -108,18 +129,18 @@ def _way(
     wanted: Wanted, gpus: Sequence[PlannedGpu], in_order: Sequence[Preemptible]
 ) -> tuple[Preemptible, ...] | None:
     """Return the first of the jobs that are enough, without those that are not needed."""
-    if not wanted.fits(without(gpus, in_order)):
+    if not wanted.after(in_order).fits(without(gpus, in_order)):
         return None
     left = {gpu.uuid: gpu.copy() for gpu in gpus}
     going: list[Preemptible] = []
     for each in in_order:
-        if wanted.fits(left.values()):
+        if wanted.after(going).fits(left.values()):
             break
         _release(left, each)
         going.append(each)
     for each in sorted(going, key=_by_loss, reverse=True):
         others = [other for other in going if other is not each]
-        if wanted.fits(without(gpus, others)):
+        if wanted.after(others).fits(without(gpus, others)):
             going = others
     return tuple(going)
 
@@ -179,8 +200,9 @@ class MakingWay:
         tried = wanted.claim, frozenset(gpu.uuid for gpu in able)
         if tried in self._no_way:
             return False
-        later = without(able, self._going.values())
-        way = who_makes_way(wanted, later, self._running.values())
+        going = self._going.values()
+        later = without(able, going)
+        way = who_makes_way(wanted.after(going), later, self._running.values())
         if way is None:
             self._no_way.add(tried)
             return False

@@ -1,6 +1,6 @@
 """Leases of RAM and cores: one pool of the server, in the fit test, reservations and limits."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from datetime import timedelta
 from fractions import Fraction
@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from fakes import ALICE, BOB, NOON, G, reading, running_job, waits
 from goldens import mentions
 from gpulease.domain.explain import Explanations, suggestions
-from gpulease.domain.gpu import JobId
+from gpulease.domain.gpu import GpuUuid, JobId
 from gpulease.domain.host_memory import HostMemory, HostPolicy, HostReading
-from gpulease.domain.job import Job, Owner, aging
+from gpulease.domain.job import Job, Outcome, Owner, aging
 from gpulease.domain.lease import Claim
 from gpulease.domain.limits import UserLimits
 from gpulease.domain.placement import ObstacleKind
@@ -143,14 +143,24 @@ def test_what_the_machine_never_has_is_refused() -> None:
         assert error.value.hint
 
 
-def test_no_job_makes_way_for_one_that_lacks_ram() -> None:
-    idle = replace(job(1, 50), queue=replace(job(1).queue, preemptible=True))
-    exclusive = job(2, 60, exclusive=True, gpus=4)
-    decided = decide([running(idle), exclusive])
-    assert not decided.preempts
-    assert decide(
-        [running(idle), replace(exclusive, claim=replace(exclusive.claim, ram=50 * G))]
-    ).preempts
+def test_preemptible_jobs_make_way_for_ram_as_for_memory_of_gpus() -> None:
+    def idle(number: int, ram: int | None, gpu: str) -> Job:
+        made = job(number, ram)
+        return running(replace(made, queue=replace(made.queue, preemptible=True)), gpu)
+
+    spare = [idle(1, 20, "GPU-0"), idle(2, 50, "GPU-1"), idle(3, None, "GPU-2")]
+    wanted = job(4, 70, named=(CARDS[3].uuid,))
+    decided = decide([*spare, wanted])
+    assert dict(decided.preempts) == {2: 4}, "the only one that helps"
+    assert decided.promised.keys() == {4}
+    going = replace(spare[1], outcome=Outcome.PREEMPTED)
+    others = [running(job(1, 20)), going, wanted, job(5, 25)]
+    meanwhile = decide(others, promised=decided.promised)
+    assert granted(meanwhile) == set(), "what is free is promised, too"
+    left = [each for each in spare if each.id != 2]
+    assert granted(decide([*left, wanted], promised=decided.promised)) == {4}
+    normal = running(job(6, 50), "GPU-1")
+    assert not decide([spare[0], spare[2], normal, job(4, 90)]).preempts, "it would not help"
 
 
 class Machine:
@@ -164,6 +174,7 @@ class Machine:
         self.at = NOON
         self.strangers = 0
         self.ran: set[JobId] = set()
+        self.promised: Mapping[JobId, frozenset[GpuUuid]] = {}
 
     def submit(self, number: int) -> None:
         pick = self.random
@@ -210,9 +221,10 @@ class Machine:
         decided = plan(
             Snapshot(
                 tuple(self.live.values()), CARDS, self.at, policy=policy, host=host,
-                host_policy=NO_RESERVE,
+                host_policy=NO_RESERVE, promised=self.promised,
             )
         )  # fmt: skip
+        self.promised = decided.promised
         for number, placement in decided.grants:
             self.live[number] = started(self.live[number], placement, self.at)
             self.ran.add(number)
