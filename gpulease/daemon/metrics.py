@@ -2,7 +2,7 @@
 
 import os
 import resource
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
@@ -11,11 +11,12 @@ from typing import Final
 from gpulease import __version__
 from gpulease.domain.job import Outcome
 from gpulease.domain.lease import State
+from gpulease.domain.snapshot import capacity
 from gpulease.notifications.app import DaemonNotifications
 from gpulease.server.listener import ConnectionCounts
 from gpulease.server.view_sources import instant
 from gpulease.service.health import HealthWatch
-from gpulease.service.metrics import Histogram, UserMetrics
+from gpulease.service.metrics import Demand, Histogram, UserMetrics
 from gpulease.service.ports import Clock
 from gpulease.service.scheduler import Scheduler
 from gpulease.store.store import SqlStore
@@ -47,12 +48,16 @@ class Metrics:
     def view(self) -> MetricsView:
         """Return the counts as they are now. Reads files: for a thread."""
         scheduler, store, connections = self._scheduler, self._store, self._connections
+        plan = scheduler.plan
+        demand: Mapping[str, Demand] = {}
+        if plan is not None:
+            demand = store.metrics.demand(store.live(), plan.blocked, capacity(plan.gpus))
         return MetricsView(
             version=__version__,
             at=_text(self._clock.now()),
             started_at=self._began_at,
             observed_at=None if scheduler.seen is None else instant(scheduler.seen.at),
-            users=list(self._users()),
+            users=list(self._users(demand)),
             faults=[GpuFaultsView(*key, it) for key, it in list(self._health.faults.items())],
             waits=_histogram(store.metrics.waits),
             passes=_histogram(scheduler.passes),
@@ -65,18 +70,23 @@ class Metrics:
             database=_size(store.path),
             cpu_seconds=_cpu_seconds(),
             resident=_resident(),
+            oldest_queued_at=instant(
+                min((each.oldest_at for each in demand.values()), default=None)
+            ),
             notifications_sent=self._notifications.sending.sent,
             notifications_given_up=self._notifications.sending.given_up,
             notifications_waiting=self._notifications.outbox.waiting(),
         )
 
-    def _users(self) -> Iterator[UserMetricsView]:
+    def _users(self, demand: Mapping[str, Demand]) -> Iterator[UserMetricsView]:
         now_s = self._store.metrics.steady_s()
         for user, counted in self._store.metrics.users():
-            yield user_view(user, counted, now_s)
+            yield user_view(user, counted, now_s, demand.get(user))
 
 
-def user_view(user: str, counted: UserMetrics, now_s: float) -> UserMetricsView:
+def user_view(
+    user: str, counted: UserMetrics, now_s: float, queued: Demand | None = None
+) -> UserMetricsView:
     """Return the counts of a user, with zeros for all that has not happened yet."""
     held = counted.held.at(now_s)
     return UserMetricsView(
@@ -92,6 +102,9 @@ def user_view(user: str, counted: UserMetrics, now_s: float) -> UserMetricsView:
         gpu_seconds=held.gpu_seconds,
         byte_seconds=held.byte_seconds,
         cpu_seconds=counted.cpu_seconds,
+        waits=_histogram(counted.waits),
+        queued_memory=0 if queued is None else queued.memory,
+        queued_gpus=0 if queued is None else queued.gpus,
     )
 
 

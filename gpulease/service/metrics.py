@@ -6,8 +6,9 @@ reader sees a counter go back, which monitoring takes for a restart.
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Final, NamedTuple
 
 from gpulease.domain.eligibility import has_failed
@@ -86,6 +87,18 @@ class UserMetrics:
     ended: Counter[Outcome] = field(default_factory=Counter)
     states: Counter[State] = field(default_factory=Counter)
     """The live jobs."""
+    waits: Histogram = field(default_factory=lambda: Histogram(WAITS))
+
+
+@dataclass(slots=True)
+class Demand:
+    """What the queued jobs of a user ask for."""
+
+    oldest_at: datetime
+    """When the first of them was submitted."""
+    gpus: int = 0
+    memory: int = 0
+    """Bytes on all these GPUs."""
 
 
 class JobMetrics:
@@ -125,6 +138,24 @@ class JobMetrics:
             found = self._users.setdefault(name, fresh)
         return found
 
+    def demand(
+        self, jobs: Iterable[Job], blocked: Container[JobId], largest: int
+    ) -> Mapping[str, "Demand"]:
+        """Return what the queued jobs among `jobs` ask for, by the names of their users.
+
+        Jobs that are `blocked` may not start yet, whatever is free. Shares are those of a GPU with
+        `largest` bytes.
+        """
+        found: dict[str, Demand] = {}
+        for job in jobs:
+            if job.state is State.QUEUED and job.id not in blocked:
+                name = job.owner.user if job.owner.user in self._users else OTHER
+                asked = found.setdefault(name, Demand(job.submitted_at))
+                asked.oldest_at = min(asked.oldest_at, job.submitted_at)
+                asked.gpus += job.claim.gpus
+                asked.memory += job.claim.gpus * job.claim.memory_on(largest)
+        return found
+
     def went_over(self, job: Job) -> None:
         """Count that a job went over a lease; called by the event loop."""
         self.of(job).over_lease += 1
@@ -150,7 +181,9 @@ class JobMetrics:
 
     def _count_progress(self, user: UserMetrics, before: Job | None, after: Job) -> None:
         if after.granted_at is not None and (before is None or before.granted_at is None):
-            self.waits.observe(max(0.0, (after.granted_at - after.submitted_at).total_seconds()))
+            waited_s = max(0.0, (after.granted_at - after.submitted_at).total_seconds())
+            self.waits.observe(waited_s)
+            user.waits.observe(waited_s)
         if after.started_at is not None and (before is None or before.started_at is None):
             user.started += 1
         if after.state is State.ENDED:

@@ -32,6 +32,8 @@ from gpulease.wire.metrics import HistogramView, MetricsView, UserMetricsView
 
 Samples = Iterable[tuple[tuple[str, ...], float | None]]
 """Values with those of their labels."""
+Histograms = dict[tuple[str, ...], HistogramView]
+"""By the values of their labels."""
 
 _OTHER = "other"
 _UNITS: Final = frozenset({"bytes", "seconds", "celsius", "watts", "ratio"})
@@ -63,7 +65,7 @@ class Row:
     name: str
     labels: tuple[str, ...]
     meaning: str
-    samples: Callable[[Seen], Samples | HistogramView]
+    samples: Callable[[Seen], Samples | Histograms]
     kind: Literal["gauge", "counter", "histogram", "info"] = "gauge"
     by_job: bool = False
     """Only where metrics by job were asked for: their labels grow without bound."""
@@ -77,10 +79,13 @@ class Row:
     def family(self, seen: Seen) -> Metric:
         """Return the samples as the library wants them."""
         found = self.samples(seen)
-        if isinstance(found, HistogramView):
-            return HistogramMetricFamily(
-                self.name, self.meaning, _buckets(found), found.sum, unit=self.unit
+        if isinstance(found, dict):
+            counted = HistogramMetricFamily(
+                self.name, self.meaning, labels=self.labels, unit=self.unit
             )
+            for values, each in found.items():
+                counted.add_metric(values, _buckets(each), each.sum)
+            return counted
         if self.kind == "info":
             return self._info(found)
         made = CounterMetricFamily if self.kind == "counter" else GaugeMetricFamily
@@ -129,6 +134,19 @@ def _of_user(value: Callable[[UserMetricsView], float]) -> Callable[[Seen], Samp
 
 def _one(value: Callable[[Seen], float | None]) -> Callable[[Seen], Samples]:
     return lambda seen: [((), value(seen))]
+
+
+def _waits(seen: Seen) -> Histograms:
+    return {(it.user,): it.waits for it in seen.counted.users if it.waits is not None}
+
+
+def _whole(value: Callable[[Seen], HistogramView]) -> Callable[[Seen], Histograms]:
+    return lambda seen: {(): value(seen)}
+
+
+def _oldest_wait_s(seen: Seen) -> float:
+    since, now = _seconds(seen.counted.oldest_queued_at), _seconds(seen.counted.at)
+    return 0.0 if since is None or now is None else max(0.0, now - since)
 
 
 def _states(seen: Seen) -> Samples:
@@ -260,6 +278,21 @@ TABLE: Final = (
         _one(lambda seen: sum(each.jobs.get("queued", 0) for each in seen.counted.users)),
     ),
     Row(
+        "gpulease_queue_oldest_wait_seconds", (),
+        "For how long the oldest queued job has waited that may start; 0 if there is none.",
+        _one(_oldest_wait_s),
+    ),
+    Row(
+        "gpulease_user_memory_queued_bytes", _USER,
+        "What queued jobs ask for, on all their GPUs, without those that may not start yet: held, "
+        "before their time, or after other jobs.",
+        _of_user(lambda it: it.queued_memory),
+    ),
+    Row(
+        "gpulease_user_gpus_queued", _USER, "The GPUs that these jobs ask for.",
+        _of_user(lambda it: it.queued_gpus),
+    ),
+    Row(
         "gpulease_queue_closed", (),
         "Whether no job can start now: a pause, a shutdown, a missing device node.",
         _one(lambda seen: float(seen.status.closed is not None)),
@@ -297,9 +330,9 @@ TABLE: Final = (
         _of_user(lambda it: it.out_of_memory), "counter",
     ),
     Row(
-        "gpulease_job_wait_seconds", (),
+        "gpulease_job_wait_seconds", _USER,
         "Time from the submission of a job to the grant of its leases.",
-        lambda seen: seen.counted.waits, "histogram",
+        _waits, "histogram",
     ),
     Row(
         "gpulease_leases_over_limit", _USER, "Leases that are exceeded now.",
@@ -367,7 +400,7 @@ TABLE: Final = (
     Row(
         "gpulease_scheduler_pass_duration_seconds", (),
         "Passes over the queue, with the observations that they wait for.",
-        lambda seen: seen.counted.passes, "histogram",
+        _whole(lambda seen: seen.counted.passes), "histogram",
     ),
     Row(
         "gpulease_scheduler_pass_failures_total", (), "Passes over the queue that failed.",
@@ -376,7 +409,7 @@ TABLE: Final = (
     Row(
         "gpulease_database_commit_duration_seconds", (),
         "Commits of the database, with the flush to the disk.",
-        lambda seen: seen.counted.commits, "histogram",
+        _whole(lambda seen: seen.counted.commits), "histogram",
     ),
     Row(
         "gpulease_database_write_failures_total", (),

@@ -46,6 +46,12 @@ class UserMetricsView:
     """The same times the leased bytes."""
     cpu_seconds: float = 0.0
     """CPU time of the jobs that have ended."""
+    waits: HistogramView | None = None
+    """From the submission of jobs to the grant of their leases; null from an older daemon."""
+    queued_memory: int = 0
+    """Bytes that queued jobs ask for, on all their GPUs, without jobs that may not start yet."""
+    queued_gpus: int = 0
+    """The GPUs of these jobs."""
 
 
 @dataclass(slots=True)
@@ -91,6 +97,8 @@ class MetricsView:
     """CPU time of the daemon."""
     resident: int
     """Bytes of memory of the daemon."""
+    oldest_queued_at: str | None = None
+    """When the oldest queued job that may start was submitted; null if there is none."""
     notifications_sent: int = 0
     """Messages that all receivers have."""
     notifications_given_up: int = 0

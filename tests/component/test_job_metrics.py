@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from fractions import Fraction
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,7 @@ from fakes import (
     reading,
 )
 from gpulease.domain.job import NOT_FAILED, Exit, Job, Outcome, Owner
-from gpulease.domain.lease import State
+from gpulease.domain.lease import Claim, State
 from gpulease.domain.notifications import NotifyEvent, message_on
 from gpulease.domain.queue_options import Indices
 from gpulease.errors import RecordUnwritable
@@ -32,6 +33,7 @@ from gpulease.service.observation import Observation
 from gpulease.service.ports import Event, Policy, WorkerExited, WorkerStarted
 from gpulease.service.queue_state import QueueState
 from gpulease.store.store import SqlStore
+from gpulease.units import Share
 from gpulease.wire.text import has_failed
 
 EVENT = Event(NOON, "test")
@@ -287,3 +289,20 @@ def test_users_on_record_leave_names_for_new_ones(world: World) -> None:
     assert names == [f"user{number}" for number in range(MOST_USERS + 19, MOST_USERS // 2 + 19, -1)]
     world.submit(BOB)
     assert world.of(BOB.user).submitted == 1
+
+
+def test_the_demand_is_that_of_queued_jobs_that_may_start(world: World) -> None:
+    first, second = world.submit(memory=2 * G), world.submit(BOB, memory=G)
+    world.clock.forward(seconds=5)
+    share = replace(order(owner=BOB), claim=Claim(Share(Fraction(50)), gpus=2))
+    with world.store.write() as tx:
+        third = tx.add(share, world.clock.now())
+    metrics = world.store.metrics
+    jobs_ = [first, second, third]
+    found = metrics.demand(jobs_, {first.id}, 8 * G)
+    assert {user: (each.gpus, each.memory) for user, each in found.items()} == {
+        BOB.user: (3, 9 * G)
+    }
+    assert found[BOB.user].oldest_at == second.submitted_at
+    world.grant()
+    assert metrics.demand(world.store.live(), (), 8 * G).keys() == {BOB.user}

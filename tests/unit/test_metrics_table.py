@@ -5,6 +5,7 @@ import re
 import shutil
 import subprocess
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -29,6 +30,7 @@ needs_promtool = pytest.mark.skipif(
 
 def user(name: str, **changed: object) -> UserMetricsView:
     view = UserMetricsView(
+        waits=HistogramView([1.0, 60.0], [5, 2, 1], 100.5), queued_memory=6, queued_gpus=2,
         user=name, submitted=3, requeued=0, started=2, failed=1, out_of_memory=0, over_lease=0,
         ended={"exited": 1}, jobs={"queued": 1, "granted": 0, "active": 1, "releasing": 0},
         gpu_seconds=7200.0, byte_seconds=3.0,
@@ -122,13 +124,27 @@ def test_the_use_of_a_user_is_unknown_while_that_of_one_job_is() -> None:
 
 def test_durations_are_counted_as_prometheus_counts() -> None:
     family = drawn(seen())["gpulease_job_wait_seconds"]
+    assert {each.labels["user"] for each in family.samples} == {"alice", "bob"}
     found = {
-        (each.name.rpartition("_")[2], each.labels.get("le")): each.value for each in family.samples
+        (each.name.rpartition("_")[2], each.labels.get("le")): each.value
+        for each in family.samples
+        if each.labels["user"] == "bob"
     }
     assert found == {
         ("bucket", "1.0"): 5, ("bucket", "60.0"): 7, ("bucket", "+Inf"): 8,
         ("count", None): 8, ("sum", None): 100.5,
     }  # fmt: skip
+
+
+def test_the_age_of_the_oldest_job_in_the_queue_is_0_without_one() -> None:
+    name = "gpulease_queue_oldest_wait_seconds"
+    none = seen()
+    waits = replace(
+        none, counted=replace(none.counted, oldest_queued_at="2026-01-01T00:00:08.500Z")
+    )
+    assert values(drawn(none)[name]) == {(): 0}
+    assert values(drawn(waits)[name]) == {(): 1.5}
+    assert values(drawn(waits)["gpulease_user_gpus_queued"]) == {("alice",): 2, ("bob",): 2}
 
 
 def test_each_gpu_is_in_one_state() -> None:
@@ -167,11 +183,39 @@ def test_the_alert_rules_are_sound_and_each_fires_when_it_should() -> None:
         assert done.returncode == 0, done.stdout + done.stderr
 
 
+_BEYOND = {"definition", "maxPerRow", "titleFormat", "useValueForTime", "step"}
+"""Fields that Grafana has and its schema leaves to the data source or leaves out."""
+
+
+def test_the_dashboard_has_no_field_that_grafana_does_not_know() -> None:
+    models = pytest.importorskip("grafana_foundation_sdk.models.dashboard")
+    cog = pytest.importorskip("grafana_foundation_sdk.cog.plugins")
+    encoder = pytest.importorskip("grafana_foundation_sdk.cog.encoder")
+    cog.register_default_plugins()
+    board = json.loads((DOCS / "grafana/gpulease.json").read_text())
+    read = models.Dashboard.from_json(board)
+    assert {*unknown(board, json.loads(json.dumps(read, cls=encoder.JSONEncoder)))} == _BEYOND
+
+
+def unknown(ours: object, theirs: object, name: str = "") -> Iterator[str]:
+    """Yield the names of fields that were not read, or were read as something else."""
+    if isinstance(ours, dict) and isinstance(theirs, dict):
+        for key, value in ours.items():
+            yield from unknown(value, theirs.get(key), key)
+    elif isinstance(ours, list) and isinstance(theirs, list) and len(ours) == len(theirs):
+        for one, other in zip(ours, theirs, strict=True):
+            yield from unknown(one, other, name)
+    elif ours != theirs:
+        yield name
+
+
 def test_rules_and_the_dashboard_name_metrics_that_exist() -> None:
     known = {row.name for row in TABLE}
     known |= {f"{row.name}_bucket" for row in TABLE if row.kind == "histogram"}
     board = json.loads((DOCS / "grafana/gpulease.json").read_text())
     texts = [each["expr"] for panel in board["panels"] for each in panel["targets"]]
+    texts += [each["expr"] for each in board["annotations"]["list"]]
+    assert all("$instance" in text for text in texts)
     texts += [each["definition"] for each in board["templating"]["list"] if "definition" in each]
     rules = (RULES / "alerts.yml").read_text()
     named = {name for text in (*texts, rules) for name in re.findall(r"gpulease_\w+", text)}

@@ -151,6 +151,29 @@ def test_the_dashboard_shows_data_in_each_panel(story: World) -> None:
     assert empty == []
 
 
+def test_the_annotations_of_the_dashboard_tell_what_happened(story: World) -> None:
+    board = json.loads((DOCS / "grafana/gpulease.json").read_text())
+    found = {
+        each["name"]: story.prometheus.series(_as_grafana_asks(each["expr"]))
+        for each in board["annotations"]["list"]
+    }
+    ((_, at),) = {tuple(value) for value in found["Starts of the daemon"][0]["values"][-1:]}
+    began = story.prometheus.value("gpulease_daemon_start_time_seconds")
+    assert began is not None
+    assert float(at) == pytest.approx(began * 1000)
+    assert {each["metric"]["gpu"] for each in found["GPUs that take no leases"]} == {"1"}
+    assert found["Pauses of the queue"] == []
+
+
+def test_what_waits_is_recorded(story: World) -> None:
+    recorded = story.prometheus
+    assert 6 * G in recorded.course("sum(gpulease_user_memory_queued_bytes)")
+    assert 1 in recorded.course("sum(gpulease_user_gpus_queued)")
+    assert recorded.course("sum(gpulease_user_gpus_queued)")[-1] == 0
+    assert recorded.course("gpulease_queue_oldest_wait_seconds")[-1] == 0
+    assert max(recorded.course("gpulease_queue_oldest_wait_seconds")) > 0
+
+
 def _as_grafana_asks(expression: str) -> str:
     """Replace the variables of the dashboard as Grafana does for all machines and the first GPU."""
     values = {"instance": ".*", "gpu": "0", "__rate_interval": "2s", "__range": "1m"}
