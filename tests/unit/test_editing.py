@@ -181,13 +181,15 @@ def test_a_request_is_checked_as_a_submission_is_and_names_the_field() -> None:
         assert refused.value.http_status == 400
         assert "submit" not in refused.value.message
         assert (refused.value.parts is None) is (not fields)
-    clears = edit_of(EditRequest([1], time_limit=0.0, begin_at="now", after=[]), is_admin=False)
-    assert clears == Edit({"time_limit": None}, {"begin_at": None}, None, ())
+    none = EditRequest([1], time_limit=0.0, begin_at="now", after=[], retries=0, nice=0, held=False)
+    clears = Edit({"time_limit": None}, {"nice": 0, "held": False, "begin_at": None, "retries": 0})
+    assert edit_of(none, is_admin=False) == replace(clears, after=())
     assert edit_of(EditRequest([1], memory=GIB), is_admin=False).claim == {
         "memory": GIB, "memory_bound": None,
     }  # fmt: skip
-    none = edit_of(EditRequest([1], ram=0, cpus=0), is_admin=False).claim
-    assert none == {"ram": None, "cpus": None}
+    assert edit_of(EditRequest([1], ram=0, cpus=0), is_admin=False).claim == {
+        "ram": None, "cpus": None,
+    }  # fmt: skip
     assert edit_of(EditRequest([1], ram=GIB), is_admin=False).claim == {"ram": GIB}
 
 
