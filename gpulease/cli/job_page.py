@@ -20,8 +20,8 @@ from gpulease.cli.job_gpus import (
 )
 from gpulease.cli.script import script_change
 from gpulease.cli.tables import Block, Column, Hanging, Page, Span, Table, line
+from gpulease.drawing.endings import event_detail, how_it_ended, needed
 from gpulease.drawing.words import (
-    amount,
     behind_of,
     between,
     clean,
@@ -44,7 +44,7 @@ from gpulease.drawing.words import (
     until,
 )
 from gpulease.units import format_span
-from gpulease.wire.text import leased, most_of, ordinal, spoken, with_host
+from gpulease.wire.text import ordinal, spoken, with_host
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -58,20 +58,13 @@ if TYPE_CHECKING:
         SuggestionView,
     )
 
-_SIGNALED = 128
 _STOP_EVENTS = frozenset({"cancel", "expire", "revoke"})
 _LABELS = 12
-_OUTCOMES = frozenset({"time_limit", "over_lease", "gave_up", "dependency_failed", "launch_failed"})
-"""Those that people read with a hyphen."""
 _FRAMEWORKS = {
     "none": "no framework hook has reported a limit yet",
     "failed": "not limited to the lease: a hook failed",
     "absent": "not limited to the lease: a process uses a GPU without a hook",
 }
-_MUCH_LESS = 50
-"""Percent of a lease."""
-_BRIEF = timedelta(seconds=30)
-"""After a shorter run the daemon advises no size: it may have missed the peak."""
 _SHORT_HISTORY = timedelta(hours=1)
 
 
@@ -139,7 +132,7 @@ def fields(
     yield "script", script_change(job)
     yield "asks", limited(with_host(requested(job), job.claim), job.claim.time_limit)
     yield "size", clean(job.sized) if job.sized else None
-    yield "used", _used(job)
+    yield "used", needed(job)
     yield "util", utilization(job)
     yield "ram", _ram(job)
     yield "cores", clean(job.cores) if job.cores else None
@@ -206,7 +199,7 @@ def _state(job: JobView, now: datetime) -> str:
             return f"{label(job)}; it is killed in {format_span(left)}"
     if job.suspended:
         return f"{job.state}, {label(job)}"
-    return label(job) if job.state != "ended" else _end(job)
+    return label(job) if job.state != "ended" else how_it_ended(job)
 
 
 def _reason(job: JobView) -> str | None:
@@ -273,30 +266,6 @@ def _kept(job: JobView, now: datetime) -> str | None:
     return f"until {clock(end, now)}, even if idle"
 
 
-def _end(job: JobView) -> str:
-    """Say how a job ended, once: its outcome, the reason, the exit status."""
-    outcome, why, status = label(job), _reason(job) or "", job.exit_status
-    if outcome == "signaled" and status is not None:
-        # The reason begins with these words, and may say more after a colon, or is another one.
-        how, plain = f"signaled by {_signal(status - _SIGNALED)}", "ended by signal"
-        why = why.partition(": ")[2] if why.startswith(plain) else why
-    elif outcome == "exited" and status is not None:
-        how = f"exited with {status}"
-        why = why.removeprefix(f"exited with {status}").removeprefix(": ")
-        status = None
-    else:
-        # A reason such as "cancelled by root" begins with the outcome.
-        how, why = (why, "") if why.startswith(outcome) else (outcome, why)
-    shown = "" if status is None else f"; exit status {status}"
-    return ": ".join(filter(None, (how, why))) + shown
-
-
-def _signal(number: int) -> str:
-    from signal import Signals
-
-    return f"{number} ({Signals(number).name})" if number in list(Signals) else str(number)
-
-
 def _try(job: JobView) -> str | None:
     """Say which try of the job this is, and after which exit codes there is a next one."""
     asked = job.queue
@@ -324,22 +293,6 @@ def _queue(job: JobView) -> str | None:
     return ", ".join(text for is_so, text in said if is_so) or None
 
 
-def _used(job: JobView) -> str | None:
-    """Say how much of its lease an ended job needed, if that is known."""
-    known = [lease for lease in job.leases if lease.needed is not None]
-    if not known:
-        return None
-    most = max(known, key=lambda lease: (lease.needed or 0) / most_of(lease))
-    share = round(100 * (most.needed or 0) / most_of(most))
-    text = f"{amount(most.needed)} of {leased(most)} at most ({share}%)"
-    if job.advised:
-        # The user of a job of Slurm used another command than the one that takes the size.
-        command = "gpulease run " if job.kind == "slurm" else ""
-        return f"{text}; next time {command}--mem {size(job.advised)}"
-    is_short = share < _MUCH_LESS and job.exit_status == 0 and not job.sized and _ran_briefly(job)
-    return f"{text}; it ran too briefly to advise a size" if is_short else text
-
-
 def _ram(job: JobView) -> str | None:
     if job.ram_held_by is not None:
         return _RAM_HELD.get(job.ram_held_by)
@@ -353,12 +306,6 @@ _RAM_HELD = {
     "kernel": "held by the kernel",
     "watch": "watched: a job that stays above its lease loses its largest process",
 }
-
-
-def _ran_briefly(job: JobView) -> bool:
-    if job.started_at is None or job.ended_at is None:
-        return False
-    return instant(job.ended_at) - instant(job.started_at) < _BRIEF
 
 
 def refusal_table(refusals: Sequence[RefusalView]) -> Iterator[Block]:
@@ -386,7 +333,7 @@ def _events(job: JobView, now: datetime) -> Iterator[Block]:
         (
             line(clock(event.at, now, seconds=short or now - instant(event.at) < _SHORT_HISTORY)),
             line(clean(spoken(event.kind))),
-            line(clean(spoken(text) if (text := event.detail or "") in _OUTCOMES else text)),
+            line(clean(event_detail(event))),
         )
         for event in job.events
     )

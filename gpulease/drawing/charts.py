@@ -22,6 +22,7 @@ Series = Sequence[float | None]
 
 _MOST_TICKS = 5
 _Y_TICKS = 4
+_SIZE_TICKS = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +56,19 @@ class Chart:
     y: Sequence[Mark]
     begins_at: datetime
     ends_at: datetime
+    highest: float
+    """What the upper edge stands for, in `unit`, or in bytes without one."""
+    unit: str = ""
+    step_for: timedelta = timedelta(0)
+    """The time of one value."""
+    gaps: Sequence[tuple[float, float]] = ()
+    """Where nothing was recorded: begin and width, in percent of the width."""
     width: int = PLOT_WIDTH
     height: int = PLOT_HEIGHT
+
+    def epoch_at(self, place: float) -> int:
+        """Return the time at a place in percent of the width, in seconds of the epoch."""
+        return round((self.begins_at + (self.ends_at - self.begins_at) * place / 100).timestamp())
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,11 +101,16 @@ def peak_band(name: str, peaks: Series, mean: MeanView | None) -> list[Curve]:
     return [] if mean is None else [Curve("peak", name, peaks, is_stacked=False)]
 
 
-def memory_chart(title: str, begins_at: str, step: float, curves: Sequence[Curve]) -> Chart | None:
-    """Return a chart of bytes over time; None if nothing is known."""
+def memory_chart(
+    title: str, begins_at: str, step: float, curves: Sequence[Curve], top: int | None = None
+) -> Chart | None:
+    """Return a chart of bytes over time; None if nothing is known.
+
+    Its axis ends at `top`, such as the memory of the GPU, unless a value is larger.
+    """
     return _chart(
-        title, begins_at, step, curves, lambda top: size_step(top, _Y_TICKS),
-        lambda it: format_size(int(it)),
+        title, begins_at, step, curves, lambda top: size_step(top, _SIZE_TICKS),
+        lambda it: format_size(int(it)), top or 0,
     )  # fmt: skip
 
 
@@ -102,8 +119,9 @@ def plain_chart(
 ) -> Chart | None:
     """Return a chart of plain numbers; its axis reaches `top` at least."""
     return _chart(
-        title, begins_at, step, curves, _number_step, lambda it: f"{round(it, 1):g}{unit}", top
-    )
+        title, begins_at, step, curves, _number_step, lambda it: f"{round(it, 1):g}{unit}", top,
+        unit,
+    )  # fmt: skip
 
 
 def _chart(
@@ -114,13 +132,15 @@ def _chart(
     step_of: Callable[[float], float],
     write: Callable[[float], str],
     top: float = 0,
+    unit: str = "",
 ) -> Chart | None:
     stacked = list(_stacked(curves))
     tops = [value for _, _, above in stacked for value in above if value is not None]
     if not tops:
         return None
-    y_step = step_of(max(*tops, top, 1))
-    highest = y_step * ceil(max(*tops, top, 1) / y_step)
+    most = max(*tops, top, 1)
+    y_step = step_of(most)
+    highest = most if most == top else y_step * ceil(most / y_step)
     count = max(len(curve.values) for curve in curves)
     begin = instant(begins_at).astimezone()
     # The clocks may have changed in between.
@@ -131,11 +151,30 @@ def _chart(
         [_shape(curve, below, above, scale, write) for curve, below, above in stacked],
         [Mark(round(100 * at, 2), text) for at, text in
          time_marks(begin, step * count, _MOST_TICKS) if at < 1],
-        [Mark(PLOT_HEIGHT - each * y_step * scale.y, write(each * y_step))
-         for each in range(round(highest / y_step) + 1)],
+        [Mark(PLOT_HEIGHT - value * scale.y, write(value)) for value in _marks(highest, y_step)],
         begin,
         end,
+        highest,
+        unit,
+        timedelta(seconds=step),
+        list(_gaps(curves, count)),
     )  # fmt: skip
+
+
+def _marks(highest: float, step: float) -> list[float]:
+    """Return the multiples of a step, and the upper edge in place of one that is close to it."""
+    below = [each * step for each in range(ceil(highest / step))]
+    return [*(value for value in below if highest - value > step / 2 or not value), highest]
+
+
+def _gaps(curves: Sequence[Curve], count: int) -> Iterator[tuple[float, float]]:
+    """Yield where nothing is known but what does not change, such as the size of a lease."""
+    varying = [it.values for it in curves if None in it.values or len(set(it.values)) > 1]
+    unknown = [
+        index for index in range(count) if varying and all(it[index] is None for it in varying)
+    ]
+    for first, last in runs(unknown):
+        yield round(100 * first / count, 3), round(100 * (last + 1 - first) / count, 3)
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +188,7 @@ class _Scale:
         return f"{index * self.x:.6g} {self.height_of(value)}"
 
     def height_of(self, value: float) -> str:
-        return f"{PLOT_HEIGHT - value * self.y:.4g}"
+        return f"{PLOT_HEIGHT - value * self.y:.5g}"
 
 
 def _stacked(curves: Sequence[Curve]) -> Iterator[tuple[Curve, Series, Series]]:

@@ -169,6 +169,11 @@ def since(written: str, now: datetime) -> str:
     return span(now - instant(written))
 
 
+def minutes_since(written: str, now: datetime) -> str:
+    """Write the time since an instant where it is sent when it has changed."""
+    return span_in_minutes(now - instant(written))
+
+
 def labels_of(gpus: Iterable[GpuView]) -> dict[str, str]:
     """Return the index of each GPU, as people see it, by its UUID."""
     return {gpu.uuid: index_of(gpu) for gpu in gpus}

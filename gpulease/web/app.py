@@ -47,11 +47,15 @@ def routes(
     return [
         Route("/", pages.now),
         Route("/events", live),
-        Route("/queue", pages.queue),
+        Route("/find", pages.find),
+        Route("/jobs", pages.jobs),
+        # Its name in earlier releases.
+        Route("/queue", pages.jobs),
         Route("/past", pages.past),
         Route("/jobs/{job}", pages.job),
         Route("/gpus/{gpu}", pages.gpu),
         Route("/people", pages.people),
+        Route("/users/{user:path}", pages.user),
         Route("/health", pages.health),
         Route("/metrics", MetricsPage(daemon, by_job=metrics_by_job).metrics),
         Route("/static/{name}", static_file),

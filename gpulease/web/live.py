@@ -14,16 +14,22 @@ from starlette.datastructures import Headers
 from starlette.responses import PlainTextResponse, Response
 from starlette.types import Receive, Scope, Send
 
-from gpulease.drawing.words import instant
+from gpulease.drawing.words import index_of, instant, jobs_in, labels_of
 from gpulease.errors import GpuleaseError
+from gpulease.web.bars import colors
+from gpulease.web.charts import TREND_POINTS, TREND_S, trend
 from gpulease.web.daemon_reader import DaemonReader
-from gpulease.web.templates import colors, render
+from gpulease.web.templates import render
 from gpulease.wire.machine import FIRST_IN_QUEUE, StatusView
-from gpulease.wire.text import unmanaged_processes
+from gpulease.wire.text import free_of, unmanaged_processes
 
-SECTIONS = ("machine", "gpus", "jobs", "strangers", "queue")
+SECTIONS = ("machine", "trends", "gpus", "jobs", "strangers", "queue")
 """Each has a template, and an element in the page."""
+MOST_WAITING = 12
+MOST_STRANGERS = 5
+"""Rows on the page of the machine, which fits a screen."""
 _EVERY_S = 1.0
+_TREND_FRESH_FOR_S = TREND_S / TREND_POINTS
 _KEEP_ALIVE_S = 15.0
 _WRITTEN_WITHIN_S = 30.0
 MOST_LISTENERS = 500
@@ -32,7 +38,7 @@ _HEADERS = {
     "content-type": "text/event-stream; charset=utf-8",
     "x-accel-buffering": "no",  # nginx would collect events until its buffer is full
 }
-_GZIP = {"content-encoding": "gzip", "vary": "accept-encoding"}
+GZIP = {"content-encoding": "gzip", "vary": "accept-encoding"}
 _GZIP_HEAD = b"\x1f\x8b\x08\0\0\0\0\0\0\xff"
 """RFC 1952: deflate, no name, no time, unknown system."""
 _LAST_BLOCK = b"\x03\0"
@@ -62,7 +68,7 @@ class _Encoding:
         words = [each.strip() for each in accepted.split(",")]
         self._packs = "gzip" in words
         self._crc, self._size = 0, 0
-        self.headers = _HEADERS | (_GZIP if self._packs else {})
+        self.headers = _HEADERS | (GZIP if self._packs else {})
         self.head = _GZIP_HEAD if self._packs else b""
 
     def body(self, parts: Sequence[_Part]) -> bytes:
@@ -98,12 +104,31 @@ class LiveStatus:
         self._changed = asyncio.Event()
         """Set at the next change, and then replaced."""
         self._asking: asyncio.Task[None] | None = None
+        self._known_at: str | None = None
+        """The time of the latest status."""
 
     async def status(self) -> StatusView:
         """Return the status of a moment ago, with the first jobs of the queue."""
-        return await self._daemon.ask(
+        found = await self._daemon.ask(
             "status", lambda client: client.status(FIRST_IN_QUEUE), self._every_s / 2
         )
+        self._known_at = found.at
+        return found
+
+    async def trends(self, status: StatusView) -> Sequence[str]:
+        """Return the curve of each GPU; empty where nothing is known."""
+        return await asyncio.gather(*(self._trend(index_of(gpu)) for gpu in status.gpus))
+
+    async def _trend(self, gpu: str) -> str:
+        with contextlib.suppress(GpuleaseError):  # an older daemon, or a GPU that has just gone
+            return trend(
+                await self._daemon.ask(
+                    ("trend", gpu),
+                    lambda client: client.gpu_history(gpu, TREND_S, 0, TREND_POINTS),
+                    _TREND_FRESH_FOR_S,
+                )
+            )
+        return ""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the sections, and each again when it changes, until the browser disconnects."""
@@ -161,8 +186,8 @@ class LiveStatus:
         try:
             status = await self.status()
         except GpuleaseError as error:
-            return {"notice": render("_notice.html", "/", error=error)}
-        return {"notice": "", **sections(status)}
+            return {"notice": render("_notice.html", "/", error=error, known_at=self._known_at)}
+        return {"notice": "", **sections(status, await self.trends(status))}
 
     def _publish(self, drawn: Mapping[str, str]) -> None:
         changed = False
@@ -179,25 +204,33 @@ class LiveStatus:
         self._changed = asyncio.Event()
 
 
-def sections(status: StatusView) -> Mapping[str, str]:
+def sections(status: StatusView, trends: Sequence[str] = ()) -> Mapping[str, str]:
     """Return the HTML of each section of the page."""
-    values = values_of(status)
+    values = values_of(status) | {"trends": trends}
     return {name: render(f"_{name}.html", "/", **values) for name in SECTIONS}
 
 
 def values_of(status: StatusView) -> dict[str, Any]:
     """Return what the templates of sections show."""
     holding = [job for job in status.jobs if job.state != "queued"]
-    users = {job.user for job in holding}
+    queued = [job for job in status.jobs if job.state == "queued"]
+    free = [(gpu, free_of(gpu) or 0) for gpu in status.gpus]
     return {
         "status": status,
         "now": instant(status.at).astimezone(),
+        "labels": labels_of(status.gpus),
         "holding": holding,
-        "queued": [job for job in status.jobs if job.state == "queued"],
-        "colors": colors(users),
-        "strangers": [
-            (gpu, each) for gpu in status.gpus for each in unmanaged_processes(gpu, status)
-        ],
+        "queued": queued,
+        "waiting": jobs_in(queued) if status.waiting is None else status.waiting,
+        "shown_waiting": jobs_in(queued[:MOST_WAITING]),
+        "most_waiting": MOST_WAITING,
+        "colors": colors({job.user for job in holding}),
+        "room": sorted((it for it in free if it[1] > 0), key=lambda it: -it[1]),
+        "strangers": sorted(
+            ((gpu, each) for gpu in status.gpus for each in unmanaged_processes(gpu, status)),
+            key=lambda it: -(it[1].memory or 0),
+        ),
+        "most_strangers": MOST_STRANGERS,
     }
 
 

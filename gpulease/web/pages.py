@@ -1,32 +1,31 @@
 """The pages: each asks the daemon, and draws a template."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+import asyncio
+import gzip
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
+from urllib.parse import quote, urlencode
 
 from markupsafe import Markup
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, Response
+from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from gpulease.drawing.arrays import array_of
-from gpulease.drawing.charts import (
-    Chart,
-    Curve,
-    mean_curve,
-    memory_chart,
-    peak_band,
-    plain_chart,
-)
-from gpulease.drawing.words import instant, jobs_in, labels_of
+from gpulease.drawing.words import index_of, instant, jobs_in, labels_of
 from gpulease.errors import GpuleaseError, NoSuchJob, NoSuchRoute, NotAllowed
+from gpulease.web.bars import colors, remark_on
+from gpulease.web.charts import gpu_charts, job_charts, user_chart
 from gpulease.web.daemon_reader import DaemonReader
-from gpulease.web.live import LiveStatus, sections, values_of
-from gpulease.web.templates import colors, render
-from gpulease.wire.history import SOME_POINTS, GpuHistoryView, JobMemoryView, MeanView
+from gpulease.web.filters import ENDS, Filter, filter_of
+from gpulease.web.live import GZIP, LiveStatus, sections, values_of
+from gpulease.web.templates import address, render
+from gpulease.wire.history import SOME_POINTS, GpuHistoryView, JobMemoryView
 from gpulease.wire.jobs import JobView
-from gpulease.wire.text import LARGEST_INDEX
-from gpulease.wire.usage import ReportView, SharesView, ShareView, UseView
+from gpulease.wire.machine import StatusView
+from gpulease.wire.text import LARGEST_INDEX, LONGEST_NAME
+from gpulease.wire.usage import HistoryView, ReportView, SharesView, ShareView, UseView
 
 ROWS = 100
 """Of the queue or of past jobs, on one page."""
@@ -42,6 +41,14 @@ _SLOW_FRESH_FOR_S = 30.0
 """Reports over weeks take the daemon a while, and change little."""
 _AGAIN_AFTER_S = 5
 _LARGEST_ID = (1 << 63) - 1
+_OF_USER = 20
+"""Past jobs on the page of a user; waiting ones as well."""
+_REFRESH_S = 15
+"""After so many seconds a page asks for itself again; that of a running job or a GPU sooner."""
+_REFRESH_SOON_S = 5
+_GZIP_LEVEL = 5
+_SHORTEST_S = 60
+_LONGEST_S = 365 * 86400
 
 _SPANS = {
     "hour": timedelta(hours=1),
@@ -61,9 +68,9 @@ class _Person(NamedTuple):
     """A user, with share and use where they are known."""
 
     user: str
-    share: ShareView | None
-    use: UseView | None
-    waits: UseView | ShareView | None
+    share: ShareView | None = None
+    use: UseView | None = None
+    waits: UseView | ShareView | None = None
 
 
 class Pages:
@@ -78,50 +85,91 @@ class Pages:
     async def now(self, request: Request) -> Response:
         """Show the machine now; live where the browser runs scripts."""
         status = await self._live.status()
-        drawn = {name: Markup(html) for name, html in sections(status).items()}  # noqa: S704
+        trends = await self._live.trends(status)
+        drawn = {name: Markup(html) for name, html in sections(status, trends).items()}  # noqa: S704
         return page(
             request, "now.html", status=status, sections=drawn, now=instant(status.at).astimezone()
         )
 
-    async def queue(self, request: Request) -> Response:
-        """Show a page of the queue, in its order, with reasons and expected starts."""
+    async def find(self, request: Request) -> Response:
+        """Lead to the job, the GPU or the user that is asked for, or to jobs with such a name."""
+        asked = request.query_params.get("q", "").strip()
+        status = await self._live.status()
+        gpu = asked.lower().removeprefix("gpu").strip()
+        users = {job.user for job in status.jobs} | {it.user for it in status.waiting_by_user}
+        if asked.replace("_", "", 1).isascii() and asked.replace("_", "", 1).isdecimal():
+            target = f"jobs/{asked[:40]}"
+        elif asked.lower().startswith("gpu") and gpu in map(index_of, status.gpus):
+            target = f"gpus/{quote(gpu)}"
+        elif asked in users or await self._is_known(asked):
+            target = f"users/{address(asked)}"
+        else:
+            target = f"jobs{Filter(name=asked[:LONGEST_NAME]).query()}"
+        return RedirectResponse(target, 303)
+
+    async def _is_known(self, user: str) -> bool:
+        return any(each.user == user for each in (await self._shares()).users)
+
+    async def jobs(self, request: Request) -> Response:
+        """Show a page of the jobs that run and wait, those that match the filter of the address."""
+        wanted = filter_of(request.query_params)
         number = _number(request.query_params.get("page", "1"), _MOST_PAGES) or 1
         rows = number * ROWS
+        # What is filtered is looked for in all of a queue.
+        asked = _MOST_PAGES * ROWS if wanted.is_set else rows
         status = await self._daemon.ask(
-            ("queue", rows), lambda client: client.status(rows), _QUEUE_FRESH_FOR_S
+            ("queue", asked), lambda client: client.status(asked), _QUEUE_FRESH_FOR_S
         )
         values = values_of(status)
-        found = jobs_in(values["queued"])
-        waiting = found if status.waiting is None else status.waiting
-        values["queued"] = values["queued"][rows - ROWS :]
+        running = len(values["holding"])
+        found = [job for job in values["queued"] if wanted.matches(job, status.gpus)]
+        values["holding"] = [job for job in values["holding"] if wanted.matches(job, status.gpus)]
+        values["queued"] = found[rows - ROWS : rows]
+        more = len(found) > rows if wanted.is_set else jobs_in(found) < values["waiting"]
         return page(
-            request, "queue.html", **values, number=number, first=rows - ROWS + 1, waiting=waiting,
-            more=found < waiting,
+            request, "jobs.html", **values, filter=wanted, running=running, number=number,
+            first=rows - ROWS + 1, more=more, users=_users(status), refresh=_REFRESH_S,
+            gpus=[(index_of(each), index_of(each)) for each in status.gpus],
         )  # fmt: skip
 
     async def past(self, request: Request) -> Response:
         """Show ended jobs, the newest first: those with ids below `before`."""
         before = _number(request.query_params.get("before", ""), _LARGEST_ID)
-        found = await self._daemon.ask(
-            ("past", before),
-            lambda client: client.history(before=before, limit=ROWS),
+        wanted = filter_of(request.query_params)
+        found = await self._past(wanted, before)
+        status = await self._live.status()
+        return page(
+            request, "past.html", found=found, is_first=before is None, filter=wanted, ends=ENDS,
+            users=_users(status, (each.user for each in found.jobs)),
+        )  # fmt: skip
+
+    async def _past(
+        self, wanted: Filter, before: int | None = None, limit: int = ROWS
+    ) -> HistoryView:
+        return await self._daemon.ask(
+            ("past", wanted, before, limit),
+            lambda client: client.history(
+                wanted.user or None, outcome=wanted.end or None, name=wanted.pattern,
+                before=before, limit=limit,
+            ),
             _QUEUE_FRESH_FOR_S,
-        )
-        return page(request, "past.html", found=found, is_first=before is None)
+        )  # fmt: skip
 
     async def job(self, request: Request) -> Response:
-        """Show one job: its claim, its leases, its memory over time, its events."""
+        """Show one job: how it is or ended, what to do, its memory over time, its events."""
         asked = request.path_params["job"]
         job = await self.asked_job(request)
-        number = job.id
         if job.queue is not None and job.queue.array == job.id and "_" not in asked:
-            return await self._array(request, number)
+            return await self._array(request, job.id)
         status = await self._live.status()
-        memory = await self._memory_of(number)
-        charts = [] if memory is None else list(_job_charts(memory, job.user))
+        memory = await self._memory_of(job.id)
+        now = instant(status.at).astimezone()
         return page(
-            request, "job.html", job=job, charts=charts, labels=labels_of(status.gpus),
-            asked=asked, own=self.actions_on is not None,
+            request, "job.html", job=job, labels=labels_of(status.gpus), now=now, asked=asked,
+            charts=[] if memory is None else list(job_charts(memory, job.user)),
+            remark=remark_on(job, job.leases, now),
+            refresh=None if job.state == "ended" else _REFRESH_SOON_S,
+            own=self.actions_on is not None,
             actions=self.actions_on(job) if self.actions_on else [],
         )  # fmt: skip
 
@@ -177,34 +225,79 @@ class Pages:
             return None
 
     async def gpu(self, request: Request) -> Response:
-        """Show the memory of one GPU over time, by owner."""
-        name, span = request.path_params["gpu"], _span(request, _OF_GPU, "hour")
+        """Show one GPU: its state, who is on it, and its memory over time by owner."""
+        name = request.path_params["gpu"]
+        span, began, ended = _range(request)
         status = await self._live.status()
-        seconds = _SPANS[span].total_seconds()
-        history = await self._daemon.ask(
-            ("gpu", name, span),
-            lambda client: client.gpu_history(name, seconds, 0, SOME_POINTS),
-            min(seconds / SOME_POINTS / 2, _SLOW_FRESH_FOR_S),
-        )
+        history = await self._history(name, span, began, ended)
+        values = values_of(status)
+        found = next((each for each in status.gpus if each.uuid == history.gpu), None)
+        here = [job for job in values["holding"] if any(it.gpu == history.gpu for it in job.leases)]
         return page(
-            request, "gpu.html", history=history, charts=list(gpu_charts(history)),
-            spans=_OF_GPU, span=span, gpus=status.gpus,
+            request, "gpu.html", **values, history=history, charts=list(gpu_charts(history)),
+            spans=_OF_GPU, span=span, gpu=found, here=here, moves=_moves(began, ended),
+            shown=[each for each in values["strangers"] if each[0] is found],
+            refresh=_REFRESH_SOON_S if span == "hour" else _REFRESH_S if span else None,
+        )  # fmt: skip
+
+    async def _history(self, gpu: str, span: str, began: float, ended: float) -> GpuHistoryView:
+        """Return what was recorded of a GPU from `began` to `ended` seconds ago."""
+        key: tuple[object, ...] = ("gpu", gpu, span or (round(time.time() - began), round(ended)))
+        return await self._daemon.ask(
+            key,
+            lambda client: client.gpu_history(gpu, began, ended, SOME_POINTS),
+            min((began - ended) / SOME_POINTS / 2, _SLOW_FRESH_FOR_S),
+        )
+
+    async def user(self, request: Request) -> Response:
+        """Show one user: jobs that run, wait and have ended, the share, use over time."""
+        user, span = request.path_params["user"][:LONGEST_NAME], _span(request, _OF_PEOPLE, "week")
+        seconds = _SPANS[span].total_seconds()
+        wanted = Filter(user=user)
+        status = await self._daemon.ask(
+            ("queue", _MOST_PAGES * ROWS),
+            lambda client: client.status(_MOST_PAGES * ROWS),
+            _QUEUE_FRESH_FOR_S,
+        )
+        past = await self._past(wanted, limit=_OF_USER)
+        report = await self._report(span, seconds)
+        people = _people(await self._shares(None if report is None else _HOUR_S), report)
+        values = values_of(status)
+        queued = [job for job in values["queued"] if job.user == user]
+        values |= {
+            "holding": [job for job in values["holding"] if job.user == user],
+            "queued": queued[:_OF_USER],
+            "person": next((each for each in people if each.user == user), None),
+            "colors": colors([user]),
+        }
+        histories = await asyncio.gather(
+            *(self._history(index_of(each), span, seconds, 0) for each in status.gpus)
+        )
+        chart = user_chart(user, histories)
+        is_known = past.jobs or any(values[it] for it in ("holding", "queued", "person"))
+        return page(
+            request, "user.html", 200 if is_known else 404, **values, user=user, past=past.jobs,
+            spans=_OF_PEOPLE, span=span, filter=wanted, charts=[] if chart is None else [chart],
+            more_waiting=len(queued) > _OF_USER, refresh=_REFRESH_S,
         )  # fmt: skip
 
     async def people(self, request: Request) -> Response:
-        """Show what each user asked for, used and waited."""
+        """Show what each user asked for, used and waited, those with the most use first."""
         span = _span(request, _OF_PEOPLE, "week")
         seconds = _SPANS[span].total_seconds()
         report = await self._report(span, seconds)
         # The report has the waits as well; adding them up twice takes the daemon twice as long.
-        waits_of_s = seconds if report is None else _HOUR_S
-        shares = await self._daemon.ask(
+        people = _people(await self._shares(seconds if report is None else _HOUR_S), report)
+        return page(
+            request, "people.html", people=people, reported=report is not None,
+            spans=_OF_PEOPLE, span=span, colors=colors(each.user for each in people),
+            refresh=_REFRESH_S,
+        )  # fmt: skip
+
+    async def _shares(self, waits_of_s: float | None = _HOUR_S) -> SharesView:
+        return await self._daemon.ask(
             ("shares", waits_of_s), lambda client: client.shares(waits_of_s), _SLOW_FRESH_FOR_S
         )
-        return page(
-            request, "people.html", people=_people(shares, report), reported=report is not None,
-            spans=_OF_PEOPLE, span=span,
-        )  # fmt: skip
 
     async def _report(self, span: str, seconds: float) -> ReportView | None:
         """Return what users asked for and used; None where the admin hides what they run."""
@@ -224,7 +317,8 @@ class Pages:
         return page(
             request, "health.html", status=status, events=events,
             checks=sorted(doctor.checks, key=lambda each: _WORST_FIRST.index(each.state)),
-            now=instant(status.at).astimezone(),
+            gpus=sorted(status.gpus, key=lambda each: each.state == "available"),
+            now=instant(status.at).astimezone(), refresh=_REFRESH_S,
         )  # fmt: skip
 
 
@@ -251,9 +345,12 @@ def page(
     headers: Mapping[str, str] | None = None,
     **values: Any,
 ) -> Response:
-    """Return a page."""
-    html = render(template, request.scope["path"], **values)
-    return HTMLResponse(html.encode(errors="replace"), status_code, headers)
+    """Return a page; what follows what it shows is compressed, and has no token of a form."""
+    html = render(template, request.scope["path"], **values).encode(errors="replace")
+    if not values.get("refresh") or "gzip" not in request.headers.get("accept-encoding", ""):
+        return HTMLResponse(html, status_code, headers)
+    packed = gzip.compress(html, _GZIP_LEVEL, mtime=0)
+    return HTMLResponse(packed, status_code, {**(headers or {}), **GZIP})
 
 
 def _number(text: str, most: int) -> int | None:
@@ -273,70 +370,47 @@ def _span(request: Request, known: Sequence[str], usual: str) -> str:
 
 
 def _people(shares: SharesView, report: ReportView | None) -> list[_Person]:
-    """Return all users of both views, those with a share first."""
+    """Return all users of both views, those with the most use first."""
     if report is None:
         return [_Person(each.user, each, None, each) for each in shares.users]
     uses = {each.user: each for each in report.users}
     found = [
         _Person(each.user, each, use := uses.pop(each.user, None), use) for each in shares.users
     ]
-    return found + [_Person(user, None, use, use) for user, use in uses.items()]
+    found += [_Person(user, None, use, use) for user, use in uses.items()]
+    return sorted(found, key=lambda each: -each.use.used if each.use else 0.0)
 
 
-def _job_charts(memory: JobMemoryView, user: str) -> Iterator[Chart]:
-    for each in memory.gpus:
-        mean, busy = each.means.get("used"), each.means.get("utilization")
-        kind = f"used {colors([user])[user]}"
-        used = replace(mean_curve(kind, "used", each.used, mean), is_stacked=False)
-        curves = [
-            *peak_band("peak of use", each.used, mean),
-            used,
-            Curve("pool", "in memory pools of frameworks", each.pool, is_line=True),
-            Curve("lease", "lease", [each.leased] * len(each.used), is_line=True),
-        ]
-        known = [it for it in curves if any(value is not None for value in it.peaks or it.values)]
-        title = f"Memory on GPU {each.label}"
-        yield from _drawn(memory_chart(title, memory.begins_at, memory.step, known))
-        yield from _plain(memory, f"Utilization of GPU {each.label}", "%", 100,
-                          "utilization", each.utilization, busy)  # fmt: skip
+def _users(status: StatusView, others: Iterable[str] = ()) -> list[tuple[str, str]]:
+    """Return users with jobs, as choices."""
+    found = {job.user for job in status.jobs} | {it.user for it in status.waiting_by_user}
+    return [(user, user) for user in sorted(found.union(others))]
 
 
-def gpu_charts(history: GpuHistoryView) -> Iterator[Chart]:
-    color, mean = colors(each.user for each in history.owners), history.means.get
-    curves = peak_band("peak of use", history.used, mean("used"))
-    for each in history.owners:
-        kind, name = f"used {color.get(each.user, 'others')}", each.user or "other users"
-        curves.append(mean_curve(kind, name, each.used, each.mean))
-    curves.append(mean_curve("unmanaged", "no lease", history.unmanaged, mean("unmanaged")))
-    curves.append(mean_curve("lease", "leased", history.leased, mean("leased"), is_line=True))
-    total: list[float | None] = [history.total] * len(history.used)
-    curves.append(Curve("total", "all memory", total, is_line=True))
-    if any(value is not None for value in (*history.used, *history.leased)):
-        yield from _drawn(memory_chart("Memory", history.begins_at, history.step, curves))
-    for title, unit, top, values in (
-        ("Utilization", "%", 100, history.utilization),
-        ("Temperature", " °C", 0, history.temperature),
-        ("Power", " W", 0, history.power),
-    ):
-        name = title.lower()
-        yield from _plain(history, title, unit, top, name, values, mean(name))
+def _range(request: Request) -> tuple[str, float, float]:
+    """Return the span by its name, and its begin and end in seconds ago.
+
+    The name is empty for a range that the address has as two instants, in seconds of the epoch.
+    """
+    asked, now = request.query_params, int(time.time())
+    begin, end = (_number(asked.get(name, ""), now) for name in ("from", "to"))
+    if begin is not None and end is not None and begin < end:
+        began = min(now - begin, _LONGEST_S)
+        return "", float(max(began, now - end + _SHORTEST_S)), float(now - end)
+    span = _span(request, _OF_GPU, "hour")
+    return span, _SPANS[span].total_seconds(), 0.0
 
 
-def _plain(
-    over: GpuHistoryView | JobMemoryView,
-    title: str,
-    unit: str,
-    top: float,
-    name: str,
-    values: Sequence[int | None],
-    mean: MeanView | None,
-) -> Iterator[Chart]:
-    """Yield a chart of one value: its means as a line, its largest values as a band."""
-    line = mean_curve("busy", name, values, mean, is_line=True)
-    curves = [*peak_band(f"peak of {name}", values, mean), line]
-    yield from _drawn(plain_chart(title, over.begins_at, over.step, curves, unit, top))
+def _moves(began: float, ended: float) -> Mapping[str, str]:
+    """Return the addresses of the ranges beside one, within and around it."""
+    now, length = time.time(), began - ended
 
+    def address(begin: float, end: float) -> str:
+        return "?" + urlencode({"from": round(now - begin), "to": round(now - max(0.0, end))})
 
-def _drawn(chart: Chart | None) -> Iterator[Chart]:
-    if chart is not None:
-        yield chart
+    return {
+        "earlier": address(began + length / 2, ended + length / 2),
+        "later": address(began - length / 2, ended - length / 2) if ended >= 1 else "",
+        "closer": address(ended + max(_SHORTEST_S, length / 2), ended),
+        "wider": address(began + length, ended),
+    }

@@ -1,26 +1,28 @@
 """The templates of the page: every text in them is cleaned and escaped."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from datetime import datetime, timedelta
+import re
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any
+from urllib.parse import quote
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from gpulease import __version__
 from gpulease.drawing import words
 from gpulease.drawing.arrays import indices_of
-from gpulease.drawing.gpus import exclusive_job, models, notes, places, remainder
-from gpulease.units import format_size, format_span
+from gpulease.drawing.endings import commands, event_detail, how_it_ended, needed
+from gpulease.drawing.gpus import exclusive_job, models, notes
+from gpulease.units import format_span
+from gpulease.web.bars import UNKNOWN, bar_of, folded, held_by, known_size
 from gpulease.wire.jobs import EventView, JobView
-from gpulease.wire.machine import GpuView
+from gpulease.wire.machine import CheckView, GpuView
 from gpulease.wire.text import (
     claimed,
     clean,
     ending,
-    free_of,
     has_failed,
     leased,
     model,
@@ -28,28 +30,15 @@ from gpulease.wire.text import (
     shown_command,
     spoken,
     used_without_lease,
-    user_colour,
 )
 from gpulease.wire.usage import PastJobView
 
-UNKNOWN = "unknown"
-"""A page has room for the word."""
 _SHORT_HISTORY = timedelta(hours=1)
 
 
 def figure(value: float | None, unit: str) -> str:
     """Write a number with its unit; None is unknown."""
     return UNKNOWN if value is None else f"{value:.0f}{unit}"
-
-
-def known_size(amount: float | None) -> str:
-    """Write a number of bytes; None is unknown."""
-    return UNKNOWN if amount is None else format_size(int(amount))
-
-
-def known_clock(written: str | None, now: datetime) -> str:
-    """Write an instant, with the day if that is not today; None is unknown."""
-    return UNKNOWN if written is None else words.clock(written, now)
 
 
 def span(seconds: float) -> str:
@@ -63,22 +52,64 @@ def gib_hours(byte_seconds: float) -> str:
     return f"{hours:.1f}" if hours < 10 else f"{hours:.0f}"
 
 
-def event_time(event: EventView, events: Sequence[EventView], now: datetime) -> str:
-    """Write when something happened: with seconds in a short history, and if it is recent."""
-    at = words.instant(event.at)
+def has_seconds(event: EventView, events: Sequence[EventView], now: datetime) -> bool:
+    """Return whether seconds matter: in a short history, and in what has just happened."""
     is_short = words.instant(events[-1].at) - words.instant(events[0].at) < _SHORT_HISTORY
-    return words.clock(event.at, now, seconds=is_short or now - at < _SHORT_HISTORY)
+    return is_short or now - words.instant(event.at) < _SHORT_HISTORY
 
 
-def ids_of(job: JobView) -> str:
-    """Return the id of a job, or those of the waiting elements of an array in one row."""
-    return words.ids_of([job])
+def time(
+    written: str | None, now: datetime, *, seconds: bool = False, ago: bool = False
+) -> Markup | str:
+    """Write an instant, or `ago` how far away it is too; scripts put it into the viewer's zone."""
+    if written is None:
+        return UNKNOWN
+    text, away = words.clock(written, now, seconds=seconds), now - words.instant(written)
+    marks = " data-ago" * ago + " data-seconds" * seconds
+    if ago:
+        length = words.span_in_minutes(abs(away))
+        text += f", in {length}" if away < timedelta(0) else f", {length} ago"
+    at = words.instant(written).astimezone(UTC).isoformat(timespec="seconds")
+    return Markup('<time datetime="{}"{}>{}</time>').format(at, Markup(marks), text)  # noqa: S704
 
 
-def address_of(job: JobView | PastJobView) -> str:
-    """Return the last part of the address of a job; the bare id of an array is that of all."""
-    if isinstance(job, JobView) and job.queue is not None and job.queue.array_waiting is not None:
-        return str(job.queue.array)
+_NAMED = re.compile(
+    r"\b(jobs?|GPUs?) (\d+(?:[_:]\d+)?(?:(?:, (?:or )?| or | and )\d+(?:[_:]\d+)?)*)"
+)
+_NUMBER = re.compile(r"\d+(?:[_:]\d+)?")
+
+
+def linked(text: str, root: str) -> Markup:
+    """Return a sentence of the daemon with links for the jobs and GPUs that it names."""
+
+    def link(found: re.Match[str]) -> str:
+        page = "jobs" if found[1].startswith("job") else "gpus"
+        numbers = _NUMBER.sub(rf'<a class="in" href="{root}{page}/\g<0>">\g<0></a>', found[2])
+        return f"{found[1]} {numbers}"
+
+    # What is a number before escaping is one after it, and nothing else gets into a tag.
+    return Markup(_NAMED.sub(link, str(escape(clean(text)))))  # noqa: S704
+
+
+def address(user: str) -> str:
+    """Return the name of a user as a part of an address."""
+    return quote(user, safe="", errors="replace")
+
+
+def counted(checks: Sequence[CheckView]) -> str:
+    """Write how many checks have failed, warn and are fine."""
+    states: list[str] = [check.state for check in checks]
+    named = ("failure", "failures"), ("warning", "warnings"), ("ok", "ok")
+    counts = [(states.count(state), state, many) for state, many in named]
+    return ", ".join(f"{n} {one if n == 1 else many}" for n, one, many in counts if n)
+
+
+def address_of(jobs: Sequence[JobView | PastJobView]) -> str:
+    """Return the last part of the address of jobs in one row; the bare id of an array is all."""
+    job = jobs[0]
+    queue = job.queue if isinstance(job, JobView) else None
+    if queue is not None and (len(jobs) > 1 or queue.array_waiting is not None):
+        return str(queue.array)
     return job.label if job.label.startswith(f"{job.id}_") else str(job.id)
 
 
@@ -99,100 +130,30 @@ def kind_of(job: JobView | PastJobView) -> str:
     return "hold" if job.kind == "hold" else ""
 
 
-def colors(users: Iterable[str | None]) -> Mapping[str | None, str]:
-    """Return the classes of each user in style.css; of two with one colour the second is marked."""
-    chosen: dict[str | None, str] = {}
-    for user in sorted({each for each in users if each is not None}):
-        own = f"o{user_colour(user)}"
-        chosen[user] = f"{own} second" if own in chosen.values() else own
-    return chosen
-
-
-@dataclass(frozen=True, slots=True)
-class Segment:
-    """A part of a bar, in percent of the memory."""
-
-    kind: str
-    """The class in style.css."""
-    at: float
-    width: float
-    what: str
-
-
-@dataclass(frozen=True, slots=True)
-class Bar:
-    """The memory of one GPU."""
-
-    segments: Sequence[Segment]
-    rest: str
-    """The class of what remains: free, unless nothing can be leased there."""
-    used: int | None
-    leased: int
-    unmanaged: int
-    free: int | None
-    total: int | None
-
-    @property
-    def summary(self) -> str:
-        """The bar in words."""
-        parts = [f"{known_size(self.used)} used", f"{known_size(self.leased)} leased"]
-        parts += [f"{known_size(self.unmanaged)} without a lease"] if self.unmanaged else []
-        return f"{', '.join(parts)}, {known_size(self.free)} free of {known_size(self.total)}"
-
-
-def bar_of(
-    gpu: GpuView, jobs: Sequence[JobView], colors: Mapping[str | None, str], unmanaged: int
-) -> Bar:
-    """Return the bar of a GPU, on which `unmanaged` bytes are used without a lease.
-
-    `colors` has the classes of each user.
-    """
-    memory = gpu.memory
-    parts: list[tuple[str, int, str]] = []
-    for job in jobs:
-        for lease in job.leases:
-            if lease.gpu == gpu.uuid:
-                used, color = lease.used or 0, colors.get(job.user, "others")
-                who = f"job {words.id_of(job)} of {job.user}"
-                parts.append((f"used {color}", used, f"{who} uses {known_size(used)}"))
-                rest = max(0, lease.memory - used)
-                parts.append((f"leased {color}", rest, f"{who} has leased {known_size(rest)} more"))
-    parts.append(("unmanaged", unmanaged, f"{known_size(unmanaged)} without a lease"))
-    segments = tuple(_segments(parts, memory.total)) if memory.total else ()
-    alone, free = exclusive_job(gpu, jobs), free_of(gpu)
-    rest_kind: str = remainder(free, is_exclusive=alone is not None)
-    if alone is not None:
-        rest_kind = f"leased {colors.get(alone.user, 'others')}"
-    return Bar(segments, rest_kind, memory.used, memory.leased, unmanaged, free, memory.total)
-
-
-def _segments(parts: Sequence[tuple[str, int, str]], total: int) -> Iterable[Segment]:
-    # In hundredths of a percent.
-    taken = places((amount for _, amount, _ in parts), total, 10_000)
-    for (kind, _, what), (begin, end) in zip(parts, taken, strict=True):
-        if end > begin:
-            yield Segment(kind, begin / 100, (end - begin) / 100, what)
-
-
 def machine_models(gpus: Sequence[GpuView]) -> str:
     """Write the models of all GPUs: 4 x A100 24G."""
     return models([(words.index_of(gpu), model(gpu.name, gpu.memory.total)) for gpu in gpus])
 
 
 _FILTERS: Mapping[str, Callable[..., Any]] = {
+    "address": address,
     "address_of": address_of,
+    "amount": words.amount,
     "between": words.between,
     "claimed": claimed,
-    "clock": known_clock,
+    "counted": counted,
     "ending": ending,
-    "event_time": event_time,
+    "event_detail": event_detail,
     "figure": figure,
     "gib_hours": gib_hours,
     "gpu_label": words.index_of,
     "has_failed": has_failed,
-    "ids_of": ids_of,
+    "has_seconds": has_seconds,
+    "how_it_ended": how_it_ended,
+    "ids_of": words.ids_of,
     "in_the_way": words.in_the_way,
     "indices_of": indices_of,
+    "jobs_in": words.jobs_in,
     "kind_of": kind_of,
     "ordinal": ordinal,
     "probable_start": words.probable_start,
@@ -201,11 +162,14 @@ _FILTERS: Mapping[str, Callable[..., Any]] = {
     "size": known_size,
     "is_asked_back": words.is_asked_back,
     "leased": leased,
+    "linked": linked,
+    "needed": needed,
     "span": span,
     "starts_in": words.starts_in,
     "state_of": state_of,
     "spoken": spoken,
     "until": partial(words.until, write=words.span_in_minutes),
+    "until_now": words.minutes_since,
 }
 
 
@@ -230,11 +194,13 @@ def _environment() -> Environment:
     made.globals.update(
         version=__version__,
         bar_of=bar_of,
+        commands=commands,
         exclusive_job=exclusive_job,
-        labels_of=words.labels_of,
+        folded=folded,
+        held_by=held_by,
         machine_models=machine_models,
         notes=notes,
-        remark_on=partial(words.remark_on, write=words.span_in_minutes),
+        time=time,
         used_without_lease=used_without_lease,
     )
     return made

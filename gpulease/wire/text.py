@@ -28,10 +28,13 @@ if TYPE_CHECKING:
 
 
 USER_COLOURS = (
-    *("#1f6fb5", "#b35806", "#2b8049", "#8e44ad"),
-    *("#0f7f8c", "#b8357a", "#6b6b1d", "#4f5fb5"),
+    *("#6280e7", "#6d230d", "#79a135", "#5d156e"),
+    *("#26a4a9", "#8a5a79", "#74610b", "#3b51b1"),
 )
-"""Of users in charts and bars; style.css and `cli.tables` have the same hues in this order."""
+"""Of users in charts and bars; style.css and `cli.tables` have the same hues in this order.
+
+They differ in lightness as well, so that any two are apart for people who see no red or no green.
+"""
 
 API_PREFIX = "/v1"
 

@@ -2,12 +2,15 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
+from datetime import datetime
 from pathlib import Path
 from typing import Any
+from zoneinfo import ZoneInfo
 
 import pytest
 from playwright.sync_api import Browser, Page, sync_playwright
@@ -20,8 +23,8 @@ from web.test_own_jobs import own_web
 CHROMIUM = Path("/usr/bin/chromium")
 AXE = "4.11.0"
 PAGES = (
-    "/", "/queue", "/queue?page=20", "/jobs/1", "/jobs/100", "/gpus/0", "/gpus/0?span=year",
-    "/people", "/health", "/past", "/jobs/99999",
+    "/", "/jobs", "/queue?page=20", "/jobs?user=x&name=net", "/users/root", "/jobs/1", "/jobs/100",
+    "/gpus/0", "/gpus/15", "/gpus/0?span=year", "/people", "/health", "/past", "/jobs/99999",
 )  # fmt: skip
 
 Open = Callable[..., Page]
@@ -121,7 +124,7 @@ def test_a_phone_scrolls_no_page_sideways(busy_web: Web, open_page: Open, path: 
 
 def test_the_machine_is_shown_as_it_is(busy_web: Web, open_page: Open) -> None:
     page = open_page(busy_web.url)
-    assert page.locator("#gpus tbody tr").count() == GPUS
+    assert page.locator("#gpus .gpus > li").count() == GPUS
     assert page.locator("#jobs tbody tr").count() == GPUS - 1
     assert f"{ROWS} waiting" in page.locator("#machine").inner_text()
     assert "new fan" in page.locator("#gpus").inner_text()
@@ -138,7 +141,7 @@ def test_a_job_is_seen_and_the_focus_stays(daemon: Daemon, served: Web, open_pag
     job = daemon.submit("--mem", "1G", "--name", "fresh", "sleep", "600")
     daemon.wait_until(job, "active")
     page.locator("#jobs").get_by_text("fresh").wait_for()
-    assert page.evaluate("document.activeElement.textContent") == "1"
+    assert page.evaluate("document.activeElement.textContent") == "GPU 1"
     daemon.cancel(job)
     page.get_by_text("No job runs.").wait_for()
 
@@ -171,7 +174,7 @@ def test_a_page_that_is_paused_stays_and_then_goes_on(
     page.get_by_text("Live.").wait_for()
     page.get_by_role("button", name="Pause updates").click()
     daemon.wait_until(daemon.submit("--mem", "1G", "--name", "later", "sleep", "600"), "active")
-    page.get_by_text("Paused.").wait_for()
+    page.get_by_text("Paused at").wait_for()
     assert page.get_by_text("later").count() == 0
     page.get_by_role("button", name="Resume updates").click()
     page.get_by_text("later").wait_for()
@@ -186,7 +189,7 @@ def test_a_daemon_that_goes_away_is_a_notice_until_it_is_back(
     page.get_by_text("cannot reach the daemon").wait_for()
     assert page.get_by_text("Live.").count() == 0
     assert page.get_by_text("Not live").count() == 1
-    assert page.locator("#gpus tbody tr").count() == 2, "what was known stays"
+    assert page.locator("#gpus .gpus > li").count() == 2, "what was known stays"
     daemon.start()
     page.get_by_text("cannot reach the daemon").wait_for(state="detached")
     page.get_by_text("Live.").wait_for()
@@ -208,7 +211,7 @@ def test_without_scripts_the_page_shows_the_machine_and_says_how_to_reload(
     daemon.wait_until(daemon.submit("--mem", "1G", "--name", "plain", "sleep", "600"), "active")
     page = open_page(served.url, java_script_enabled=False)
     assert page.get_by_text("plain").is_visible()
-    assert not page.get_by_role("button").count()
+    assert page.get_by_role("button").all_text_contents() == ["Find"]
     daemon.wait_until(daemon.submit("--mem", "1G", "--name", "second", "sleep", "600"), "active")
     # The server shows a state that may be half a second old.
     wait_for("it is served", lambda: "second" in served.get("/").text)
@@ -234,7 +237,7 @@ def test_the_history_of_a_gpu_has_axes_and_owners(
     gpu = daemon.wait_until(job, "active")["leases"][0]["gpu"]
     wait_for("it is recorded", lambda: any(daemon.client.gpu_history(gpu).used))
     page = open_page(f"{served.url}/gpus/{gpu}")
-    plot = page.get_by_role("img", name="Memory")
+    plot = page.locator(".plot").first
     assert plot.locator("path.used").count() == 1
     assert {"2G", "4G", "6G", "8G"} <= set(plot.locator(".ys text").all_text_contents())
     assert len(plot.locator(".area text").all_text_contents()) >= 3
@@ -262,3 +265,74 @@ def test_a_user_confirms_in_a_browser_and_reads_output_as_it_is_written(
         page.get_by_role("button", name="Cancel").click()
         page.get_by_text(f"job {number} is ending").wait_for()
     daemon.wait_until(number, "ended")
+
+
+def test_a_chart_says_its_values_under_the_pointer_and_by_keyboard_and_is_zoomed(
+    daemon: Daemon, served: Web, open_page: Open, axe: str
+) -> None:
+    program = "held = bytearray(300 << 20); import time; time.sleep(600)"
+    daemon.wait_until(daemon.submit("--mem", "1G", "python3", "-c", program), "active")
+    wait_for("it is recorded", lambda: any(daemon.client.gpu_history("0").used))
+    page = open_page(f"{served.url}/gpus/0")
+    plot = page.locator(".plot").first
+    plot.focus()
+    page.keyboard.press("End")
+    said = page.locator(".chart output").first
+    assert re.match(r"\d\d:\d\d: .*leased 1G, all memory 8G$", said.inner_text())
+    assert plot.get_attribute("aria-valuetext") == said.inner_text()
+    page.keyboard.press("Home")
+    assert said.inner_text().endswith("all memory 8G"), "an hour ago there was no daemon"
+    assert faults(page, axe) == []
+    box = page.locator(".area").first.bounding_box()
+    assert box is not None
+    page.mouse.move(box["x"] + 0.25 * box["width"], box["y"] + 50)
+    page.mouse.down()
+    page.mouse.move(box["x"] + 0.75 * box["width"], box["y"] + 50)
+    page.mouse.up()
+    page.wait_for_url("**/gpus/0?from=*")
+    asked = {name: int(value) for name, value in re.findall(r"(from|to)=(\d+)", page.url)}
+    assert 1700 < asked["to"] - asked["from"] < 1900, "half of the hour"
+
+
+def test_the_page_of_a_job_follows_it_to_its_end(
+    daemon: Daemon, served: Web, open_page: Open, tmp_path: Path
+) -> None:
+    stop = tmp_path / "stop"
+    wait = f"until [ -e {stop} ]; do sleep 0.05; done; exit 3"
+    job = daemon.submit("--mem", "1G", "sh", "-c", wait)
+    daemon.wait_until(job, "active")
+    page = open_page(f"{served.url}/jobs/{job}")
+    assert "Runs on GPU" in page.locator(".lead").inner_text()
+    page.get_by_text(f"gpulease logs -f {job}").wait_for()
+    stop.touch()
+    page.get_by_text("exited with 3").first.wait_for()
+    page.get_by_text(f"gpulease again {job}").wait_for()
+
+
+def test_jobs_are_found_by_number_user_gpu_and_name(busy_web: Web, open_page: Open) -> None:
+    page = open_page(busy_web.url)
+    for asked, address in (
+        ("3", "/jobs/3"), ("gpu 4", "/gpus/4"), ("net 7", "/jobs?name=net+7"),
+    ):  # fmt: skip
+        page.get_by_role("search").get_by_role("textbox").fill(asked)
+        page.keyboard.press("Enter")
+        page.wait_for_url(busy_web.url + address)
+    assert page.locator("tbody tr").count() == 1
+    page.get_by_label("State").select_option("waiting")
+    page.get_by_label("Name", exact=True).fill("sweep 19")
+    page.get_by_role("button", name="Show").click()
+    page.wait_for_url("**/jobs?state=waiting**")
+    assert page.locator("tbody tr").count() == 100
+    page.get_by_role("link", name="Next").click()
+    assert page.locator("tbody tr").count() == 11, "19, 190 to 199 and 1900 to 1999"
+
+
+def test_times_are_in_the_zone_of_the_viewer(daemon: Daemon, served: Web, open_page: Open) -> None:
+    job = daemon.submit("--mem", "1G", "sleep", "600")
+    daemon.wait_until(job, "active")
+    page = open_page(f"{served.url}/jobs/{job}", timezone_id="Asia/Kolkata")
+    began = page.locator("time[data-ago]").first
+    at = datetime.fromisoformat(began.get_attribute("datetime") or "")
+    there = at.astimezone(ZoneInfo("Asia/Kolkata"))
+    assert re.search(rf"\b{there:%H:%M}, under a minute ago|1 min ago", began.inner_text())
+    assert "Asia/" in page.locator("#zone").inner_text()

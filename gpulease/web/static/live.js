@@ -1,66 +1,20 @@
 // Keeps the page of the machine current: each event has the new HTML of one section.
 "use strict";
 
-const live = document.getElementById("live");
-const state = document.getElementById("state");
-const pause = document.getElementById("pause");
+const live = $("live");
+const sections = all("#live > [id], #live .columns [id]").filter((each) => !each.id.includes("-"));
 const AGAIN_MS = 5000;
 let source = null;
-let paused = false;
 let timer = 0;
 
-function say(text) {
-  if (state.textContent !== text) state.textContent = text;
-}
-
-// Changes the old nodes where they differ, so that focus, selection and scrolling stay.
-function morph(old, fresh) {
-  const same = old.nodeType === fresh.nodeType && old.nodeName === fresh.nodeName && old.id === fresh.id;
-  if (!same) {
-    old.replaceWith(fresh.cloneNode(true));
-  } else if (old.nodeType !== Node.ELEMENT_NODE) {
-    if (old.nodeValue !== fresh.nodeValue) old.nodeValue = fresh.nodeValue;
-  } else {
-    for (const { name } of [...old.attributes]) if (!fresh.hasAttribute(name)) old.removeAttribute(name);
-    for (const { name, value } of fresh.attributes) {
-      if (old.getAttribute(name) !== value) old.setAttribute(name, value);
-    }
-    morphChildren(old, fresh);
-  }
-}
-
-// Rows have ids: one that has moved is found again, and one that is gone does not shift the others.
-function morphChildren(old, fresh) {
-  let place = old.firstChild;
-  for (const wanted of fresh.childNodes) {
-    const moved = wanted.id && [...old.children].find((each) => each.id === wanted.id);
-    if (moved && moved !== place) {
-      old.insertBefore(moved, place);
-      place = moved;
-    }
-    if (!place || (place.id && place.id !== wanted.id)) {
-      place = old.insertBefore(wanted.cloneNode(true), place);
-    } else {
-      const next = place.nextSibling;
-      morph(place, wanted);
-      place = next ? next.previousSibling : old.lastChild;
-    }
-    place = place.nextSibling;
-  }
-  while (place) {
-    const next = place.nextSibling;
-    place.remove();
-    place = next;
-  }
-}
-
 function show(event) {
-  const section = document.getElementById(event.type);
+  const section = $(event.type);
   const fresh = document.createElement("template");
   fresh.innerHTML = event.data;
+  localize(fresh.content);
   morphChildren(section, fresh.content);
   if (event.type !== "notice") return;
-  const isOld = document.getElementById("notice").childElementCount > 0;
+  const isOld = section.childElementCount > 0;
   live.classList.toggle("old", isOld);
   say(isOld ? "Not live: the daemon does not answer." : "Live.");
 }
@@ -69,9 +23,12 @@ function listen() {
   clearTimeout(timer);
   if (source || paused || document.hidden) return;
   source = new EventSource(live.dataset.events);
-  source.onopen = () => say("Live.");
+  source.onopen = () => {
+    live.classList.remove("old");
+    say("Live.");
+  };
   source.onerror = () => {
-    say("Connection lost; trying again.");
+    if (!live.classList.contains("old")) say(`Connection lost at ${clock(new Date(), true)}; trying again.`);
     live.classList.add("old");
     // A browser tries again by itself, except after an answer such as 503.
     if (source.readyState === EventSource.CLOSED) {
@@ -79,7 +36,7 @@ function listen() {
       timer = setTimeout(listen, AGAIN_MS);
     }
   };
-  for (const section of live.children) source.addEventListener(section.id, show);
+  for (const section of sections) source.addEventListener(section.id, show);
 }
 
 function stop() {
@@ -93,7 +50,7 @@ pause.addEventListener("click", () => {
   pause.textContent = paused ? "Resume updates" : "Pause updates";
   if (paused) {
     stop();
-    say("Paused.");
+    say(`Paused at ${clock(new Date(), true)}.`);
   } else {
     listen();
   }
@@ -103,6 +60,6 @@ pause.addEventListener("click", () => {
 document.addEventListener("visibilitychange", () => (document.hidden ? stop() : listen()));
 addEventListener("pagehide", stop);
 addEventListener("pageshow", listen);
-document.getElementById("reload").hidden = true;
+$("reload").hidden = true;
 pause.hidden = false;
 listen();

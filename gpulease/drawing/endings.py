@@ -1,0 +1,119 @@
+"""How a job ended, what it needed, and what its owner may type about it. Pure."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+from gpulease.drawing.words import amount, id_of, instant, label, sentence, size
+from gpulease.wire.text import leased, most_of, spoken
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from gpulease.wire.jobs import EventView, JobView
+
+_SIGNALED = 128
+_OUTCOMES = frozenset({"time_limit", "over_lease", "gave_up", "dependency_failed", "launch_failed"})
+"""Those that people read with a hyphen."""
+_MUCH_LESS = 50
+"""Percent of a lease."""
+_BRIEF = timedelta(seconds=30)
+"""After a shorter run the daemon advises no size: it may have missed the peak."""
+_GIB = 1 << 30
+
+
+def how_it_ended(job: JobView) -> str:
+    """Say how a job ended, once: its outcome, the reason, the exit status."""
+    outcome, status = label(job), job.exit_status
+    why = sentence(job.reason, job.hint) if job.reason else ""
+    if outcome == "signaled" and status is not None:
+        # The reason begins with these words, and may say more after a colon, or is another one.
+        how, plain = f"signaled by {_signal(status - _SIGNALED)}", "ended by signal"
+        why = why.partition(": ")[2] if why.startswith(plain) else why
+    elif outcome == "exited" and status is not None:
+        how = f"exited with {status}"
+        why = why.removeprefix(f"exited with {status}").removeprefix(": ")
+        status = None
+    else:
+        # A reason such as "cancelled by root" begins with the outcome.
+        how, why = (why, "") if why.startswith(outcome) else (outcome, why)
+    shown = "" if status is None else f"; exit status {status}"
+    return ": ".join(filter(None, (how, why))) + shown
+
+
+def _signal(number: int) -> str:
+    from signal import Signals
+
+    return f"{number} ({Signals(number).name})" if number in list(Signals) else str(number)
+
+
+def needed(job: JobView) -> str | None:
+    """Say how much of its lease an ended job needed, if that is known, and what to ask for."""
+    known = [lease for lease in job.leases if lease.needed is not None]
+    if not known:
+        return None
+    most = max(known, key=lambda lease: (lease.needed or 0) / most_of(lease))
+    share = round(100 * (most.needed or 0) / most_of(most))
+    text = f"{amount(most.needed)} of {leased(most)} at most ({share}%)"
+    if job.advised:
+        # The user of a job of Slurm used another command than the one that takes the size.
+        command = "gpulease run " if job.kind == "slurm" else ""
+        return f"{text}; next time {command}--mem {size(job.advised)}"
+    is_short = share < _MUCH_LESS and job.exit_status == 0 and not job.sized and _ran_briefly(job)
+    return f"{text}; it ran too briefly to advise a size" if is_short else text
+
+
+def _ran_briefly(job: JobView) -> bool:
+    if job.started_at is None or job.ended_at is None:
+        return False
+    return instant(job.ended_at) - instant(job.started_at) < _BRIEF
+
+
+def event_detail(event: EventView) -> str:
+    """Return the detail of an event, as people read it."""
+    text = event.detail or ""
+    return spoken(text) if text in _OUTCOMES else text
+
+
+def next_size(job: JobView) -> int | None:
+    """Return the bytes to ask for next time: what is advised, or more than was too little.
+
+    A job that was stopped for its use needed a tenth more than its peak at least. What one needed
+    that ran out of memory is not known: half as much again is an attempt.
+    """
+    held = max((most_of(lease) for lease in job.leases), default=0)
+    if job.out_of_memory:
+        return _whole(1.5 * held) if held else None
+    if job.outcome == "over_lease":
+        peak = max((lease.needed or lease.peak or 0 for lease in job.leases), default=0)
+        return _whole(1.1 * peak) if peak > held else None
+    return job.advised
+
+
+def _whole(amount: float) -> int:
+    """Round bytes up to a GiB."""
+    return -int(-amount // _GIB) * _GIB
+
+
+def commands(job: JobView) -> Iterator[tuple[str, str]]:
+    """Yield what the owner of a job may want, and the command that does it."""
+    if job.kind == "slurm":
+        return
+    name, is_run = id_of(job), job.kind == "run"
+    if job.state == "ended":
+        if is_run:
+            yield "Read its output", f"gpulease logs {name}"
+            again, more = f"gpulease again {name}", next_size(job)
+            yield "Run it again", again if more is None else f"{again} --mem {size(more)}"
+        return
+    for each in job.suggestions:
+        yield "Start it now", f"gpulease edit {name} {each.options}"
+    if job.state == "queued":
+        yield "See all about its place", f"gpulease show {name}"
+    elif is_run:
+        yield "Follow its output", f"gpulease logs -f {name}"
+        yield "Get its terminal", f"gpulease attach {name}"
+    if job.expires_at is not None:
+        yield "Give it two more hours", f"gpulease extend {name} +2h"
+    yield "End it" if job.started_at else "Take it out of the queue", f"gpulease cancel {name}"
