@@ -181,7 +181,7 @@ def _introduce(listening: socket.socket, *, opens: bool) -> None:
     if not opens:
         say = (
             f"on your own machine: {ssh_line(listening.getsockname())}\n"
-            "in its browser:       http://localhost:8080/\n"
+            "in its browser:      http://localhost:8080/\n"
         )
     else:
         say = f"in a browser of this machine: {shown(listening)}\n"
