@@ -25,6 +25,7 @@ from starlette.responses import Response
 from gpulease.client import Client
 from gpulease.drawing.words import index_of
 from gpulease.errors import NoDaemon
+from gpulease.units import MIB
 from gpulease.web.daemon_reader import DaemonReader
 from gpulease.wire.jobs import JobView, LeaseView
 from gpulease.wire.machine import GpuState, GpuView, StatusView
@@ -447,26 +448,74 @@ TABLE: Final = (
 )  # fmt: skip
 
 
+_DCGM = ("gpu", "UUID", "device", "modelName", "Hostname")
+
+
+def _as_dcgm(value: Callable[[GpuView], float | None]) -> Callable[[Seen], Samples]:
+    """Return samples with the labels of DCGM-exporter; of a MIG device it has others."""
+    return lambda seen: (
+        ((index_of(gpu), gpu.uuid, f"nvidia{gpu.index}", gpu.name, seen.status.host), value(gpu))
+        for gpu in seen.status.gpus
+        if gpu.parent is None
+    )
+
+
+def _free(gpu: GpuView) -> int | None:
+    total, used = gpu.memory.total, gpu.memory.used
+    return None if total is None or used is None else total - used - (gpu.memory.reserved or 0)
+
+
+def _mib(size: int | None) -> float | None:
+    return None if size is None else size // MIB
+
+
+DCGM: Final = (
+    Row(
+        "DCGM_FI_DEV_GPU_UTIL", _DCGM, "Utilization in percent.",
+        _as_dcgm(lambda gpu: gpu.utilization),
+    ),
+    Row(
+        "DCGM_FI_DEV_FB_USED", _DCGM, "Memory in use, in MiB.",
+        _as_dcgm(lambda gpu: _mib(gpu.memory.used)),
+    ),
+    Row(
+        "DCGM_FI_DEV_FB_FREE", _DCGM, "Memory that is not in use, in MiB.",
+        _as_dcgm(lambda gpu: _mib(_free(gpu))),
+    ),
+    Row(
+        "DCGM_FI_DEV_GPU_TEMP", _DCGM, "Temperature in degrees Celsius.",
+        _as_dcgm(lambda gpu: gpu.temperature),
+    ),
+    Row(
+        "DCGM_FI_DEV_POWER_USAGE", _DCGM, "Power in watts.", _as_dcgm(lambda gpu: gpu.power),
+    ),
+)  # fmt: skip
+"""What DCGM-exporter says of GPUs, by its names, for dashboards that are made for it."""
+
+
 class _Scrape(Collector):
     """The metrics of one scrape; None: the daemon does not answer."""
 
-    def __init__(self, seen: Seen | None, *, by_job: bool) -> None:
+    def __init__(self, seen: Seen | None, *, by_job: bool, dcgm: bool) -> None:
         self._seen = seen
         self._by_job = by_job
+        self._dcgm = dcgm
 
     def collect(self) -> Iterable[Metric]:
         if self._seen is None:
             yield GaugeMetricFamily(UP.name, UP.meaning, 0.0)
             return
-        for row in TABLE:
+        for row in (*TABLE, *(DCGM if self._dcgm else ())):
             if self._by_job or not row.by_job:
                 yield row.family(self._seen)
 
 
-def exposition(seen: Seen | None, accept: str, *, by_job: bool) -> tuple[bytes, str]:
+def exposition(
+    seen: Seen | None, accept: str, *, by_job: bool, dcgm: bool = False
+) -> tuple[bytes, str]:
     """Return the metrics in the format that the header `accept` asks for, and its media type."""
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(_Scrape(seen, by_job=by_job))
+    registry.register(_Scrape(seen, by_job=by_job, dcgm=dcgm))
     encode, media_type = choose_encoder(accept)
     return encode(registry), media_type
 
@@ -489,7 +538,9 @@ class MetricsPage:
         except NoDaemon:
             seen = None
         by_job = self._by_job or request.query_params.get("jobs") == "1"
-        body, media_type = exposition(seen, request.headers.get("accept", ""), by_job=by_job)
+        dcgm = request.query_params.get("dcgm") == "1"
+        accept = request.headers.get("accept", "")
+        body, media_type = exposition(seen, accept, by_job=by_job, dcgm=dcgm)
         return Response(body, headers={"content-type": media_type})
 
 

@@ -15,7 +15,8 @@ from prometheus_client.core import Metric
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from daemon_stand_in import views
-from gpulease.web.metrics import TABLE, UP, Seen, exposition
+from gpulease.units import MIB
+from gpulease.web.metrics import DCGM, TABLE, UP, Seen, exposition
 from gpulease.wire.machine import StatusView
 from gpulease.wire.metrics import GpuFaultsView, HistogramView, MetricsView, UserMetricsView
 
@@ -73,6 +74,23 @@ def test_names_follow_the_conventions_of_prometheus() -> None:
         assert row.name.endswith("_info") is (row.kind == "info"), row.name
         assert row.meaning[-1] in ".", row.name
         assert "job" not in row.labels or row.by_job, row.name
+
+
+def test_gpus_have_the_names_of_dcgm_only_where_that_was_asked_for() -> None:
+    assert not any(name.startswith("DCGM") for name in drawn(seen()))
+    text = exposition(seen(), "", by_job=False, dcgm=True)[0].decode()
+    found = {each.name: each for each in parser.text_string_to_metric_families(text)}
+    assert {row.name for row in DCGM} < found.keys()
+    gpu, *_ = views.busy_status().gpus
+    sample = found["DCGM_FI_DEV_FB_USED"].samples[0]
+    assert sample.labels == {
+        "gpu": "0", "UUID": gpu.uuid, "device": "nvidia0", "modelName": gpu.name,
+        "Hostname": views.busy_status().host,
+    }  # fmt: skip
+    assert sample.value == (gpu.memory.used or 0) // MIB
+    ours = values(found["gpulease_gpu_utilization_ratio"])
+    theirs = {each.labels["UUID"]: each.value for each in found["DCGM_FI_DEV_GPU_UTIL"].samples}
+    assert theirs == {uuid: ratio * 100 for (_, uuid), ratio in ours.items()}
 
 
 @needs_promtool

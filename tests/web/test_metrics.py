@@ -48,6 +48,8 @@ def test_a_scrape_shows_the_jobs_of_the_daemon(daemon: Daemon, served: Web) -> N
     assert not any("job" in dict(labels) for _, labels in samples)
     by_job = {labels for _, labels in scrape(served, "/metrics?jobs=1") if "job" in dict(labels)}
     assert {dict(labels)["job"] for labels in by_job} == {str(job)}
+    assert "DCGM_FI_DEV_GPU_UTIL" in served.get("/metrics?dcgm=1").text
+    assert "DCGM" not in served.get("/metrics").text
 
 
 def test_openmetrics_is_served_to_those_who_ask_for_it(served: Web) -> None:
