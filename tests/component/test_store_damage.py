@@ -35,7 +35,7 @@ from gpulease.store.database_file import KEPT, all_copies, back_up, is_sound
 from gpulease.store.store import SqlStore
 from gpulease.store.tables import Row
 from gpulease.worker.environment import HOOK_VARIABLE
-from process_rig import PATH, job_directory, shell, start
+from process_rig import PATH, end_shim, shell, start
 
 EVENT = Event(NOON, "test")
 ENDED = 300
@@ -333,12 +333,22 @@ def test_a_job_that_was_extended_after_the_copy_is_not_ended(tmp_path: Path) -> 
     store.close()
 
 
-def test_a_running_job_that_came_after_the_copy_is_known_from_its_processes() -> None:
+def test_a_running_job_that_came_after_the_copy_is_known_from_its_processes(
+    tmp_path: Path,
+) -> None:
     gpu = {"uuid": "GPU-a", "index": 0, "name": "A", "memory": 1 << 30}
     leased = PATH | {MARKER: "lab/17", HOOK_VARIABLE: json.dumps({"gpus": [gpu]})}
-    with job_directory() as directory:
+    directory = tmp_path / "jobs" / "17"
+    directory.mkdir(mode=0o711, parents=True)
+    try:
         start(shell(directory, "exec sleep 1000", environment=leased))
         (seen,) = surviving_jobs(directory.parent)
+        recovered(tmp_path)
+    finally:
+        end_shim(directory)
     assert seen.found is not None
     assert (seen.installation, seen.alive) == ("lab", True)
     assert [(lease.gpu, lease.memory) for lease in seen.found.leases] == [("GPU-a", 1 << 30)]
+    with closing(SqlStore(tmp_path / "gpulease.db")) as store:
+        assert [job.id for job in store.live()] == [17]
+        assert store.installation() == "lab", "its processes are known as those of this daemon"
