@@ -95,8 +95,9 @@ def test_an_admin_adopts_what_runs_without_a_lease(
     assert "30G of GPU 0" in page
     (job,) = daemon.client.jobs(everything=True).jobs
     assert job.claim.time_limit == 8 * 3600
-    assert (job.name, job.kind, job.pid) == ("sleep", "hold", stranger.pid)
     wait_for("it is held", lambda: daemon.job(job.id)["state"] == "active")
+    job = daemon.client.job(job.id)  # its process is noted with its start, after the grant
+    assert (job.name, job.kind, job.pid) == ("sleep", "hold", stranger.pid)
     assert "framework" not in daemon.job(job.id)["leases"][0]["enforced_by"]
     for command in (["adopt"], ["hold", "--mem", "23G", "--pid"]):
         assert f"has a lease, job {job.id}" in refused(daemon, *command, str(stranger.pid))
