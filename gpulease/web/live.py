@@ -117,7 +117,8 @@ class LiveStatus:
 
     async def trends(self, status: StatusView) -> Sequence[str]:
         """Return the curve of each GPU; empty where nothing is known."""
-        return await asyncio.gather(*(self._trend(index_of(gpu)) for gpu in status.gpus))
+        # One after the other, so that they never take all places in the line for the daemon.
+        return [await self._trend(index_of(gpu)) for gpu in status.gpus]
 
     async def _trend(self, gpu: str) -> str:
         with contextlib.suppress(GpuleaseError):  # an older daemon, or a GPU that has just gone

@@ -1,6 +1,5 @@
 """The pages: each asks the daemon, and draws a template."""
 
-import asyncio
 import gzip
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -270,9 +269,7 @@ class Pages:
             "person": next((each for each in people if each.user == user), None),
             "colors": colors([user]),
         }
-        histories = await asyncio.gather(
-            *(self._history(index_of(each), span, seconds, 0) for each in status.gpus)
-        )
+        histories = [await self._history(index_of(each), span, seconds, 0) for each in status.gpus]
         chart = user_chart(user, histories)
         is_known = past.jobs or any(values[it] for it in ("holding", "queued", "person"))
         return page(

@@ -189,6 +189,7 @@ def test_a_daemon_that_goes_away_is_a_notice_until_it_is_back(
     page.get_by_text("cannot reach the daemon").wait_for()
     assert page.get_by_text("Live.").count() == 0
     assert page.get_by_text("Not live").count() == 1
+    assert re.search(r"those of \d\d:\d\d:\d\d", page.locator("#notice").inner_text())
     assert page.locator("#gpus .gpus > li").count() == 2, "what was known stays"
     daemon.start()
     page.get_by_text("cannot reach the daemon").wait_for(state="detached")
