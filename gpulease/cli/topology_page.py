@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import combinations
+
 from gpulease.cli.light_connection import light_client
 from gpulease.cli.render import print_stdout, show_page, stdout_screen
 from gpulease.cli.tables import Block, Column, Page, Table, line
@@ -65,7 +67,8 @@ def page(view: TopologyView, width: int | None) -> Page:
     blocks: list[Block] = []
     for first in range(0, len(view.gpus), each):
         blocks += _matrix(view.gpus, view.gpus[first : first + each], words, cell), line("")
-    return [*blocks, *_sockets(view.gpus), *_legend(set(words.values()))]
+    pairs = ((one.uuid, other.uuid) for one, other in combinations(view.gpus, 2))
+    return [*blocks, *_sockets(view.gpus), *_legend({words.get(each, UNKNOWN) for each in pairs})]
 
 
 def _matrix(
