@@ -212,6 +212,7 @@ class Pages:
             now=now,
             most=_MOST_ROWS,
             links=_MOST_LINKS,
+            refresh=_REFRESH_S,
         )
 
     async def _memory_of(self, job: int) -> JobMemoryView | None:

@@ -126,7 +126,11 @@ function point(chart, place) {
     return edges && `${path.textContent} ${written(((edges[1] - edges[0]) / 160) * top, unit)}`;
   });
   const at = clock(new Date(1000 * (+from + place * (to - from))));
-  const text = `${at}: ${said.filter(Boolean).join(", ") || "not recorded"}`;
+  const isGap = all(".area .unknown", chart).some(({ x, width }) => {
+    const after = 100 * place - x.baseVal.valueInSpecifiedUnits;
+    return after >= 0 && after < width.baseVal.valueInSpecifiedUnits;
+  });
+  const text = `${at}: ${isGap ? "not recorded" : said.filter(Boolean).join(", ")}`;
   const caption = chart.querySelector("figcaption");
   const output = caption.querySelector("output") || caption.appendChild(document.createElement("output"));
   output.textContent = text;
