@@ -11,7 +11,7 @@ PIP    := $(BIN)/pip --disable-pip-version-check --quiet
 TENSORFLOW := $(shell test -e /proc/driver/nvidia/version && echo tensorflow || echo cpu-tensorflow)
 
 .DEFAULT_GOAL := help
-.PHONY: help docs-site demo demo-tensorflow test test-slow test-frameworks test-system test-slurm test-gpu test-sqlite fuzz unit lint types contracts fmt docs docs-picture docs-check torture torture-slurm chaos bench bench-scheduling size defects check wheel release deb lock clean
+.PHONY: help docs-site demo demo-tensorflow test test-slow test-frameworks test-system test-vm test-slurm test-gpu test-sqlite fuzz unit lint types contracts fmt docs docs-picture docs-check torture torture-slurm chaos bench bench-scheduling size defects check wheel release deb lock clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -72,6 +72,9 @@ docs-check: $(VENV)/.dev
 
 test-system: $(VENV)/.dev  ## test service and package on a booted Debian (root; RELEASE=13; 12 without)
 	GPULEASE_TEST_SYSTEMD=1 GPULEASE_TEST_DEBIAN=$(or $(RELEASE),12) $(BIN)/python -m pytest tests/system --quiet --numprocesses 0
+
+test-vm: $(VENV)/.dev  ## test RAM and cores of jobs in a virtual machine (root; minutes with KVM, an hour without)
+	GPULEASE_TEST_VM=1 $(BIN)/python -m pytest tests/vm --quiet --numprocesses 0 -rP
 
 test-slurm: $(VENV)/.dev  ## test under this machine's Slurm and under 24.11 (root; fetches a Debian first)
 	$(BIN)/python -m pytest tests/slurm $(PYTEST)

@@ -74,15 +74,11 @@ class Gpulease:
             self.wait_until(int(number), "ended")
 
     def configure(self, text: str) -> None:
-        file = self.machine.root / "etc/gpulease/config.toml"
-        file.parent.mkdir(exist_ok=True)
-        file.write_text(text)
+        self.machine.write("etc/gpulease/config.toml", text)
 
     def drop_in(self, text: str, unit: str = SERVICE) -> None:
         """Change the unit as `systemctl edit` does."""
-        folder = self.machine.root / "etc/systemd/system" / f"{unit}.d"
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / "override.conf").write_text(text)
+        self.machine.write(f"etc/systemd/system/{unit}.d/override.conf", text)
         self.machine.run("systemctl", "daemon-reload")
 
     def pid(self) -> int:

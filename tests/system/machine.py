@@ -11,10 +11,10 @@ import os
 import re
 import signal
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from daemon_rig import PATIENCE_S, wait_for
 
@@ -56,6 +56,7 @@ class Machine:
     folder: Path
     lower: Sequence[Path]
     """What it is a copy of, the topmost first."""
+    uids: ClassVar[Mapping[str, int]] = USERS
     name: str = field(default_factory=lambda: f"gpulease-{os.getpid()}-{next(_NUMBERS)}")
     _nspawn: subprocess.Popen[bytes] | None = None
     _init: int | None = None
@@ -140,18 +141,22 @@ class Machine:
         )  # fmt: skip
 
     def _command(self, command: Sequence[str], user: str, environment: dict[str, str]) -> list[str]:
+        enter = ("nsenter", f"--target={self._init}", "--all", "--root", "--wd")
+        return [*enter, *self._as_user(command, user, environment)]
+
+    def _as_user(self, command: Sequence[str], user: str, environment: dict[str, str]) -> list[str]:
+        """Return the command inside that starts `command`, at home and with this environment."""
         home = "/root" if user == "root" else f"/home/{user}"
         variables = {"PATH": _PATH, "HOME": home, "USER": user, "LC_ALL": "C.UTF-8", **environment}
         become = []
         if user != "root":
             become = [
                 "setpriv",
-                f"--reuid={USERS[user]}",
-                f"--regid={USERS[user]}",
+                f"--reuid={self.uids[user]}",
+                f"--regid={self.uids[user]}",
                 "--init-groups",
             ]
         return [
-            *("nsenter", f"--target={self._init}", "--all", "--root", "--wd"),
             *(
                 "env",
                 "-i",
@@ -160,6 +165,12 @@ class Machine:
             ),
             *("timeout", "--kill-after=1", "300", *become, *command),
         ]
+
+    def write(self, path: str, text: str) -> None:
+        """Write a file, below `/`, and make its directory."""
+        file = self.root / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
 
     # What a test asks about.
 
