@@ -281,7 +281,7 @@ class RunOptions:
         edits="RAM of the job: 32G; or none.", clears=("none", 0), is_of_new_jobs=True,
     )  # fmt: skip
     cpus: int | None = _resource(
-        "--cpus", metavar="N", help="CPU cores of the job.",
+        "--cpus", metavar="N", help="CPU cores (hardware threads) of the job.",
         fields=("claim.cpus",), python="cpus", holds=True, is_of_new_jobs=True,
         edits="CPU cores of the job; 0: none.",
     )  # fmt: skip
@@ -404,7 +404,7 @@ class RunOptions:
     )  # fmt: skip
     notify: Sequence[str] = _job(
         "--notify", metavar="EVENTS", default=(),
-        help="Notify you: start, end, fail, oom, over-lease, idle, time-left, all; none.",
+        help="Notify you: start, end, fail, oom, over-lease, idle, time-left; digest.",
         fields=("notify",), reads=listed_events, holds=True, is_of_new_jobs=True,
     )  # fmt: skip
     """Events, also several with commas: "end,oom"."""
@@ -417,7 +417,7 @@ class RunOptions:
         default=False, is_of_new_jobs=True,
     )  # fmt: skip
     desktop: Literal["off", "osc9", "osc777"] = _job(
-        "--desktop", help="How this terminal is told of the start after a wait, and the end.",
+        "--desktop", help="Have the terminal show a message at start and end, by this sequence.",
         default="off", is_of_new_jobs=True,
     )  # fmt: skip
     quiet: bool = _job(

@@ -108,8 +108,12 @@ def parse_address(text: str) -> str:
     """
     from urllib.parse import urlsplit  # commands import this file, and have no use for it
 
-    found = urlsplit(text)
-    if found.scheme not in ("http", "https") or not found.netloc or found.query or found.fragment:
+    try:
+        found = urlsplit(text)
+        is_page = found.scheme in ("http", "https") and bool(found.hostname) and found.port != 0
+    except ValueError:
+        is_page = False
+    if not is_page or found.query or found.fragment or not text.isprintable() or " " in text:
         raise BadValue(
             f"{text[:_SHOWN_LENGTH]!r} is no address of a page",
             "https://gpu01.example.org/gpulease",

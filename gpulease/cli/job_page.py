@@ -44,7 +44,7 @@ from gpulease.drawing.words import (
     until,
 )
 from gpulease.units import format_span
-from gpulease.wire.text import ordinal, spoken, with_host
+from gpulease.wire.text import ordinal, spoken
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -130,12 +130,12 @@ def fields(
     yield "user", clean(job.user)
     yield "command", clean(job.command)
     yield "script", script_change(job)
-    yield "asks", limited(with_host(requested(job), job.claim), job.claim.time_limit)
+    yield "asks", limited(requested(job), job.claim.time_limit)
     yield "size", clean(job.sized) if job.sized else None
     yield "used", needed(job)
     yield "util", utilization(job)
     yield "ram", _ram(job)
-    yield "cores", clean(job.cores) if job.cores else None
+    yield "on CPUs", clean(job.cores) if job.cores else None
     yield "cpu time", cpu_time(job)
     yield "first use", first_use(job)
     yield "steps", steps(job)

@@ -31,7 +31,7 @@ from gpulease.drawing.words import (
 from gpulease.errors import EXIT_GAVE_UP, BadValue, GpuleaseError
 from gpulease.light_json import indent
 from gpulease.units import format_span
-from gpulease.wire.text import claimed, has_failed, ordinal, with_host
+from gpulease.wire.text import claimed, has_failed, ordinal
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -149,7 +149,7 @@ def _fields_of_array(array: Array, now: datetime) -> Iterator[tuple[str, str]]:
 
 def _range_of_requests(elements: Sequence[JobView]) -> str:
     """Write what the elements ask for: 4G, or 4G to 6G after an edit of some."""
-    sizes = {with_host(requested(job), job.claim): job.claim for job in elements}
+    sizes = {requested(job): job.claim for job in elements}
 
     def amount(text: str) -> tuple[int, float]:
         return sizes[text].gpus, sizes[text].memory or sizes[text].share or 0
@@ -240,6 +240,6 @@ def _fields_of_dry_run(view: ExplainView, now: datetime) -> Iterator[tuple[str, 
     yield "starts", probable_start(view, now)
     for each in view.suggestions:
         yield "starts now", job_page.suggestion_text(each)
-    yield "asks", with_host(claimed(view.claim), view.claim)
+    yield "asks", claimed(view.claim)
     yield "size", clean(view.sized) if view.sized else None
     yield "runs for", f"{format_span(timedelta(seconds=view.runs_for))} (a prediction)"

@@ -75,7 +75,10 @@ class Outbox:
         `digest`: those of a digest, or all others.
         """
         new = _new(uid, now, digest=digest)
-        first = select(NotificationRow.title).where(*new).order_by(NotificationRow.id).limit(most)
+        # What did not succeed comes first; an array says how many of its elements did.
+        is_good = NotificationRow.title.like("job % succeeded")
+        order = (is_good, NotificationRow.id) if digest else (NotificationRow.id,)
+        first = select(NotificationRow.title).where(*new).order_by(*order).limit(most)
         with self._store.write_connection() as connection:
             titles = connection.scalars(first).all()
             return titles, connection.scalar(select(func.count()).where(*new)) or 0
@@ -89,9 +92,14 @@ class Outbox:
             connection.exec_driver_sql(statements.ADD_MESSAGE, values)
 
     def settle(
-        self, sent: Notification, next_at: datetime | None, error: str | None, failure: Event | None
+        self,
+        sent: Notification,
+        attempts: int,
+        next_at: datetime | None,
+        error: str | None,
+        failure: Event | None,
     ) -> None:
-        """Store the result of an attempt; `next_at` is that of the next one, or None.
+        """Store the result after so many attempts; `next_at` is that of the next one, or None.
 
         `failure` is added to the history of the job, unless that was deleted.
         """
@@ -101,7 +109,7 @@ class Outbox:
                 if tx.job(job) is not None:
                     tx.note(job, failure)
         this = update(NotificationRow).where(NotificationRow.id == sent.id)
-        values = {"attempts": sent.attempts + 1, "next_at": next_at, "error": error}
+        values = {"attempts": attempts, "next_at": next_at, "error": error}
         with self._store.write_connection() as connection:
             connection.execute(this.values(values))
 

@@ -146,6 +146,8 @@ class Program:
         except GpuleaseError as error:
             return Delivery(one_line(error.message), is_final=True)
         if results and (until := results[0].quiet_until) is not None:
+            # It was no attempt, and the next one needs the directory.
+            await asyncio.to_thread(shutil.rmtree, directories[-1], True)
             return Delivery("quiet hours", quiet_until=until)
         failed = [each for each in results if each.error is not None]
         errors = [f"{each.name}: {each.error}" if each.name else str(each.error) for each in failed]
@@ -419,7 +421,10 @@ class Sending:
             self._failures.say(sent.message.uid, f"{about}{text}", why=error)
         elif error is not None:
             next_at = self._clock.now() + self._pauses[sent.attempts]
-        await self._until_written(lambda: self._outbox.settle(sent, next_at, error, failure))
+        attempts = sent.attempts + (delivery.quiet_until is None)
+        await self._until_written(
+            lambda: self._outbox.settle(sent, attempts, next_at, error, failure)
+        )
         if error is None:
             self.sent += 1
             self._failures.passed(sent.message.uid)

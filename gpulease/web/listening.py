@@ -8,7 +8,7 @@ import struct
 from collections.abc import Mapping
 from pathlib import Path
 
-from gpulease.errors import BadUsage, GpuleaseError
+from gpulease.errors import BadConfiguration, BadUsage, GpuleaseError
 from gpulease.locations import runtime_directory
 from gpulease.user_daemon import private_folder
 
@@ -121,7 +121,13 @@ def shown(listening: socket.socket) -> str:
 def _passed(variables: Mapping[str, str]) -> socket.socket | None:
     if variables.get("LISTEN_PID") != str(os.getpid()):
         return None
-    return socket.socket(fileno=_FIRST_PASSED)
+    passed = socket.socket(fileno=_FIRST_PASSED)
+    if passed.family != socket.AF_UNIX:
+        raise BadConfiguration(
+            "cannot serve your jobs on a port that systemd has opened: all users could connect",
+            "ListenStream= names a Unix socket, which SocketMode= protects",
+        )
+    return passed
 
 
 def _answers(path: Path) -> bool:

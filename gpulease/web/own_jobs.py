@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qs
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -27,6 +27,7 @@ _COMMAND_WITHIN_S = 60.0
 _MOST_COMMANDS = 4
 """Commands that run at once; each takes about 20 MiB."""
 _LARGEST_FORM = 4096
+_MOST_FORMS = 1000
 _LAST_LINES = 400
 _MOST_OUTPUT = 256 * 1024
 
@@ -99,7 +100,8 @@ class OwnJobs:
         """`socket` is that of the daemon."""
         self._pages = pages
         self._socket = socket
-        self._token = secrets.token_urlsafe()
+        self._tokens: dict[str, None] = {}
+        """Of the forms that were not sent yet, the oldest first."""
         self._running = asyncio.Semaphore(_MOST_COMMANDS)
         self._user = user_name(os.geteuid())
 
@@ -122,8 +124,9 @@ class OwnJobs:
             name = request.path_params["job"]
             if request.method != "POST":
                 return page(
-                    request, "action.html", job=job, asked=name, action=action, token=self._token
-                )
+                    request, "action.html", job=job, asked=name, action=action,
+                    token=self._new_token(), is_array=_is_array(job, name),
+                )  # fmt: skip
             span = await self._confirmed(request)
             words = action.command(name, span)
             status, output = await self._run(words)
@@ -140,7 +143,7 @@ class OwnJobs:
         name = request.path_params["job"]
         words = ["logs", "--tail", str(_LAST_LINES), name]
         _, output = await self._run(words)
-        lines = terminal_lines(output[-_MOST_OUTPUT:].rstrip())
+        lines = terminal_lines(output.rstrip())
         return page(request, "output.html", job=job, asked=name, lines=lines, most=_LAST_LINES)
 
     async def _own_job(self, request: Request) -> JobView:
@@ -156,7 +159,20 @@ class OwnJobs:
                 f"cannot do this with job {request.path_params['job']}: it is not one of your jobs",
                 "admins act on jobs of others with the command",
             )
+        is_cancelled = request.url.path.endswith("/cancel")
+        if _is_array(job, request.path_params["job"]) and not is_cancelled:
+            raise NotAllowed(
+                f"cannot do this with array {job.id} as a whole",
+                "its elements have pages of their own",
+            )
         return job
+
+    def _new_token(self) -> str:
+        if len(self._tokens) >= _MOST_FORMS:
+            del self._tokens[next(iter(self._tokens))]
+        token = secrets.token_urlsafe()
+        self._tokens[token] = None
+        return token
 
     async def _confirmed(self, request: Request) -> str:
         """Check that the user has sent the form of this page, and return what they typed.
@@ -166,22 +182,22 @@ class OwnJobs:
             BadUsage: it is no form of this page.
         """
         origin, host = request.headers.get("origin", ""), request.headers.get("host", "")
-        if not host or urlsplit(origin).netloc != host:
+        if not host or origin not in (f"http://{host}", f"https://{host}"):
             raise NotAllowed("cannot do this: the request does not come from this page")
         length = request.headers.get("content-length", "")
         if not length.isdecimal() or int(length) > _LARGEST_FORM:
             raise BadUsage("cannot do this: the form is too large")
         fields = parse_qs((await request.body()).decode(errors="replace"))
-        token = fields.get("token", [""])[0]
-        if not secrets.compare_digest(token.encode(), self._token.encode()):
+        # Each form counts once: a second click, or a reload, must not act again.
+        if self._tokens.pop(fields.get("token", [""])[0], False) is False:
             raise NotAllowed(
-                "cannot do this: the form is older than this gpulease web",
-                "go back, reload the page, and confirm again",
+                "cannot do this: the form was sent already, or is not of this gpulease web",
+                "the job's page shows what has become of it; open the form again to repeat it",
             )
-        return fields.get("span", [""])[0]
+        return fields.get("span", [""])[0].replace("\0", "")
 
     async def _run(self, words: Sequence[str]) -> tuple[int, str]:
-        """Run the command, and return its exit status and what it printed."""
+        """Run the command, and return its exit status and the end of what it printed."""
         line = [words[0], "--socket", str(self._socket), *words[1:]]
         async with self._running:
             process = await asyncio.create_subprocess_exec(
@@ -191,7 +207,11 @@ class OwnJobs:
             )  # fmt: skip
             try:
                 async with asyncio.timeout(_COMMAND_WITHIN_S):
-                    printed, _ = await process.communicate()
+                    assert process.stdout is not None
+                    printed = b""
+                    while piece := await process.stdout.read(_MOST_OUTPUT):
+                        printed = (printed + piece)[-_MOST_OUTPUT:]
+                    await process.wait()
             except TimeoutError:
                 raise GpuleaseError(
                     f"cannot say whether this worked: gpulease {words[0]} takes longer than "
@@ -204,3 +224,8 @@ class OwnJobs:
                     await process.wait()
         assert process.returncode is not None
         return process.returncode, printed.decode(errors="replace")
+
+
+def _is_array(job: JobView, asked: str) -> bool:
+    """Tell whether an address names an array, which has the number of its first element."""
+    return job.queue is not None and job.queue.array == job.id and "_" not in asked

@@ -209,6 +209,7 @@ class Pages:
             request,
             "array.html",
             array=array_of(jobs, now),
+            actions=any(self.actions_on(job) for job in jobs) if self.actions_on else False,
             now=now,
             most=_MOST_ROWS,
             links=_MOST_LINKS,

@@ -132,7 +132,7 @@ def terminal_lines(output: str) -> list[str]:
     import re  # for few verbs
 
     # Sequences for a terminal (ECMA-48): colours, movements of the cursor, titles of windows.
-    escapes = r"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|.)?"
+    escapes = r"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|\][^\x07\x1b\n]*(?:\x07|\x1b\\)?|.)?"
     plain = re.sub(escapes, "", output).expandtabs()
     lines = [line.rstrip().rpartition("\r")[2] for line in plain.split("\n")]
     return ["".join(char if char.isprintable() else " " for char in line) for line in lines]
@@ -170,7 +170,7 @@ def ordinal(number: int) -> str:
 
 
 def claimed(claim: ClaimView) -> str:
-    """Write a claim: 4G, 4G..10G, 2 x 40%, 4G exclusive, 4G on GPU 1, 4G on A100."""
+    """Write a claim: 4G, 4G..10G, 2 x 40%, 4G exclusive, 4G on GPU 1; 4G, ram 32G, cpus 8."""
     amount = _size_or_share(claim.memory, claim.share)
     if claim.memory_bound is not None or claim.share_bound is not None:
         amount += f"..{_size_or_share(claim.memory_bound, claim.share_bound)}"
@@ -182,11 +182,7 @@ def claimed(claim: ClaimView) -> str:
     which += ["one model" if claim.same_model else None]
     which += ["linked GPUs" if claim.linked else None]
     wanted = ", ".join(each for each in which if each)
-    return f"{times} on {wanted}" if wanted else times
-
-
-def with_host(asked: str, claim: ClaimView) -> str:
-    """Write what a job asks for with its RAM and cores: 4G, ram 32G, cpus 8."""
+    asked = f"{times} on {wanted}" if wanted else times
     ram = "" if claim.ram is None else f", ram {format_size(claim.ram)}"
     return f"{asked}{ram}" + ("" if claim.cpus is None else f", cpus {claim.cpus}")
 

@@ -187,6 +187,27 @@ def test_forms_of_other_sites_do_nothing(
     assert daemon.client.job(number).state == "active"
 
 
+def test_a_form_acts_once(daemon: Daemon, own: Own) -> None:
+    number = daemon.submit("--mem", "1G", "--time", "1h", "sleep", "600")
+    daemon.wait_until(number, "active")
+    path = f"/jobs/{number}/extend"
+    token = own.token(path)
+    assert own.ask(path, {"token": token, "span": "1h"}).status == 200
+    after = daemon.client.job(number).expires_at
+    assert own.ask(path, {"token": token, "span": "1h"}).status == 403
+    assert daemon.client.job(number).expires_at == after
+
+
+def test_an_array_is_cancelled_as_a_whole_and_says_so(daemon: Daemon, own: Own) -> None:
+    number = daemon.submit("--mem", "1G", "--array", "0-3", "--", "sleep", "600")
+    assert f'jobs/{number}/cancel"' in own.ask(f"/jobs/{number}").text
+    assert "all its elements" in own.ask(f"/jobs/{number}/cancel").text
+    assert own.ask(f"/jobs/{number}/output").status == 403
+    reply = own.confirm(f"/jobs/{number}/cancel")
+    assert reply.status == 200, reply.text
+    wait_for("all have ended", lambda: all(job["state"] == "ended" for job in daemon.jobs()))
+
+
 def test_a_form_without_the_token_does_nothing(daemon: Daemon, own: Own) -> None:
     number = daemon.submit("--mem", "1G", "sleep", "600")
     daemon.wait_until(number, "active")
