@@ -19,8 +19,10 @@ _TEXT = """\
 
   arrows, PgUp, PgDn   select a row          Enter   open a job
   Tab, left, right     jobs or queue         Esc     back; show all rows again
-  1 to 9               sort: usual, job, user, name, gpu, memory, util, ran, time;
-                       the key again, or r, reverses; s, S next, previous
+  1 to 9               sort as usual, by job, user, name, gpu, memory,
+                       util, ran, time; the key again, or r, reverses
+  s, S                 sort by the next, or the previous column
+  --mouse              a click selects, a second one opens, the wheel scrolls
   /                    filter: text, user=NAME, gpu=N
   u, g, m              filter by user, by GPU, or show only yours
   Space                look at once          q       quit
