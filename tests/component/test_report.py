@@ -273,8 +273,8 @@ def test_each_user_gets_a_message_about_the_week_on_the_day_for_it(store: SqlSto
         store, UsageTotals(store).totals, clock, asyncio.to_thread, lambda: settings
     )
     asyncio.run(reports.daily())
-    assert Outbox(store).new_of(uid, 9)[0] == []
+    assert Outbox(store).new_of(uid, datetime.now(UTC), 9, digest=False)[0] == []
     settings["weekly_report"] = NOON.astimezone().strftime("%a").lower()
     asyncio.run(reports.daily())
-    (title,) = Outbox(store).new_of(uid, 9)[0]
+    (title,) = Outbox(store).new_of(uid, datetime.now(UTC), 9, digest=False)[0]
     assert title.startswith("your jobs left 3 of 4 GiB-hours")
