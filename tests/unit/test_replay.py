@@ -41,6 +41,7 @@ POLICIES = [QUICK, *(replace(QUICK, name=name) for name in (PolicyName.EASY, Pol
 
 @st.composite
 def traces(draw: st.DrawFn) -> list[TraceJob]:
+    utilizations = draw(st.sampled_from([[None], [None, 0.3, 0.9]]))
     submitted = sorted(draw(st.lists(st.integers(0, 40), min_size=1, max_size=30)))
     return [
         TraceJob(
@@ -51,7 +52,7 @@ def traces(draw: st.DrawFn) -> list[TraceJob]:
             memory=draw(st.integers(1, 8)) * G,
             user=draw(st.sampled_from(["alice", "bob", "carol"])),
             time_limit_s=draw(st.sampled_from([None, HOUR, 8 * HOUR, 30 * HOUR])),
-            utilization=draw(st.sampled_from([None, 0.3, 0.9])),
+            utilization=draw(st.sampled_from(utilizations)),
         )
         for number, quarters in enumerate(submitted, 1)
     ]
@@ -63,17 +64,32 @@ class Watch:
 
     promises: dict[int, float] = field(default_factory=dict)
     """Until when each job starts that had a hard reservation, in seconds of the trace."""
+    busy: dict[object, float | None] = field(default_factory=dict)
+    """What was known then of how busy GPUs are, and of how busy jobs will make them."""
 
     def __call__(self, moment: Moment) -> None:
         for gpu in moment.plan.gpus:
             assert gpu.committed <= (gpu.allocatable or 0)
         assert len(moment.plan.reservations) <= 1, "no job of a trace asks for particular GPUs"
+        busy = self._known(moment)
+        if any(busy.get(each, value) != value for each, value in self.busy.items()):
+            # Jobs turned out to be busier than predicted, and may share fewer GPUs.
+            self.promises.clear()
+        self.busy = busy
         for kept in moment.plan.reservations:
             if not kept.hard:
                 continue
             at_s = moment.at_s + kept.at_s - moment.snapshot.at.timestamp()
             assert at_s <= self.promises.get(kept.job, at_s) + 1e-3, "a start has delayed it"
             self.promises[kept.job] = at_s
+
+    def _known(self, moment: Moment) -> dict[object, float | None]:
+        snapshot, queue = moment.snapshot, moment.snapshot.queue
+        assert queue is not None
+        known: dict[object, float | None] = {
+            job.id: queue.need_of(job).utilization(snapshot.history) for job in snapshot.jobs
+        }
+        return known | {gpu.uuid: gpu.reading.utilization for gpu in moment.plan.gpus}
 
 
 def check(runs: Sequence[Run], trace: Sequence[TraceJob], watch: Watch) -> None:
