@@ -82,7 +82,7 @@ class ShimSpec:
     ram: int | None = None
     """Leased bytes of RAM; None without such a lease."""
     ram_grace_s: float | None = None
-    """How long the job may use more where no cgroup limits it; None: its owner is told alone."""
+    """How long the job may use more where no cgroup limits it; None: it only gets notices."""
 
 
 @record(frozen=True)

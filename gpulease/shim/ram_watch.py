@@ -39,7 +39,7 @@ class RamWatch:
         notify: Callable[[str], None],
         every_s: float = _EVERY_S,
     ) -> None:
-        """`grace_s` is for a job above the limit, in bytes; None: its owner is told, no more."""
+        """`limit` is in bytes. After `grace_s` above it a process is killed; None: only notices."""
         self.limit = limit
         self.peak = 0
         """The most bytes that were seen."""

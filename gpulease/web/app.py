@@ -79,7 +79,7 @@ def build(
         base: the path of the proxy that it leaves in requests.
         names: those by which browsers may know this machine; None: any.
         metrics_by_job: whether the metrics have series for each job.
-        acts: whether whoever asks is the user of this process, and may act on their jobs.
+        acts: whether this page is for the user of this process alone, who can act on jobs there.
     """
     pages = Pages(daemon, live)
     served = routes(pages, daemon, live, metrics_by_job=metrics_by_job)

@@ -178,7 +178,7 @@ class OwnJobs:
         """Check that the user has sent the form of this page, and return what they typed.
 
         Raises:
-            NotAllowed: another site has sent it, or it is older than this process.
+            NotAllowed: another site has sent it, or it was sent before or to an earlier process.
             BadUsage: it is no form of this page.
         """
         origin, host = request.headers.get("origin", ""), request.headers.get("host", "")
