@@ -131,10 +131,14 @@ def _watch(client: Client, number: int) -> Iterator[JobView]:
 
 
 class _WaitLog:
-    """Logs why the lease waits: to the logger `gpulease`, by default on stderr."""
+    """Logs why the lease waits: to the logger `gpulease`, by default on stderr.
+
+    What changes is logged every `LOG_EVERY`, but the first prediction of a start at once.
+    """
 
     def __init__(self) -> None:
         self._text = ""
+        self._has_start = self._logged_start = False
         self._logged: str | None = None
         self._logged_at = 0.0
         self._timer = threading.Timer(LOG_AFTER, self._write)
@@ -151,12 +155,16 @@ class _WaitLog:
         place = f", number {job.position} in the queue" if job.position else ""
         now = datetime.now().astimezone()
         self._text = f"job {job.id} waits{place}{why_and_when(job, now)}"
+        self._has_start = job.expected_start is not None
         changed = self._logged is not None and self._text != self._logged
-        if job.state == "queued" and changed and time.monotonic() - self._logged_at >= LOG_EVERY:
+        is_due = time.monotonic() - self._logged_at >= LOG_EVERY
+        is_first = self._has_start and not self._logged_start
+        if job.state == "queued" and changed and (is_due or is_first):
             self._write()
 
     def _write(self) -> None:
         self._logged, self._logged_at = self._text, time.monotonic()
+        self._logged_start = self._has_start
         _log.warning("gpulease: %s", self._text)
 
 
