@@ -160,8 +160,8 @@ class FakeFinder:
     def is_stopped(self, pid: int) -> bool:
         return pid in self.stopped
 
-    def count(self, job: Job) -> int | None:
-        return list(self.jobs.values()).count(job.id)
+    def pids_of(self, job: Job) -> set[int] | None:
+        return {pid for pid, of in self.jobs.items() if of == job.id}
 
     def jobs_of(self, pids: Iterable[int], jobs: Sequence[Job]) -> Mapping[int, JobId]:
         living = {job.id for job in jobs}

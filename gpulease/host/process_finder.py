@@ -261,13 +261,15 @@ class Finder:
         """Return whether a signal has stopped the process with this pid, as Ctrl-Z does."""
         return is_stopped(pid)
 
-    def count(self, job: Job) -> int | None:
-        """Return the number of processes of a job, in its scope or below its shim.
+    def pids_of(self, job: Job) -> set[int] | None:
+        """Return the processes of a job: in its scope, or below its shim or its holder.
 
-        The shim is not counted. None if the job has neither. This reads all of /proc.
+        The shim is not one of them. None if the job has none of these. This reads all of /proc.
         """
         if job.slurm is not None:
-            return len(self.slurm.of_job(job.slurm.id))
+            return {each.pid for each in self.slurm.of_job(job.slurm.id)}
+        if job.holder is not None:
+            return self._of_holder(job)
         has_shim = job.shim_pid is not None and self._has_shim(job.id)
         has_scope = self._has_scope(job.id)
         if not has_shim and not has_scope:
@@ -275,7 +277,14 @@ class Finder:
         found = cgroups.members(job.id) if has_scope else set()
         if has_shim and job.shim_pid is not None:
             found |= {each.pid for each in process_tree.descendants(job.shim_pid)}
-        return len(found - {job.shim_pid})
+        return found - {job.shim_pid}
+
+    def _of_holder(self, job: Job) -> set[int] | None:
+        """Return the holder of a lease and what is below it, without processes of other users."""
+        if (holder := self.root_of(job)) is None:
+            return None
+        below = {each.pid for each in process_tree.descendants(holder)}
+        return {pid for pid in below | {holder} if real_uid(pid) == job.owner.uid}
 
     def root_of(self, job: Job) -> int | None:
         """Return the process that those of a job are below; None: it has ended, or is unknown."""

@@ -161,22 +161,24 @@ class JobHandlers:
         return json_response(await asyncio.to_thread(explain_view, rehearsal, smallest, store))
 
     async def show(self, request: Request, job_id: int) -> Response:
-        """Show a job with its events and the number of its processes."""
+        """Show a job with its events and its processes."""
         job, context = self._job(job_id), self._context
-        count = None
+        pids = None
         if job.state in (State.ACTIVE, State.RELEASING):
-            count = await asyncio.to_thread(context.processes.count, job)
+            pids = await asyncio.to_thread(context.processes.pids_of, job)
         await context.scheduler.explainer.refresh(job.id)
         smallest = context.scheduler.policy.smallest_lease
         suggested = await context.scheduler.explainer.suggestions(job, smallest)
         caller = request.caller
         view = context.view_for(caller, job, with_events=True)
+        sees_it = context.redacted_for(caller) in (None, job.owner.user)
         invocation = None if job.state is State.ENDED else self._invocation(job)
         shows_cwd = job.has_shim and context.rights.owns(caller, job)
         return json_response(
             replace(
                 view,
-                processes=count,
+                processes=None if pids is None else len(pids),
+                pids=sorted(pids) if pids and sees_it else None,
                 cwd=to_wire(invocation.cwd) if invocation and shows_cwd else None,
                 devices=self._devices(job, invocation) if job.holds_memory else [],
                 suggestions=[SuggestionView(each.options, each.before) for each in suggested],

@@ -6,7 +6,15 @@ from datetime import datetime, timedelta
 
 from gpulease import __version__
 from gpulease.domain.calendar import Occurrence
-from gpulease.domain.gpu import ComputeMode, Fault, GpuMemory, GpuReading, GpuUuid, JobId
+from gpulease.domain.gpu import (
+    ComputeMode,
+    Fault,
+    GpuMemory,
+    GpuReading,
+    GpuUuid,
+    JobId,
+    ProcessReading,
+)
 from gpulease.domain.host_memory import DEFAULT_HOST_POLICY, HostMemory
 from gpulease.domain.job import Job
 from gpulease.domain.queue_options import QueuePause
@@ -252,6 +260,7 @@ class MachineViews:
                     serves=seen is not None and process.pid in seen.servers,
                     started_at=instant(who.started_at) if who else None,
                     container=who.container if who else None,
+                    utilization=_utilization_of(process, reading),
                 )
             )
         return views
@@ -260,6 +269,13 @@ class MachineViews:
 def pause_view(pause: QueuePause | None) -> PauseView | None:
     """Return a pause of the queue as a wire object."""
     return None if pause is None else PauseView(pause.by, pause.why, instant(pause.at) or "")
+
+
+def _utilization_of(process: ProcessReading, reading: GpuReading) -> int | None:
+    """Return the part of a GPU's utilization that a process causes, if it is known."""
+    # For a process alone on its GPU, or on an idle one, the driver is not asked.
+    is_known = not reading.utilization or len(reading.processes or ()) == 1
+    return reading.utilization if is_known else process.utilization
 
 
 def _state(gpu: GpuMemory) -> GpuState:

@@ -450,8 +450,8 @@ class ProcessFinder(Protocol):
     def is_stopped(self, pid: int) -> bool:
         """Return whether a signal, such as that of Ctrl-Z, has stopped the process."""
 
-    def count(self, job: Job) -> int | None:
-        """Return the number of a job's processes; None if unknown. Slow."""
+    def pids_of(self, job: Job) -> set[int] | None:
+        """Return the processes of a job; None if they are unknown. Slow."""
 
     def inherited(self, pids: Iterable[int]) -> frozenset[int]:
         """Return those of `pids` that belonged to another process when first listed."""

@@ -294,6 +294,8 @@ class JobView:
     """The main process, or the holder of the lease, is stopped, as by Ctrl-Z; the lease stays."""
     processes: int | None = None
     """The number of its processes; null in lists."""
+    pids: list[int] | None = None
+    """These processes, for those who may see what the job runs; null in lists."""
     nvlinks: int | None = None
     """The NVLinks between those two of its GPUs that have the fewest; null of one GPU, and where
     none of its GPUs has any."""

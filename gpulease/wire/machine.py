@@ -46,6 +46,8 @@ class ProcessView:
     started_at: str | None = None
     container: str | None = None
     """The first digits of the id of its container."""
+    utilization: int | None = None
+    """Percent of the GPU; null if unknown, and from an older daemon."""
 
 
 @dataclass(slots=True)

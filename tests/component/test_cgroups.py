@@ -118,10 +118,10 @@ def test_a_job_has_as_many_processes_as_its_scope_also_when_its_shim_is_dead(
 ) -> None:
     number, path = scope
     shim = sleeper(sleepers, path)
-    sleeper(sleepers, path)
-    assert finder(number).count(job(number, shim_pid=shim)) == 1
+    other = sleeper(sleepers, path)
+    assert finder(number).pids_of(job(number, shim_pid=shim)) == {other}
     gone = Finder(ProcessTable(), "here", lambda _: False, lambda _: True)
-    assert gone.count(job(number, shim_pid=None)) == 2
+    assert gone.pids_of(job(number, shim_pid=None)) == {shim, other}
 
 
 def test_what_a_dead_shim_leaves_in_the_scope_is_ended_whatever_it_has_dropped(
