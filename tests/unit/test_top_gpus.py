@@ -49,12 +49,12 @@ def gpu(unmanaged: int = 0, **changed: Any) -> GpuView:
         (8, 200, 50, Layout(2, 99, has_panels=True)),
         (1, 80, 24, Layout(1, 80, has_panels=True)),
         (4, 80, 24, Layout(1, 80, has_panels=True)),
-        (64, 80, 24, Layout(3, 25, has_panels=False)),
-        (8, 50, 12, Layout(2, 24, has_panels=False)),
+        (64, 80, 24, Layout(6, 11, has_panels=False)),
+        (8, 50, 12, Layout(4, 11, has_panels=False)),
         (2, 20, 5, Layout(1, 20, has_panels=False)),
     ],
 )
-def test_gpus_take_at_most_half_of_the_screen(
+def test_gpus_take_at_most_half_of_the_screen_and_less_of_a_small_one(
     count: int, width: int, height: int, expected: Layout
 ) -> None:
     assert layout(count, width, height) == expected

@@ -40,8 +40,10 @@ _TREND = 12
 _LEAST_NOTE = 22
 _USED, _LEASED = GLYPHS["used"][0], GLYPHS["leased"][0]
 _RULE = "─"
-_NARROW_WIDTH = 22
+_NARROW_WIDTH, _NARROWEST_WIDTH = 22, 11
 """Of a GPU with nothing but a bar and what is free, where rows would leave no room for jobs."""
+SMALL = 16
+"""Below this height of the screen the listing has most of it."""
 
 
 STEP_S = 10
@@ -146,20 +148,25 @@ class Layout:
 
 
 def layout(count: int, width: int, height: int) -> Layout:
-    """Arrange GPUs in at most half of a screen of that size, where possible.
+    """Arrange GPUs in the lines that a screen of that size has for them, where possible.
 
     Panels if they fit, in as many columns as needed; else one row for each GPU, in columns; else
     narrow ones.
     """
-    for least in (_PANEL_WIDTH, _ROW_WIDTH, _NARROW_WIDTH):
+    for least in (_PANEL_WIDTH, _ROW_WIDTH, _NARROW_WIDTH, _NARROWEST_WIDTH):
         has_panels = least == _PANEL_WIDTH
         most = max(1, (width + _GAP) // (least + _GAP))
         fewest = min(count, width // _BEST_PANEL_WIDTH) if has_panels else 1
         for columns in range(max(1, fewest), most + 1):
             found = Layout(columns, (width - _GAP * (columns - 1)) // columns, has_panels)
-            if found.height(count) <= height // 2 or (columns == most and least == _NARROW_WIDTH):
+            if found.height(count) <= most_lines(height):
                 return found
-    raise AssertionError("the last layout is always taken")
+    return found
+
+
+def most_lines(height: int) -> int:
+    """Return how many lines of a screen GPUs take: at most half of it, of a small one a fifth."""
+    return max(2, height // (5 if height < SMALL else 2))
 
 
 def gpu_lines(
@@ -254,10 +261,11 @@ def _with_name(user: str, cells: int, mark: str, style: str) -> list[Span]:
 def _row(shown: Shown, width: int, now: float) -> list[Line]:
     """Draw a GPU in one line."""
     gpu = shown.gpu
-    title: Span = (f"{index_of(gpu):>3} ", "title")
+    title: Span = (f"{index_of(gpu):>{1 if width < _NARROW_WIDTH else 3}} ", "title")
     if width < _ROW_WIDTH:
         free: Span = (f" {_free(shown):>5}", shown.style or _free_style(shown))
-        return [fitted((title, *bar(shown, width - 10), free), width)]
+        space = max(1, width - width_of((title, free)))
+        return [fitted((title, *bar(shown, space), free), width)]
     figures: list[Span] = [(f" {_free(shown):>6} free", _free_style(shown))]
     if width >= _ROW_WIDTH + 8:
         figures.insert(0, (f" {amount(gpu.memory.used):>6} used", ""))

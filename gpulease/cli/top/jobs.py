@@ -9,13 +9,11 @@ from textual.binding import Binding, BindingType
 from textual.events import Click, Resize
 from textual.message import Message
 
-from gpulease.cli.top.lines import Line, Lines, Terminal, fitted, plain
+from gpulease.cli.top.lines import Line, Lines, Terminal, beside, fitted, plain
 from gpulease.cli.top.rows import Listing
 from gpulease.cli.top.sections import Item, Section, Sort, count_of, key_of
 from gpulease.drawing.words import clean
 
-_HEAD = 2
-"""Lines above the rows of a section: its title, and the titles of its columns."""
 _WHEEL = 3
 """Rows for each step of the wheel."""
 
@@ -79,6 +77,13 @@ class Jobs(Lines, can_focus=True):
         self._labels: Mapping[str, str] = {}
         self._order = Sort()
         self._now: datetime | None = None
+        self.is_small = False
+        """Whether a section has its title and those of its columns in one line."""
+
+    @property
+    def _head(self) -> int:
+        """Lines above the rows of a section: its title, and the titles of its columns."""
+        return 1 if self.is_small else 2
 
     @property
     def selected(self) -> Item | None:
@@ -91,7 +96,7 @@ class Jobs(Lines, can_focus=True):
         """Show these sections; the selected row stays selected, wherever it is now."""
         before = None if self.selected is None else key_of(self.selected)
         self._sections, self._labels, self._order, self._now = sections, labels, order, now
-        self._rows = [row for section in sections for row in _rows(section)]
+        self._rows = [row for section in sections for row in _rows(section, self._head)]
         self._items = [place for place, row in enumerate(self._rows) if row.item is not None]
         keys = [key_of(item) for place in self._items if (item := self._rows[place].item)]
         if before in keys:
@@ -112,7 +117,7 @@ class Jobs(Lines, can_focus=True):
 
     def action_page(self, by: int) -> None:
         """Select a row a screen further."""
-        self.action_move(by * max(1, self.size.height - _HEAD - 1))
+        self.action_move(by * max(1, self.size.height - self._head - 1))
 
     def action_open(self) -> None:
         """Open the selected row."""
@@ -123,7 +128,7 @@ class Jobs(Lines, can_focus=True):
         """Select the row under the mouse; open it at the second click."""
         rows = self._rows[self._offset :]
         row = rows[event.y] if event.y < len(rows) else None
-        is_covered = self._offset and event.y < _HEAD
+        is_covered = self._offset and event.y < self._head
         if row is None or row.item is None or is_covered:
             return
         if self.has_focus and event.chain > 1:
@@ -159,7 +164,7 @@ class Jobs(Lines, can_focus=True):
         place = self._items[self._selected] if self._items else 0
         height = max(1, self.size.height)
         # The row below the sticky head is the first that can be seen, but for the first section.
-        first = place - _HEAD if self._selected else 0
+        first = place - self._head if self._selected else 0
         self._offset = min(self._offset, max(0, first))
         self._offset = max(self._offset, place - height + 1)
         self._offset = max(0, min(self._offset, len(self._rows) - height))
@@ -170,7 +175,8 @@ class Jobs(Lines, can_focus=True):
             return
         shown = self._rows[self._offset : self._offset + self.size.height]
         if self._offset and shown:
-            shown[:_HEAD] = list(_head(shown[min(_HEAD, len(shown)) - 1].section))[: len(shown)]
+            section = shown[min(self._head, len(shown)) - 1].section
+            shown[: self._head] = _rows(section, self._head)[: min(self._head, len(shown))]
         width, now = self.size.width, self._now
         listings = {
             section.kind: Listing(section, width, self._labels, now)
@@ -199,7 +205,8 @@ class Jobs(Lines, can_focus=True):
 
     def _line(self, row: _Row, listing: Listing, selected: Item | None) -> Line:
         if row.is_title:
-            return self._title(row.section)
+            title = self._title(row.section)
+            return beside(title, listing.heading(self._order)) if self.is_small else title
         if row.item is None:
             return listing.heading(self._order)
         drawn = listing.line(row.item)
@@ -208,15 +215,11 @@ class Jobs(Lines, can_focus=True):
         return drawn
 
 
-def _head(section: Section) -> tuple[_Row, _Row]:
-    return _Row(section, None, is_title=True), _Row(section, None)
-
-
-def _rows(section: Section) -> list[_Row]:
-    head = _head(section)[: _HEAD if section.items else 1]
-    return [*head, *(_Row(section, item) for item in section.items)]
+def _rows(section: Section, head: int) -> list[_Row]:
+    above = (_Row(section, None, is_title=True), _Row(section, None))
+    return [*above[: head if section.items else 1], *(_Row(section, it) for it in section.items)]
 
 
 def lines_of(sections: Iterable[Section]) -> int:
     """Return the lines that sections take in full."""
-    return sum(len(_rows(section)) for section in sections)
+    return sum(len(_rows(section, 2)) for section in sections)

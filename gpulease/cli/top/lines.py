@@ -74,6 +74,14 @@ def apart(left: Line, right: Line, width: int) -> Line:
     return (*left, (" " * space, ""), *right) if space >= _GAP else fitted(left, width)
 
 
+def beside(left: Line, below: Line) -> Line:
+    """Return a line over the beginning of another one, of which only whole words are left."""
+    end, text = width_of(left) + _GAP, plain(below)
+    while end < len(text) and text[end - 1] != " ":
+        end += 1
+    return (*left, (" " * (end - width_of(left)) + text[end:], "heading"))
+
+
 @dataclass(frozen=True)
 class Column:
     """A column of a listing."""

@@ -12,9 +12,11 @@ from textual.events import Resize
 from gpulease.cli.chart import on_average
 from gpulease.cli.status_tables import counts
 from gpulease.cli.top.gpus import (
+    SMALL,
     Trends,
     gpu_lines,
     layout,
+    most_lines,
     shown_gpus,
 )
 from gpulease.cli.top.host import Host
@@ -39,8 +41,6 @@ from gpulease.wire.text import model
 
 _WIDE = 160
 """From this width on, the queue is beside the jobs."""
-_LEAST = 8
-"""Lines in which both have rows, below each other."""
 _CLOCK = 8
 
 
@@ -55,7 +55,10 @@ class MachineScreen(TopScreen):
     .beside {{ layout: horizontal; }}
     .beside #queue {{ margin-left: 2; }}
     """
-    KEYS = "Enter open  c cancel  e extend  k keep  a attach  s sort  / find  ? help  q quit"
+    KEYS = (
+        "Enter open  c cancel  e extend  k keep  a attach  s sort  / find  ? help  q quit  "
+        "p processes"
+    )
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("s", "sort(1)", show=False),
         Binding("S", "sort(-1)", show=False),
@@ -202,7 +205,7 @@ class MachineScreen(TopScreen):
         arranged = layout(len(status.gpus), self.size.width, self.size.height)
         shown = shown_gpus(status, self._trends)
         lines = gpu_lines(shown, arranged, self._now)
-        if len(lines) > (most := max(2, self.size.height // 2)):
+        if len(lines) > (most := most_lines(self.size.height)):
             hidden = sum(number % len(lines) >= most - 1 for number in range(len(shown)))
             lines = [*lines[: most - 1], ((f"    and {hidden} more GPUs", "dim"),)]
         self._set_height(self._gpus, len(lines))
@@ -212,6 +215,8 @@ class MachineScreen(TopScreen):
         queue = [section for section in found if section.kind == "queue"]
         jobs = [section for section in found if section.kind != "queue"]
         self._arrange(lines_of(jobs), lines_of(queue))
+        for each in (self._jobs, self._queue):
+            each.is_small = self.size.height < SMALL
         labels = labels_of(status.gpus)
         self._jobs.show_sections(jobs, labels, self._order, now)
         self._queue.show_sections(queue, labels, self._order, now)
@@ -219,11 +224,11 @@ class MachineScreen(TopScreen):
     def _arrange(self, jobs: int, queue: int) -> None:
         """Put the queue beside or below the jobs; each gets half of the lines if it needs them.
 
-        Without room for both, the part with the selected row is shown.
+        On a small screen, the part with the selected row is shown.
         """
         self._at_queue = self._at_queue and queue > 0
         lines = self.size.height - 2 - len(self._gpus.lines)
-        both = queue > 0 and (self._is_wide or lines >= _LEAST)
+        both = queue > 0 and (self._is_wide or self.size.height >= SMALL)
         self._listing.set_class(self._is_wide, "beside")
         self._jobs.display = both or not self._at_queue
         self._queue.display = both or self._at_queue

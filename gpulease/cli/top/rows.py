@@ -45,6 +45,8 @@ from gpulease.wire.text import leased, most_of
 _LONGEST_NAME = 40
 _WIDE = 96
 """From this width on, jobs have their utilization and run time beside a name of some length."""
+_NARROW = 60
+"""From this width on, there is room for the states of jobs while none has one."""
 
 
 class Listing:
@@ -57,8 +59,7 @@ class Listing:
         self._labels = labels
         self._now = now
         items = section.items
-        is_wide = width >= _WIDE
-        self._columns = _columns(section.kind, _Widest.of(items, now), is_wide=is_wide)
+        self._columns = _columns(section.kind, _Widest.of(items, now), width)
         self._widths = widths(self._columns, width)
 
     def heading(self, order: Sort) -> Line:
@@ -174,9 +175,10 @@ class _Widest:
         )
 
 
-def _columns(kind: Kind, widest: _Widest, *, is_wide: bool) -> tuple[Column, ...]:
+def _columns(kind: Kind, widest: _Widest, width: int) -> tuple[Column, ...]:
     number = Column("job" if kind == "queue" else "JOB", min(16, max(5, widest.ids)), right=True)
     user = Column("user", min(12, max(5, widest.users)), leaves=1)
+    is_wide = width >= _WIDE
     name = Column("name", 10, grows=1, most=_LONGEST_NAME, keeps_end=True)
     match kind:
         case "jobs":
@@ -190,7 +192,7 @@ def _columns(kind: Kind, widest: _Widest, *, is_wide: bool) -> tuple[Column, ...
                 Column("util", 5 if is_wide else 0, right=True),
                 Column("ran", 7 if is_wide else 0, right=True),
                 Column("left", 7, right=True, leaves=2),
-                Column("", min(24, max(6, widest.states))),
+                Column("", min(24, max(6 if width >= _NARROW else 0, widest.states))),
             )
         case "strangers":
             return (
