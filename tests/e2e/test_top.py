@@ -1,68 +1,16 @@
 """`gpulease top` against a real daemon: its keys and actions, through Textual's own pilot."""
 
-import asyncio
 import signal
 import sys
 import threading
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
-from textual.pilot import Pilot
-from textual.widgets import Static
+from top_rig import User, started, use
 
-from daemon_rig import PATIENCE_S, Daemon, wait_for
-from gpulease.cli.top.app import TopApp
-from gpulease.cli.top.lines import Lines, Terminal
+from daemon_rig import Daemon, wait_for
 
-EVERY_S = 0.3
 CHATTY = "import time\nfor n in range(10**6): print('line', n, flush=True); time.sleep(0.05)"
-
-Script = Callable[["User"], Awaitable[None]]
-
-
-class User:
-    """Someone who presses keys, and waits for what is shown then."""
-
-    def __init__(self, app: TopApp, pilot: Pilot[None]) -> None:
-        self.app = app
-        self.pilot = pilot
-
-    @property
-    def screen(self) -> str:
-        shown = []
-        for widget in self.app.screen.query():
-            if isinstance(widget, Lines) and widget.display:
-                shown += widget.lines
-            elif isinstance(widget, Static):
-                shown.append(str(widget.render()))
-        return "\n".join(shown)
-
-    async def press(self, *keys: str) -> None:
-        await self.pilot.press(*keys)
-
-    async def type(self, text: str) -> None:
-        names = {" ": "space", "+": "plus", "=": "equals_sign", "-": "minus"}
-        await self.pilot.press(*(names.get(char, char) for char in text))
-
-    async def until(self, *texts: str, gone: str = "\0") -> None:
-        """Wait until all texts are shown, and `gone` is not."""
-        deadline = asyncio.get_running_loop().time() + PATIENCE_S
-        while not all(text in self.screen for text in texts) or gone in self.screen:
-            assert asyncio.get_running_loop().time() < deadline, f"{texts}\n{self.screen}"
-            await self.pilot.pause(0.05)
-
-
-def use(daemon: Daemon, script: Script, size: tuple[int, int] = (80, 24)) -> TopApp:
-    """Run the view with a user."""
-    app = TopApp(daemon.client, EVERY_S, Terminal(colour=True, utf8=True))
-
-    async def run() -> None:
-        async with app.run_test(size=size) as pilot:
-            await script(User(app, pilot))
-
-    asyncio.run(run())
-    assert app.bug is None
-    return app
 
 
 @pytest.fixture(scope="module")
@@ -77,12 +25,6 @@ def daemon(standing: Daemon) -> Iterator[Daemon]:
     """Return a daemon without jobs, which the tests here share."""
     yield standing
     standing.end_jobs()
-
-
-def started(daemon: Daemon, *arguments: str) -> int:
-    job = daemon.submit(*arguments)
-    daemon.wait_until(job, "active")
-    return job
 
 
 def test_jobs_and_the_queue_appear_as_they_come(daemon: Daemon) -> None:
@@ -262,7 +204,7 @@ def test_on_a_small_screen_an_open_job_has_one_pane_at_a_time(daemon: Daemon) ->
         await user.press("shift+tab", "shift+tab")
         await user.until("DETAILS")
         await user.press("question_mark")
-        await user.until("Esc closes this page")
+        await user.until("close this page")
         await user.press("escape", "q")
         await user.until("RUNNING 1")
 

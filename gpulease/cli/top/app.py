@@ -84,6 +84,7 @@ class TopApp(App[None]):
         Binding("e", "extend", show=False, priority=True),
         Binding("k", "keep", show=False, priority=True),
         Binding("a", "attach", show=False, priority=True),
+        Binding("p", "processes", show=False, priority=True),
         Binding("space", "look", show=False),
     ]
 
@@ -117,7 +118,7 @@ class TopApp(App[None]):
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         """Leave letters to a question that is open."""
-        asks = action in ("filter", "cancel", "extend", "keep", "attach")
+        asks = action in ("filter", "cancel", "extend", "keep", "attach", "processes")
         return not (asks and isinstance(self.screen, ModalScreen))
 
     @property
@@ -187,9 +188,12 @@ class TopApp(App[None]):
             hint = f"gpulease adopt {pid} leases what it uses"
             self._machine.say(f"process {pid} has no lease", hint)
             return
-        self._job = JobScreen(item, self._client, self._terminal)
-        self.push_screen(self._job, self._left_job)
-        self._poller.open(item.id)
+        self._open(JobScreen(item, self._client, self._terminal))
+
+    def _open(self, screen: JobScreen) -> None:
+        self._job = screen
+        self.push_screen(screen, self._left_job)
+        self._poller.open(screen.job.id)
 
     def action_help(self) -> None:
         """Show the keys."""
@@ -203,6 +207,15 @@ class TopApp(App[None]):
         """Ask which rows to show."""
         text = f"{self._machine.wanted} {begin}".lstrip()
         self._ask("Show only: text, user=NAME, gpu=N", text, self._filter)
+
+    def action_processes(self) -> None:
+        """Show the processes of the selected job."""
+        if (job := self._chosen_started("show the processes of")) is None:
+            return
+        if self._job is None:
+            self._open(JobScreen(job, self._client, self._terminal, at_processes=True))
+        else:
+            self._job.action_processes()
 
     def action_cancel(self) -> None:
         """Cancel the selected job."""

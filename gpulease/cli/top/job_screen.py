@@ -1,22 +1,32 @@
-"""The screen of one job: its details and events, its memory against its lease, and its output."""
+"""The screen of one job: details and events, memory against the lease, output, and processes."""
 
-from collections.abc import Sequence
 from datetime import datetime
+from socket import gethostname
 from typing import ClassVar
 
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, Vertical
 from textual.events import Resize
+from textual.message import Message
 
 from gpulease.cli.chart import Times, job_layers, memory_chart
 from gpulease.cli.job_page import page
 from gpulease.cli.tables import draw
 from gpulease.cli.top.lines import Line, Lines, Terminal, styled
+from gpulease.cli.top.panes import Pane, ProcessPane
 from gpulease.cli.top.poll import OutputFollower
+from gpulease.cli.top.processes import (
+    ProcessReader,
+    Reading,
+    Result,
+    Use,
+    uses_of,
+)
 from gpulease.cli.top.screens import TopScreen
 from gpulease.client import Client
 from gpulease.drawing.words import clean, id_of, instant, label, labels_of, named
+from gpulease.errors import GpuleaseError
 from gpulease.wire.history import JobGpuSeriesView, JobMemoryView
 from gpulease.wire.jobs import JobView
 from gpulease.wire.machine import StatusView
@@ -27,74 +37,27 @@ _WIDE, _HIGH = 120, 30
 _CHART_ROWS = 12
 
 
-class Pane(Lines, can_focus=True):
-    """Lines that can be scrolled, under a title; may stay at the end."""
-
-    DEFAULT_CSS = "Pane { height: 1fr; width: 1fr; }"
-    BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("up", "scroll(-1)", show=False),
-        Binding("down", "scroll(1)", show=False),
-        Binding("pageup", "page(-1)", show=False),
-        Binding("pagedown", "page(1)", show=False),
-        Binding("home", "scroll(-1000000)", show=False),
-        Binding("end", "scroll(1000000)", show=False),
-    ]
-
-    def __init__(self, title: str, terminal: Terminal, *, follows: bool = False) -> None:
-        super().__init__(terminal, id=title)
-        self._title = title
-        self._content: Sequence[Line] = ()
-        self._offset = 0
-        self._at_end = follows
-
-    def show_content(self, content: Sequence[Line]) -> None:
-        """Show these lines from where they were scrolled to."""
-        self._content = content
-        self.action_scroll(len(content) if self._at_end else 0)
-
-    def action_scroll(self, by: int) -> None:
-        """Scroll down by some lines; up, if below zero."""
-        room = max(1, self.size.height - 1)
-        last = max(0, len(self._content) - room)
-        self._offset = max(0, min(self._offset + by, last))
-        self._at_end = self._at_end if not by else by > 0 and self._offset == last
-        below = len(self._content) - self._offset - room
-        more = f"  {below} more below" if below > 0 else ""
-        title: Line = (
-            (f"{self._title.upper()}", "title" if self.has_focus else "heading"),
-            (more, "dim"),
-        )
-        self.show([title, *self._content[self._offset : self._offset + room]])
-
-    def action_page(self, by: int) -> None:
-        """Scroll by a screen."""
-        self.action_scroll(by * max(1, self.size.height - 2))
-
-    def on_resize(self, _event: Resize) -> None:
-        """Draw for the new size."""
-        self.show_content(self._content)
-
-    def on_focus(self) -> None:
-        """Mark the title."""
-        self.action_scroll(0)
-
-    def on_blur(self) -> None:
-        """Take the mark away."""
-        self.action_scroll(0)
-
-
 class JobScreen(TopScreen):
     """Shows one job until it is left."""
 
     DEFAULT_CSS = "JobScreen #right { width: 1fr; } JobScreen #memory { height: auto; }"
-    KEYS = "Esc back  Tab next pane  c cancel  e extend  k keep  a attach  ? help"
+    KEYS = "Esc back  Tab next  p processes  c cancel  e extend  k keep  a attach  ? help"
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape,q,left,backspace", "back", show=False),
         Binding("tab", "pane(1)", show=False, priority=True),
         Binding("shift+tab", "pane(-1)", show=False, priority=True),
     ]
 
-    def __init__(self, job: JobView, client: Client, terminal: Terminal) -> None:
+    class Read(Message):
+        """What was asked of /proc has been read."""
+
+        def __init__(self, result: Result) -> None:
+            super().__init__()
+            self.result = result
+
+    def __init__(
+        self, job: JobView, client: Client, terminal: Terminal, *, at_processes: bool = False
+    ) -> None:
         super().__init__(terminal)
         self.job = job
         self._memory_view: JobMemoryView | None = None
@@ -105,14 +68,21 @@ class JobScreen(TopScreen):
         self._details = Pane("details", terminal)
         self._memory = Pane("memory", terminal)
         self._output = Pane("output", terminal, follows=True)
+        self._processes = ProcessPane(terminal)
+        self._reading = Reading()
+        self._uses: dict[int, Use] = {}
+        self._reader: ProcessReader | None = None
+        self._is_here = False
+        """Whether the processes are on this machine."""
         self._client = client
         self._follower: OutputFollower | None = None
-        self._shown_pane = 0
+        self._shown_pane = len(self._panes()) - 1 if at_processes else 0
 
     def compose(self) -> ComposeResult:
-        """Put the details on the left; memory and output on the right."""
+        """Put the details on the left; memory and output on the right; processes alone."""
         yield self._head
-        yield Horizontal(self._details, Vertical(self._memory, self._output, id="right"))
+        right = Vertical(self._memory, self._output, id="right")
+        yield Horizontal(self._details, right, self._processes)
         yield self.note
         yield self.keys
 
@@ -121,12 +91,13 @@ class JobScreen(TopScreen):
         if self.job.kind == "run":
             self._follower = OutputFollower(self._client, self.job.id)
             self.set_interval(_OUTPUT_EVERY_S, self._take_output)
-        self._panes()[0].focus()
+        self._panes()[self._shown_pane].focus()
 
     def on_unmount(self) -> None:
-        """Stop following the output."""
-        if self._follower is not None:
-            self._follower.stop()
+        """Stop following the output, and reading processes."""
+        for each in (self._follower, self._reader):
+            if each is not None:
+                each.stop()
 
     def on_resize(self, event: Resize) -> None:
         """Show all panes, or one of them."""
@@ -139,26 +110,66 @@ class JobScreen(TopScreen):
         """Show the present state of the job."""
         self.job, self._labels, self._now = job, labels_of(status.gpus), now
         self._memory_view = memory or self._memory_view
+        self._uses = uses_of(job, status)
+        # The daemon may be another machine's, by a forwarded socket.
+        self._is_here = status.host == gethostname()
+        self._read_processes()
         self._draw()
 
+    def on_job_screen_read(self, message: Read) -> None:
+        """Show what was read."""
+        result = message.result
+        if isinstance(result, GpuleaseError):
+            self.fail(result)
+        elif isinstance(result, Reading):
+            self._reading = result
+            self._draw()
+        else:
+            self._processes.show_environment(*result)
+
+    def on_process_pane_opened(self, message: ProcessPane.Opened) -> None:
+        """Read the environment of a process."""
+        if message.process is not None and self._reader is not None:
+            self._reader.read(message.process)
+        else:
+            self.say("nothing more is known here of this process", style="warn")
+
     def action_back(self) -> None:
-        """Leave the job."""
-        self.dismiss(None)
+        """Leave the environment of a process, or the job."""
+        if not self._processes.leave_environment():
+            self.dismiss(None)
+
+    def action_processes(self) -> None:
+        """Go to the processes."""
+        self._go_to(len(self._panes()) - 1)
 
     def action_pane(self, by: int) -> None:
         """Go to the next pane."""
-        self._shown_pane = (self._shown_pane + by) % len(self._panes())
+        self._go_to((self._shown_pane + by) % len(self._panes()))
+
+    def _go_to(self, pane: int) -> None:
+        self._shown_pane = pane
         self._arrange()
-        self._panes()[self._shown_pane].focus()
+        self._panes()[pane].focus()
+        self._read_processes()
 
     def _panes(self) -> list[Pane]:
-        return [self._details, self._memory, self._output]
+        return [self._details, self._memory, self._output, self._processes]
+
+    def _read_processes(self) -> None:
+        """Read the processes of the job, while they are shown."""
+        if self._processes.display and self._is_here and self.job.pids:
+            if self._reader is None:
+                self._reader = ProcessReader(lambda result: self.post_message(self.Read(result)))
+            self._reader.read(self.job.pids)
 
     def _arrange(self) -> None:
-        all_fit = self.size.width >= _WIDE and self.size.height >= _HIGH
-        for number, pane in enumerate(self._panes()):
-            pane.display = all_fit or number == self._shown_pane
-        self.query_one("#right").display = all_fit or self._shown_pane > 0
+        shown = self._panes()[self._shown_pane]
+        is_wide = self.size.width >= _WIDE and self.size.height >= _HIGH
+        all_fit = is_wide and shown is not self._processes
+        for pane in self._panes():
+            pane.display = pane is shown or (all_fit and pane is not self._processes)
+        self.query_one("#right").display = all_fit or shown in (self._memory, self._output)
         self._memory.styles.height = _CHART_ROWS + 4 if all_fit else "1fr"
         self.call_after_refresh(self._draw)
 
@@ -166,10 +177,15 @@ class JobScreen(TopScreen):
         job = self.job
         head = f"job {id_of(job)}  {named(job)}  {clean(job.user)}  {label(job)}"
         self._head.show([((head, "title"),)])
-        width = max(20, self._details.size.width - 1)
-        text = draw(page(job, self._now, self._labels)[1:], width, colour=self._terminal.colour)
-        self._details.show_content(styled(text))
-        self._memory.show_content(self._charts())
+        if self._details.display:
+            width = max(20, self._details.size.width - 1)
+            text = draw(page(job, self._now, self._labels)[1:], width, colour=self._terminal.colour)
+            self._details.show_content(styled(text))
+        if self._memory.display:
+            self._memory.show_content(self._charts())
+        if self._processes.display:
+            pids = job.pids if self._is_here else None
+            self._processes.show_processes(pids or (), self._uses, self._reading)
 
     def _charts(self) -> list[Line]:
         view = self._memory_view

@@ -15,32 +15,53 @@ from gpulease.drawing.words import clean
 from gpulease.errors import GpuleaseError
 
 _HELP = "? help"
-_TEXT = """\
-
-  arrows, PgUp, PgDn   select a row          Enter   open a job
-  Tab, left, right     jobs or queue         Esc     back; show all rows again
-  1 to 9               sort as usual, by job, user, name, gpu, memory,
-                       util, ran, time; the key again, or r, reverses
-  s, S                 sort by the next, or the previous column
-  --mouse              a click selects, a second one opens, the wheel scrolls
-  /                    filter: text, user=NAME, gpu=N
-  u, g, m              filter by user, by GPU, or show only yours
-  Space                look at once          q       quit
-
-  c cancel   e extend   k keep   a attach
-                       are about the selected or the open job, and ask first
-
-memory of a GPU, from left to right:
-  name and #, or a full block    used under leases of that user
-  = or a shade                   leased by that user, and not used
-  ! or a checkered block         used without a lease
-  . or a light shade             free
-  x or a dark shade              not leased, but a job has the GPU alone
-
-util, memory   the last minutes, ten seconds for each character
-
-Esc closes this page.
+_KEYS_HELP = """\
+KEYS
+arrows, PgUp, PgDn  select a row
+Tab, left, right    jobs or queue
+Enter               open a job
+p                   its processes
+Esc                 back; show all rows
+1 to 9              sort as usual, by job,
+                    user, name, gpu,
+                    memory, util, ran,
+                    time; again: reverse
+s, S, r             next column, previous
+                    one; reverse
+/                   show only a text,
+                    user=NAME, gpu=N
+u, g, m             by user, by GPU, yours
+c, e, k, a          cancel, extend, keep,
+                    attach; they ask first
+Space               look at once
+?, Esc              close this page
+q                   quit
 """
+_MARKS_HELP = """\
+MEMORY OF A GPU
+name, # or full   used in leases
+                  of that user
+= or a shade      leased, not used
+! or checkered    without a lease
+. or light shade  free
+/ or slanted      cannot be leased
+x or dark shade   not leased; one job
+                  has the GPU alone
+util, memory      the last minutes,
+                  10 s a character
+
+PROCESSES OF A JOB
+uses, util        memory of GPUs, and
+                  their utilization
+cpu               100% is one core
+Enter             its environment,
+                  if it is yours
+
+--mouse: a click selects, a second
+one opens, the wheel scrolls
+"""
+_TWO_COLUMNS = 78
+"""Cells in which both parts of the help are side by side."""
 _MOST_NOTES = 4
 """Lines for messages."""
 
@@ -189,14 +210,23 @@ class Question(Vertical):
 class Help(ModalScreen[None]):
     """Shows the keys, and what the marks mean."""
 
-    DEFAULT_CSS = "Help { background: ansi_default; }"
+    DEFAULT_CSS = """
+    Help { background: ansi_default; }
+    Help .wide { layout: horizontal; }
+    Help .wide Static { width: auto; margin-right: 1; }
+    """
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape,q,question_mark,enter,space,ctrl+c", "leave", show=False, priority=True),
     ]
 
     def compose(self) -> ComposeResult:
         """Fill the screen; on a small one the arrows scroll."""
-        yield VerticalScroll(Static(_TEXT, markup=False))
+        yield VerticalScroll(Static(_KEYS_HELP, markup=False), Static(_MARKS_HELP, markup=False))
+
+    def on_resize(self, event: Resize) -> None:
+        """Put the parts side by side where there is room."""
+        is_wide = event.size.width >= _TWO_COLUMNS
+        self.query_one(VerticalScroll).set_class(is_wide, "wide")
 
     def on_mount(self) -> None:
         """Let keys go to the text."""
