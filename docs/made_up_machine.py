@@ -13,7 +13,9 @@ from typing import Any, NamedTuple
 
 from gpulease import __version__
 from gpulease.errors import NoSuchJob
+from gpulease.units import format_size
 from gpulease.wire import history, jobs, machine, usage
+from gpulease.wire.text import free_of
 
 G = 1 << 30
 NOW = datetime.now(UTC).replace(microsecond=0)
@@ -131,6 +133,7 @@ def running() -> Iterator[jobs.JobView]:
 
 def waiting() -> Iterator[jobs.JobView]:
     """Yield 16 jobs, and one for the 24 elements of an array that follow them."""
+    most = max(free_of(gpu(each)) or 0 for each in range(GPUS))
     for place in range(17):
         user, memory = USERS[place % 4], (24, 20, 6, 32)[place % 4]
         view = job(
@@ -139,16 +142,17 @@ def waiting() -> Iterator[jobs.JobView]:
             expected_start=jobs.ExpectedStartView(
                 at(hours=-0.4 - 0.23 * place), at(hours=-3.6 - 2.1 * place), 172 if place else 178
             ),
-            reason=f"needs {memory}G, and at most 14G is free on a GPU now",
+            reason=f"needs {memory}G, and at most {format_size(most)} is free on a GPU now",
             refusals=[jobs.RefusalView(
-                f"GPU-{each}", each, "drained" if each == DRAINED else f"has {each}G free",
+                f"GPU-{each}", each, "drained" if each == DRAINED
+                else f"has {format_size(free_of(gpu(each)) or 0)} free",
                 str(each), "drained" if each == DRAINED else "leased") for each in range(GPUS)],
             events=[jobs.EventView(at(hours=5 - 0.25 * place), "submit", f"by {user}")],
         )  # fmt: skip
-        if place in (2, 6):
+        if memory == 6 or place == 16:
             view.reason, view.behind = "waits its turn behind job 201", 201
         if place == 0:
-            view.suggestions = [jobs.SuggestionView("--mem 14G")]
+            view.suggestions = [jobs.SuggestionView("--mem 17G")]
             view.waits_for, view.waits_for_labels = [172], ["172"]
         if place == 16:
             view.id, view.label, view.user, view.name = WAITING_ARRAY, "230_0", "mei", "grid"
@@ -164,7 +168,7 @@ def elements(array: int) -> list[jobs.JobView]:
     if array == ARRAY:
         return [each for each in running() if each.queue is not None and each.queue.array == array]
     return [
-        job(array + each, "mei", f"grid {each}", 6, label=f"{array}_{each}",
+        job(array + each, "mei", f"grid {each}", 24, label=f"{array}_{each}",
             queue=in_queue(array, each), reason="waits its turn behind job 201")
         for each in range(24)
     ]  # fmt: skip
@@ -272,7 +276,7 @@ def gpu_history(index: int, since: float, points: int) -> history.GpuHistoryView
 def job_memory(id: int) -> history.JobMemoryView:
     found = one(id)
     count, lease = 200, found.claim.memory or G
-    top = (found.leases[0].peak or 0) / lease
+    top = max((each.peak or 0 for each in found.leases), default=0) / lease
     grown = [int(min(1.0, (i + 3) / 60) * (value or 0)) for i, value in enumerate(
         wandering("job", count, (top - 0.1) * lease, top * lease))]  # fmt: skip
     values: list[int | None] = [None if 120 <= i < 130 else value for i, value in enumerate(grown)]
@@ -316,7 +320,7 @@ def ended(row: usage.PastJobView) -> jobs.JobView:
     memory = row.memory or 0
     needed = int(1.14 * memory) if row.outcome == "over_lease" else row.used
     reason = {
-        "over_lease": "used 22.8G of its lease of 20G on GPU 2 for 30s",
+        "over_lease": "used 22.7G of its lease of 20G on GPU 2 for 30s",
         "exited": f"exited with {row.exit_status}",
         "time_limit": "its time limit of 12h was reached",
     }.get(row.outcome or "")

@@ -161,10 +161,12 @@ def served(port: int = 0) -> Iterator[str]:
         server = uvicorn.Server(settings)
         thread = threading.Thread(target=server.run, args=([listening],))
         thread.start()
-        yield f"http://127.0.0.1:{listening.getsockname()[1]}"
-        server.should_exit = True
-        thread.join()
-        reader.close()
+        try:
+            yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+        finally:
+            server.should_exit = True
+            thread.join()
+            reader.close()
 
 
 def take(browser: Browser, address: str, folder: Path, picture: Picture) -> None:

@@ -181,15 +181,28 @@ class Client(LightClient):
         target = f"/gpus/{quoted(gpu, safe=':')}/history"
         return decode(GpuHistoryView, self._daemon.ask("GET", target, query))
 
-    def job_memory(self, number: int, points: int = SOME_POINTS) -> JobMemoryView:
+    def job_memory(
+        self,
+        number: int,
+        points: int = SOME_POINTS,
+        since: float | None = None,
+        until: float | None = None,
+    ) -> JobMemoryView:
         """Return the memory of a job on each of its GPUs, from its start to its end or now.
+
+        Args:
+            number: the job.
+            points: the most values in a series, 2 to 1000.
+            since: leave out what was so many seconds ago and earlier.
+            until: leave out what is less than so many seconds ago.
 
         Raises:
             NoSuchJob: there is none.
             NoSuchRoute: the daemon is too old.
         """
         target = f"/jobs/{number}/memory"
-        return decode(JobMemoryView, self._daemon.ask("GET", target, {"points": str(points)}))
+        query = query_of({"points": points, "since": since, "until": until})
+        return decode(JobMemoryView, self._daemon.ask("GET", target, query))
 
     def shares(self, since: float | None = None) -> SharesView:
         """Return what each user has used, holds and waits for, and whose turn that makes it.

@@ -56,7 +56,8 @@ _LONGEST_VERSION = 40
 _LONGEST_WHY = 500
 _LONGEST_UUID = 96
 _HOUR_S = 3600.0
-_Until = Annotated[float, Meta(ge=0, le=LONGEST_TIME.total_seconds())]
+_LONGEST_S = LONGEST_TIME.total_seconds()
+_Until = Annotated[float, Meta(ge=0, le=_LONGEST_S)]
 _Points = Annotated[int, Meta(ge=2, le=MOST_POINTS)]
 
 
@@ -258,27 +259,43 @@ class MemorySeriesHandlers:
     ) -> Response:
         """Show the memory of a GPU over time, from `since` to `until` seconds ago."""
         context = self._context
-        if until >= since:
-            raise BadValue.of_field(
-                "until", f"{until:g}", "it is before since", "since=7200, until=3600"
-            )
-        now, found = context.clock.now(), await context.gpu(gpu)
-        grid = grid_over(now - timedelta(seconds=since), now - timedelta(seconds=until), points)
+        begin, end = _range(context.clock.now(), since, until)
+        found = await context.gpu(gpu)
+        grid = grid_over(begin, end, points)
         await request.slot.for_expensive()
         series = await asyncio.to_thread(self._series().gpu, found.uuid, grid)
         return json_response(gpu_history_view(found, grid, series))
 
-    async def job(self, request: Request, job_id: int, points: _Points = SOME_POINTS) -> Response:
-        """Show the memory of a job over time, on each of its GPUs."""
+    async def job(
+        self,
+        request: Request,
+        job_id: int,
+        since: LookBack = _LONGEST_S,
+        until: _Until = 0.0,
+        points: _Points = SOME_POINTS,
+    ) -> Response:
+        """Show the memory of a job on each of its GPUs, while it held them in a range of time."""
         context = self._context
         job = context.existing_job(job_id)
-        begin = job.granted_at or job.submitted_at
-        grid = grid_over(begin, job.ended_at or context.clock.now(), points, JOB_SPAN_S)
+        begin, end = _range(now := context.clock.now(), since, until)
+        held_from, held_to = job.granted_at or job.submitted_at, job.ended_at or now
+        if begin <= held_to and held_from <= end:
+            begin, end = max(begin, held_from), min(end, held_to)
+        grid = grid_over(begin, end, points, JOB_SPAN_S)
         gpus = [lease.gpu for lease in job.leases]
         await request.slot.for_expensive()
         reader = self._series()
         series = [await asyncio.to_thread(reader.job, job.id, gpu, grid) for gpu in gpus]
         return json_response(job_memory_view(job, grid, series, context.gpu_labels(gpus)))
+
+
+def _range(now: datetime, since: float, until: float) -> tuple[datetime, datetime]:
+    """Return the instants `since` and `until` seconds ago. Raises: BadValue."""
+    if until >= since:
+        raise BadValue.of_field(
+            "until", f"{until:g}", "it is before since", "since=7200, until=3600"
+        )
+    return now - timedelta(seconds=since), now - timedelta(seconds=until)
 
 
 def gpu_history_view(gpu: GpuReading, grid: Grid, series: GpuSeries) -> GpuHistoryView:

@@ -85,7 +85,7 @@ def build(
     served = routes(pages, daemon, live, metrics_by_job=metrics_by_job)
     if acts:
         own = OwnJobs(pages, daemon.path)
-        pages.actions_on = own.actions
+        pages.actions_on, pages.own_user = own.actions, own.user
         served += own.routes()
     app = Starlette(routes=served, exception_handlers={GpuleaseError: failed, 404: not_found})
     # It would redirect to a path without the base, and by http behind a proxy that has https.

@@ -28,6 +28,8 @@ SECTIONS = ("machine", "trends", "gpus", "jobs", "strangers", "queue")
 MOST_WAITING = 12
 MOST_STRANGERS = 5
 """Rows on the page of the machine, which fits a screen."""
+ON_PHONE = 5
+"""Of these rows, those that style.css shows on a phone."""
 _EVERY_S = 1.0
 _TREND_FRESH_FOR_S = TREND_S / TREND_POINTS
 _KEEP_ALIVE_S = 15.0
@@ -232,6 +234,7 @@ def values_of(status: StatusView) -> dict[str, Any]:
             key=lambda it: -(it[1].memory or 0),
         ),
         "most_strangers": MOST_STRANGERS,
+        "on_phone": ON_PHONE,
     }
 
 

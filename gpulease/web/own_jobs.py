@@ -103,7 +103,7 @@ class OwnJobs:
         self._tokens: dict[str, None] = {}
         """Of the forms that were not sent yet, the oldest first."""
         self._running = asyncio.Semaphore(_MOST_COMMANDS)
-        self._user = user_name(os.geteuid())
+        self.user = user_name(os.geteuid())
 
     def routes(self) -> list[BaseRoute]:
         """Return what is served besides the pages that anyone may see."""
@@ -115,7 +115,7 @@ class OwnJobs:
 
     def actions(self, job: JobView) -> list[Action]:
         """Return what the user can do with a job; nothing with those of others."""
-        is_own = job.user == self._user and job.kind != "slurm"
+        is_own = job.user == self.user and job.kind != "slurm"
         return [action for action in ACTIONS if is_own and action.fits(job)]
 
     def _handler(self, action: Action) -> Callable[[Request], object]:
@@ -154,7 +154,7 @@ class OwnJobs:
             NotAllowed: it is another user's, even where an admin could act on it.
         """
         job = await self._pages.asked_job(request)
-        if job.user != self._user or job.kind == "slurm":
+        if job.user != self.user or job.kind == "slurm":
             raise NotAllowed(
                 f"cannot do this with job {request.path_params['job']}: it is not one of your jobs",
                 "admins act on jobs of others with the command",

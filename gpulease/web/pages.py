@@ -1,6 +1,7 @@
 """The pages: each asks the daemon, and draws a template."""
 
 import gzip
+import re
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
@@ -19,12 +20,12 @@ from gpulease.web.charts import gpu_charts, job_charts, user_chart
 from gpulease.web.daemon_reader import DaemonReader
 from gpulease.web.filters import ENDS, Filter, filter_of
 from gpulease.web.live import GZIP, LiveStatus, sections, values_of
-from gpulease.web.templates import address, render
+from gpulease.web.templates import address, address_of, render
 from gpulease.wire.history import SOME_POINTS, GpuHistoryView, JobMemoryView
 from gpulease.wire.jobs import JobView
 from gpulease.wire.machine import StatusView
 from gpulease.wire.text import LARGEST_INDEX, LONGEST_NAME
-from gpulease.wire.usage import HistoryView, ReportView, SharesView, ShareView, UseView
+from gpulease.wire.usage import HistoryView, PastJobView, ReportView, SharesView, ShareView, UseView
 
 ROWS = 100
 """Of the queue or of past jobs, on one page."""
@@ -60,6 +61,11 @@ _OF_GPU = ("hour", "day", "week", "year")
 _OF_PEOPLE = ("day", "week", "month", "year")
 
 
+_ASKED_JOB = re.compile(r"(?:job\s+)?#?(\d{1,19}(?:_\d+)?)", re.IGNORECASE | re.ASCII)
+_ASKED_GPU = re.compile(r"gpu\s*#?(\d+(?::\d+)?)", re.IGNORECASE | re.ASCII)
+_SHORTEST_UUID = len("GPU-1234")
+"""Of the beginning of a UUID by which a GPU is found."""
+
 _WORST_FIRST = ("failure", "warning", "ok")
 
 
@@ -80,6 +86,8 @@ class Pages:
         self._live = live
         self.actions_on: Callable[[JobView], Sequence[object]] | None = None
         """What the user can do with a job; None where nobody acts."""
+        self.own_user: str | None = None
+        """Whose page this is; None if it is everybody's."""
 
     async def now(self, request: Request) -> Response:
         """Show the machine now; live where the browser runs scripts."""
@@ -94,12 +102,17 @@ class Pages:
         """Lead to the job, the GPU or the user that is asked for, or to jobs with such a name."""
         asked = request.query_params.get("q", "").strip()
         status = await self._live.status()
-        gpu = asked.lower().removeprefix("gpu").strip()
         users = {job.user for job in status.jobs} | {it.user for it in status.waiting_by_user}
-        if asked.replace("_", "", 1).isascii() and asked.replace("_", "", 1).isdecimal():
-            target = f"jobs/{asked[:40]}"
-        elif asked.lower().startswith("gpu") and gpu in map(index_of, status.gpus):
-            target = f"gpus/{quote(gpu)}"
+        if found := _ASKED_JOB.fullmatch(asked):
+            target = f"jobs/{found[1]}"
+        elif found := _ASKED_GPU.fullmatch(asked):
+            target = f"gpus/{found[1]}"  # also where there is none: that page says so
+        elif len(asked) >= _SHORTEST_UUID and any(
+            each.uuid.lower().startswith(asked.lower()) for each in status.gpus
+        ):
+            target = f"gpus/{quote(asked)}"
+        elif asked == "last" and (newest := await self._newest()):
+            target = f"jobs/{newest}"
         elif asked in users or await self._is_known(asked):
             target = f"users/{address(asked)}"
         else:
@@ -108,6 +121,22 @@ class Pages:
 
     async def _is_known(self, user: str) -> bool:
         return any(each.user == user for each in (await self._shares()).users)
+
+    async def _newest(self) -> str:
+        """Return the address of what was submitted last, by the user whose page this is if any."""
+        status = await self._whole_queue()
+        past = await self._past(Filter(user=self.own_user or ""), limit=1)
+        found: list[JobView | PastJobView] = [*past.jobs]
+        found += [job for job in status.jobs if self.own_user in (None, job.user)]
+        newest = max(found, key=lambda job: job.id, default=None)
+        return "" if newest is None else address_of([newest])
+
+    async def _whole_queue(self) -> StatusView:
+        return await self._daemon.ask(
+            ("queue", _MOST_PAGES * ROWS),
+            lambda client: client.status(_MOST_PAGES * ROWS),
+            _QUEUE_FRESH_FOR_S,
+        )
 
     async def jobs(self, request: Request) -> Response:
         """Show a page of the jobs that run and wait, those that match the filter of the address."""
@@ -161,12 +190,13 @@ class Pages:
         if job.queue is not None and job.queue.array == job.id and "_" not in asked:
             return await self._array(request, job.id)
         status = await self._live.status()
-        memory = await self._memory_of(job.id)
+        span, began, ended = _range(request)
+        memory = await self._memory_of(job.id, None if span else (began, ended))
         now = instant(status.at).astimezone()
         return page(
             request, "job.html", job=job, labels=labels_of(status.gpus), now=now, asked=asked,
             charts=[] if memory is None else list(job_charts(memory, job.user)),
-            remark=remark_on(job, job.leases, now),
+            remark=remark_on(job, job.leases, now), is_zoomed=not span,
             refresh=None if job.state == "ended" else _REFRESH_SOON_S,
             own=self.actions_on is not None,
             actions=self.actions_on(job) if self.actions_on else [],
@@ -216,11 +246,16 @@ class Pages:
             refresh=_REFRESH_S,
         )
 
-    async def _memory_of(self, job: int) -> JobMemoryView | None:
-        """Return the memory of a job over time; None from an older daemon."""
+    async def _memory_of(self, job: int, zoom: tuple[float, float] | None) -> JobMemoryView | None:
+        """Return the memory of a job over time, or of a part of it; None from an older daemon.
+
+        `zoom` is its begin and end in seconds ago.
+        """
+        since, until = zoom or (None, None)
         try:
             return await self._daemon.ask(
-                ("memory", job), lambda client: client.job_memory(job, SOME_POINTS)
+                ("memory", job, zoom and tuple(map(round, zoom))),
+                lambda client: client.job_memory(job, SOME_POINTS, since, until),
             )
         except NoSuchRoute:
             return None
@@ -255,11 +290,7 @@ class Pages:
         user, span = request.path_params["user"][:LONGEST_NAME], _span(request, _OF_PEOPLE, "week")
         seconds = _SPANS[span].total_seconds()
         wanted = Filter(user=user)
-        status = await self._daemon.ask(
-            ("queue", _MOST_PAGES * ROWS),
-            lambda client: client.status(_MOST_PAGES * ROWS),
-            _QUEUE_FRESH_FOR_S,
-        )
+        status = await self._whole_queue()
         past = await self._past(wanted, limit=_OF_USER)
         report = await self._report(span, seconds)
         people = _people(await self._shares(None if report is None else _HOUR_S), report)
@@ -271,11 +302,15 @@ class Pages:
             "person": next((each for each in people if each.user == user), None),
             "colors": colors([user]),
         }
+        if not past.jobs and not any(values[it] for it in ("holding", "queued", "person")):
+            absent = GpuleaseError(
+                f"no user {user} has used this machine", "the page of people has all who did"
+            )
+            return page(request, "error.html", 404, error=absent, again=None)
         histories = [await self._history(index_of(each), span, seconds, 0) for each in status.gpus]
         chart = user_chart(user, histories)
-        is_known = past.jobs or any(values[it] for it in ("holding", "queued", "person"))
         return page(
-            request, "user.html", 200 if is_known else 404, **values, user=user, past=past.jobs,
+            request, "user.html", **values, user=user, past=past.jobs,
             spans=_OF_PEOPLE, span=span, filter=wanted, charts=[] if chart is None else [chart],
             more_waiting=len(queued) > _OF_USER, refresh=_REFRESH_S,
         )  # fmt: skip

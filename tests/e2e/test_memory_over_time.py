@@ -31,6 +31,10 @@ def test_what_the_driver_reports_is_in_the_history_of_a_gpu_and_of_its_job(
         "it is sampled", lambda: (it := client.job_memory(job).gpus[0]).used[-1] and it
     )
     assert (series.used[-1], series.utilization[-1], series.leased) == (512 * M, 97, G)
+    assert client.job_memory(job, since=3600).gpus[0].used[-1] == 512 * M
+    assert known(client.job_memory(job, since=7200, until=3600).gpus[0].used) == []
+    with pytest.raises(BadValue):
+        client.job_memory(job, since=60, until=60)
     history = client.gpu_history("0", since=30)
     assert (history.total, history.label) == (8 * G, "0")
     last = {name: getattr(history, name)[-1] for name in ("used", "leased", "unmanaged")}

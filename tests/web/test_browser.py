@@ -16,6 +16,7 @@ import pytest
 from playwright.sync_api import Browser, Page, sync_playwright
 
 from daemon_rig import PATIENCE_S, Daemon, wait_for
+from gpulease.web.live import ON_PHONE
 from web.conftest import GPUS, ROWS
 from web.rig import Web
 from web.test_own_jobs import own_web
@@ -120,6 +121,18 @@ def test_a_phone_scrolls_no_page_sideways(busy_web: Web, open_page: Open, path: 
     broken = "[...document.querySelectorAll('tbody th a, .line, .short')].filter("
     broken += "each => each.getClientRects().length > 1).map(each => each.textContent)"
     assert page.evaluate(broken) == []
+
+
+def test_a_phone_shows_the_first_rows_of_the_machine_and_leads_to_all(
+    busy_web: Web, open_page: Open
+) -> None:
+    phone = {"viewport": {"width": 390, "height": 844}, "is_mobile": True}
+    page = open_page(busy_web.url, java_script_enabled=False, **phone)
+    for section in ("#jobs", "#queue"):
+        rows = page.locator(f"{section} tbody tr")
+        assert sum(row.is_visible() for row in rows.all()) == ON_PHONE
+    page.get_by_role("link", name=f"All {GPUS - 1} running jobs").click()
+    assert page.locator("tbody tr:visible").count() == GPUS - 1
 
 
 def test_the_machine_is_shown_as_it_is(busy_web: Web, open_page: Open) -> None:

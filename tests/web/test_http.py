@@ -7,13 +7,14 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from html import unescape
 from http.client import HTTPConnection
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from urllib.parse import urljoin, urlsplit
+from urllib.parse import urlencode, urljoin, urlsplit
 
 import pytest
 
@@ -148,7 +149,10 @@ def test_names_and_commands_of_users_are_text_wherever_they_are(
 
 
 def test_what_is_missing_is_said_to_be_missing(served: Web) -> None:
-    for path in ("/jobs/4711", "/jobs/x", f"/jobs/{1 << 70}", "/gpus/7", "/gpus/%3Cb%3E", "/x/y/z"):
+    for path in (
+        "/jobs/4711", "/jobs/x", f"/jobs/{1 << 70}", "/gpus/7", "/gpus/%3Cb%3E", "/x/y/z",
+        "/users/nobody",
+    ):  # fmt: skip
         reply = served.get(path)
         assert reply.status == 404, path
         assert "<b>" not in reply.text
@@ -159,6 +163,35 @@ def test_what_is_missing_is_said_to_be_missing(served: Web) -> None:
         )
     for path in ("/queue?page=0", "/queue?page=999999999999999999999", "/people?span=eon"):
         assert served.get(path).status == 200, path
+
+
+def test_the_search_leads_to_what_people_type(daemon: Daemon, served: Web) -> None:
+    daemon.wait_until(daemon.submit("--mem", "1G", "true"), "ended")
+    newest = daemon.submit("--mem", "1G", "--name", "GPU 2 test", "sleep", "600")
+    uuid = daemon.client.status().gpus[1].uuid
+    for asked, target in (
+        ("1", "jobs/1"), ("#1", "jobs/1"), ("job 1", "jobs/1"), ("1_3", "jobs/1_3"),
+        ("last", f"jobs/{newest}"), ("GPU 1", "gpus/1"), ("gpu9", "gpus/9"),
+        (uuid, f"gpus/{uuid}"), (uuid[:-1], f"gpus/{uuid[:-1]}"),
+        ("GPU-ffffffff", "jobs?name=GPU-ffffffff"), ("GPU 2 test", "jobs?name=GPU+2+test"),
+    ):  # fmt: skip
+        reply = served.get(f"/find?{urlencode({'q': asked})}")
+        assert (reply.status, reply.headers["location"]) == (303, target), asked
+    assert "<h1>GPU 1 " in served.get(f"/gpus/{uuid[:-1]}").text
+    assert "no GPU" in served.get("/gpus/9").text
+    assert "no user nobody has used this machine" in served.get("/users/nobody").text
+
+
+def test_the_charts_of_a_job_show_a_part_of_its_time(daemon: Daemon, served: Web) -> None:
+    job = daemon.submit("--mem", "1G", "sleep", "600")
+    daemon.wait_until(job, "active")
+    wait_for("it is recorded", lambda: "data-zooms" in served.get(f"/jobs/{job}").text)
+    assert "part of its time" not in served.get(f"/jobs/{job}").text
+    now = int(time.time())
+    part = served.get(f"/jobs/{job}?from={now - 60}&to={now}").text
+    assert "This is a part of its time." in part
+    assert "data-zooms" in part
+    assert served.get(f"/jobs/{job}?from={now - 7200}&to={now - 3600}").status == 200
 
 
 def test_an_ended_job_shows_what_it_needed_and_how_it_ended(daemon: Daemon, served: Web) -> None:
