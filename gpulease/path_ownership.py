@@ -25,7 +25,7 @@ def shaky(path: Path, uid: int) -> str | None:
     if uid != _ROOT:
         return _wrong_owner(path, uid) if os.path.lexists(path) else None
     for part in _passed(path):
-        if os.path.lexists(part) and (why := _wrong_owner(part, uid) or _open_to_others(part)):
+        if os.path.lexists(part) and (why := _wrong_owner(part, uid) or open_to_others(part)):
             return why
     return None
 
@@ -68,17 +68,13 @@ def _wrong_owner(path: Path, uid: int) -> str | None:
     return f"{path} belongs to user {min(strangers)}" if strangers else None
 
 
-def _open_to_others(path: Path) -> str | None:
+def open_to_others(path: Path) -> str | None:
     """Return why others may write to a directory; a sticky one, such as /tmp, is safe."""
     found = path.lstat()
     if stat.S_ISLNK(found.st_mode) or found.st_mode & stat.S_ISVTX:
         return None
     group = found.st_mode & stat.S_IWGRP and found.st_gid != _ROOT
-    return (
-        f"users other than root may write to {path}"
-        if group or found.st_mode & stat.S_IWOTH
-        else None
-    )
+    return f"other users may write to {path}" if group or found.st_mode & stat.S_IWOTH else None
 
 
 def closed_to_others(path: Path) -> Path | None:

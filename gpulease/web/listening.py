@@ -5,11 +5,11 @@ import ipaddress
 import os
 import socket
 import struct
-from collections.abc import Mapping
 from pathlib import Path
 
 from gpulease.errors import BadConfiguration, BadUsage, GpuleaseError
 from gpulease.locations import runtime_directory
+from gpulease.path_ownership import open_to_others
 from gpulease.user_daemon import private_folder
 
 _UNACKNOWLEDGED_MS = 30_000
@@ -57,12 +57,18 @@ def listen_for_own(*, on_port: bool) -> socket.socket:
     Raises:
         GpuleaseError: nothing can listen there, or the user has such a page already.
     """
-    if (passed := _passed(os.environ)) is not None:
-        return passed
+    if is_passed():
+        return _passed()
     if on_port:
         return _listen_on_port("127.0.0.1", 0)
     path = Path(runtime_directory()) / "web.sock"
     private_folder(path.parent, "serve your jobs")
+    for part in path.resolve().parents:
+        if (why := open_to_others(part)) is not None:
+            raise GpuleaseError(
+                f"cannot serve your jobs: {why}, and could replace the socket there",
+                f"chmod go-w {part}, or set XDG_RUNTIME_DIR to a directory of your own",
+            )
     if _answers(path):
         raise GpuleaseError(
             f"cannot serve your jobs: you serve them already, on {path}",
@@ -118,10 +124,23 @@ def shown(listening: socket.socket) -> str:
     return f"http://[{host}]:{port}/" if ":" in host else f"http://{host}:{port}/"
 
 
-def _passed(variables: Mapping[str, str]) -> socket.socket | None:
-    if variables.get("LISTEN_PID") != str(os.getpid()):
-        return None
-    passed = socket.socket(fileno=_FIRST_PASSED)
+def is_passed() -> bool:
+    """Tell whether systemd has opened the socket for this process; see sd_listen_fds(3)."""
+    return os.environ.get("LISTEN_PID") == str(os.getpid())
+
+
+def _passed() -> socket.socket:
+    try:
+        passed = socket.socket(fileno=_FIRST_PASSED)
+        is_listening = passed.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+    except OSError:
+        is_listening = 0
+    if not is_listening:
+        raise BadConfiguration(
+            "cannot serve your jobs: LISTEN_PID says that systemd has opened a socket, and "
+            f"descriptor {_FIRST_PASSED} is none that listens",
+            "a .socket unit with Accept=no opens it; from a terminal, unset LISTEN_PID",
+        )
     if passed.family != socket.AF_UNIX:
         raise BadConfiguration(
             "cannot serve your jobs on a port that systemd has opened: all users could connect",

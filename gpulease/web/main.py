@@ -26,6 +26,7 @@ from gpulease.web.app import build
 from gpulease.web.daemon_reader import ANSWER_WITHIN_S, DaemonReader
 from gpulease.web.listening import (
     is_on_loopback,
+    is_passed,
     listen,
     listen_for_own,
     shown,
@@ -169,7 +170,7 @@ def _serve(given: argparse.Namespace) -> None:
             timeout_graceful_shutdown=_ENDS_WITHIN_S,
             limit_concurrency=given.most_listeners + _OTHER_CONNECTIONS,
         )  # fmt: skip
-        if acts and "LISTEN_PID" not in os.environ:
+        if acts and not is_passed():
             _introduce(listening, opens=given.open)
         else:
             _log.info("serving %s for the daemon on %s", shown(listening), daemon.path)

@@ -16,8 +16,9 @@ from urllib.parse import urlencode
 
 import pytest
 
-from daemon_rig import PATIENCE_S, Daemon, wait_for
+from daemon_rig import PATIENCE_S, Daemon, open_folder, wait_for
 from e2e.users import OTHER, call, daemon_for_all, job, needs_root
+from goldens import mentions
 from web.rig import Reply
 
 _WHERE = re.compile(r"ssh -L 8080:(\S+) |http://([\d.]+):(\d+)/")
@@ -56,7 +57,8 @@ class Own:
         reply = made.getresponse()
         text = unescape(reply.read().decode())
         made.close()
-        return Reply(reply.status, {}, text)
+        names = {name.lower(): value for name, value in reply.getheaders()}
+        return Reply(reply.status, names, text)
 
     def token(self, path: str) -> str:
         """Return the token in the form of a page."""
@@ -226,9 +228,12 @@ def test_jobs_of_others_are_shown_and_left_alone(tmp_path: Path) -> None:
         assert status == 201, made
         number = made["id"]
         daemon.wait_until(number, "active")
+        mine = daemon.submit("--mem", "1G", "--begin", "+1h", "true")
+        call(daemon, OTHER, "POST", "/v1/jobs", job("sleep", "600"))
         # The tests are root, who could do it with the command.
         with own_web(daemon, tmp_path) as own:
             assert "/cancel" not in own.ask(f"/jobs/{number}").text
+            assert own.ask("/find?q=last").headers["location"] == f"jobs/{mine}"
             for name in ("cancel", "output"):
                 assert own.ask(f"/jobs/{number}/{name}").status == 403
             assert daemon.client.job(number).state == "active"
@@ -256,6 +261,65 @@ def test_on_a_port_the_kernel_says_who_connects(daemon: Daemon, tmp_path: Path) 
                 capture_output=True, text=True, check=True, timeout=PATIENCE_S, cwd="/",
             )  # fmt: skip
             assert done.stdout.strip() == received
+
+
+_LISTEN_AS = """
+import os, sys
+from gpulease.errors import GpuleaseError
+from gpulease.web.listening import listen_for_own
+os.setgroups([]); os.setgid(int(sys.argv[1])); os.setuid(int(sys.argv[1]))
+try:
+    print(listen_for_own(on_port=False).getsockname())
+except GpuleaseError as error:
+    print(error.text())
+"""
+
+
+@needs_root
+@pytest.mark.parametrize("open_part", [".", "gpulease"])
+def test_a_directory_that_others_may_write_to_is_refused(open_part: str) -> None:
+    # Of root, all directories are checked: this is another user.
+    with open_folder() as folder:
+        (folder / "gpulease").mkdir()
+        for part in (folder, folder / "gpulease"):
+            os.chown(part, OTHER, OTHER)
+            part.chmod(0o700)
+
+        def said() -> str:
+            line = [sys.executable, "-c", _LISTEN_AS, str(OTHER)]
+            variables = {**os.environ, "XDG_RUNTIME_DIR": str(folder)}
+            done = subprocess.run(
+                line, env=variables, capture_output=True, text=True, timeout=PATIENCE_S, check=True
+            )
+            return done.stdout.strip()
+
+        assert said() == str(folder / "gpulease" / "web.sock")
+        (folder / open_part).chmod(0o777)
+        refused = said()
+        assert mentions(refused, "cannot serve your jobs", "may write to", "hint: chmod go-w")
+        (folder / open_part).chmod(0o1777)
+        assert said() == str(folder / "gpulease" / "web.sock")
+
+
+def test_a_socket_that_systemd_has_not_opened_is_missed(daemon: Daemon, tmp_path: Path) -> None:
+    for program in ("", "exec 3</dev/null; "):
+        line = f"{program}LISTEN_PID=$$ exec {sys.executable} -m gpulease.cli web --socket $0"
+        done = subprocess.run(
+            ["sh", "-c", line, str(daemon.socket)], capture_output=True, text=True,
+            timeout=PATIENCE_S, check=False,
+        )  # fmt: skip
+        assert (done.returncode, done.stdout) == (78, "")
+        assert mentions(done.stderr, "cannot serve your jobs: LISTEN_PID", "hint: ")
+        assert "Traceback" not in done.stderr
+
+
+def test_a_socket_that_systemd_opened_for_another_is_none_of_ours(
+    daemon: Daemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LISTEN_PID", "1")
+    with own_web(daemon, tmp_path) as own:
+        assert "ssh -L" in own.said
+        assert own.ask("/").status == 200
 
 
 def test_systemd_may_open_the_socket(daemon: Daemon, tmp_path: Path) -> None:
