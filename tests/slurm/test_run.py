@@ -94,8 +94,12 @@ def test_the_listing_on_the_node_has_the_command(idle: Cluster) -> None:
     wait_for("it is described", lambda: leases(idle.nodes[node])[job].command == "sleep 300")
     idle.run("scancel", str(job))
     _, errors = process.communicate()
-    assert process.returncode == 128 + signal.SIGTERM
-    # The message of slurmstepd, which says CANCELLED, may be lost with the step.
+    # The message of slurmstepd, which says CANCELLED, may be lost with the step; so may its status
+    # in srun 24.11, on a busy machine.
+    assert process.returncode in {
+        128 + signal.SIGTERM,
+        0 if idle.settings.release == "24.11" else None,
+    }
     assert re.search("CANCELLED|aborted", errors)
 
 
