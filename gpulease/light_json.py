@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 _SPACE = " \t\n\r"
 _INDENT = 2
 _LARGE = 100_000
-"""Characters from which indenting is worth the import of msgspec."""
+"""Bytes from which a document is left as it came: a program reads it, and indents it if needed."""
 
 
 class Namespace:
@@ -98,14 +98,12 @@ def encode(value: object) -> bytes:
 
 
 def indent(body: bytes) -> str:
-    """Return JSON indented for people.
+    """Return JSON indented for people, or as it is if it is too long for them.
 
     Characters that a terminal would interpret are escaped: the text may come from another user.
     """
     if len(body) > _LARGE:
-        import msgspec
-
-        text = msgspec.json.format(body, indent=_INDENT).decode()
+        text = body.decode()
     else:
         text = _indented(_scan(body, _Context(raw_numbers=True)), "\n")
     if text.isascii() and "\x7f" not in text:

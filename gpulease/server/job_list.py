@@ -54,7 +54,7 @@ class JobListHandlers:
         `state` is that of a job, the way it ended, or "failed" for any end without success. With
         `limit`, one page of them: those that follow the job `after`. With `name`, a shell pattern,
         those with such a name. With `since`, jobs that ended so many seconds ago or earlier are
-        left out. In `brief`, jobs have no `refusals` and no `waits_for`.
+        left out. In `brief`, jobs have the fields of `JobRowView` only.
         """
         caller, context = request.caller, self._context
         query = JobQuery(user, state, all, array, index, newest, after, limit, name)

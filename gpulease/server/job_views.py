@@ -48,6 +48,7 @@ from gpulease.wire.jobs import (
     ExpectedStartView,
     HookLimitView,
     HookView,
+    JobRowView,
     JobView,
     LeaseView,
     PoolView,
@@ -253,19 +254,17 @@ class JobViews:
         job: Job,
         *,
         to_owner: bool = False,
-        brief: bool = False,
         events: Sequence[Event] = (),
         pools: Sequence[PoolSeen] | None = None,
         hooks: Reports | None = None,
     ) -> JobView:
         """Return a job as every user may see it, or as its owner may.
 
-        In `brief`, what refuses it on each GPU is left out: half of its bytes.
         `pools` are the memory pools of its frameworks; None: those of the running job.
         `hooks` are the reports of its hooks to show; None for their summary only.
         """
         waits = self.wait(job) if job.state is State.QUEUED else _NOT_WAITING
-        explained = None if brief else waits.explanation
+        explained = waits.explanation
         why, hint = reason(job, waits.reason)
         idle_since_at, idle_ends_at = self._idle(job)
         has_directory = to_owner and job.granted_at is not None and job.has_shim
@@ -328,6 +327,34 @@ class JobViews:
             label=job.label,
             queue=self.queue(job.queue, waits.block),
             events=[EventView(instant(each.at) or "", each.kind, each.detail) for each in events],
+        )
+
+    def brief(self, job: Job) -> JobRowView:
+        """Return a job as a line of a listing shows it: a third of the bytes and of the work."""
+        waits = self.wait(job) if job.state is State.QUEUED else _NOT_WAITING
+        why, _ = reason(job, waits.reason)
+        is_plain = job.queue.array is None and waits.block is None
+        return JobRowView(
+            id=job.id,
+            label=job.label,
+            name=job.name,
+            user=job.owner.user,
+            kind=job.kind,
+            slurm_job=None if job.slurm is None else job.slurm.id,
+            state=job.state.value,
+            suspended=self._is_suspended(job),
+            reason=why or None,
+            outcome=job.outcome.value if job.outcome else None,
+            exit_status=exit_status(job),
+            out_of_memory=job.usage.out_of_memory,
+            claim=self.claim(job.claim),
+            queue=None if is_plain else self.queue(job.queue, waits.block),
+            submitted_at=instant(job.submitted_at) or "",
+            started_at=instant(job.started_at),
+            ended_at=instant(job.ended_at),
+            expected_start_at=instant(waits.start_at),
+            expected_start=waits.expected_start,
+            command=job.command,
         )
 
     def wait(self, job: Job) -> WaitState:

@@ -19,13 +19,13 @@ from gpulease.domain.lease import State
 from gpulease.server.job_views import JobViews
 from gpulease.server.machine_views import MachineViews
 from gpulease.server.queue_positions import without
-from gpulease.server.view_sources import Recent, redact_job, redact_machine
+from gpulease.server.view_sources import Recent, redact_job, redact_machine, redact_row
 from gpulease.service.explaining import Explainer
 from gpulease.service.job_list import JobPage
 from gpulease.service.ports import Clock
 from gpulease.shared_calls import SharedCalls
 from gpulease.units import MIB
-from gpulease.wire.jobs import JobList, JobView
+from gpulease.wire.jobs import JobList, JobRowView, JobView
 from gpulease.wire.machine import UserWaitingView
 
 _LIBC = CDLL(None)
@@ -92,7 +92,8 @@ class Listings:
         view.waiting_by_user = self._counted[1]
         view = redact_machine(view, viewer)
         views = self._status_views
-        view.jobs = _drawn(chain(map(views.job, holding), map(views.row, shown)), viewer)
+        jobs = chain(map(views.job, holding), map(views.row, shown))
+        view.jobs = _drawn(redact_job(each, viewer) for each in jobs)
         drawn = msgspec.json.encode(view)
         del view
         self._explainer.start()
@@ -107,14 +108,22 @@ class Listings:
         *,
         brief: bool = False,
     ) -> bytes:
-        """Return the page that `find` returns; `to_owner` tells which jobs the caller owns."""
+        """Return the page that `find` returns; `to_owner` tells which jobs the caller owns.
+
+        In `brief`, the jobs are a `JobRowView` each.
+        """
 
         def draw() -> bytes:
             self._explainer.refresh_here()
             page, views = find(), self._list_views
             views.begin()
-            jobs = (views.job(job, to_owner=to_owner(job), brief=brief) for job in page.jobs)
-            listed = JobList(_drawn(jobs, redacted_for), page.total, page.next)
+            jobs: Iterable[JobView | JobRowView]
+            if brief:
+                jobs = (redact_row(views.brief(job), redacted_for) for job in page.jobs)
+            else:
+                whole = (views.job(job, to_owner=to_owner(job)) for job in page.jobs)
+                jobs = (redact_job(job, redacted_for) for job in whole)
+            listed = JobList(_drawn(jobs), page.total, page.next)
             drawn = msgspec.json.encode(listed)
             del listed
             self._explainer.start()
@@ -139,6 +148,9 @@ def _return_memory(reply: bytes) -> None:
         trim(0)
 
 
-def _drawn(jobs: Iterable[JobView], viewer: str | None) -> list[Any]:
-    """Return jobs as JSON, one by one: ten thousand views would take much memory."""
-    return [msgspec.Raw(msgspec.json.encode(redact_job(each, viewer))) for each in jobs]
+def _drawn(jobs: Iterable[JobView | JobRowView]) -> list[Any]:
+    """Return jobs as JSON, one by one: ten thousand views would take much memory.
+
+    Each begins a line, so that people and grep can read a long listing.
+    """
+    return [msgspec.Raw(b"\n" + msgspec.json.encode(each)) for each in jobs]

@@ -18,7 +18,7 @@ from gpulease.service.overuse import OveruseWatch
 from gpulease.service.ports import Clock
 from gpulease.service.usage import PoolSeen
 from gpulease.units import Share
-from gpulease.wire.jobs import ClaimView, JobView
+from gpulease.wire.jobs import ClaimView, JobRowView, JobView
 from gpulease.wire.machine import EnforcementLevelView, StatusView
 
 K = TypeVar("K", bound=Hashable)
@@ -130,6 +130,14 @@ def redact_job(view: JobView, viewer: str | None) -> JobView:
         hooks=[],
         events=[replace(each, detail=None) for each in view.events],
     )
+
+
+def redact_row(view: JobRowView, viewer: str | None) -> JobRowView:
+    """Return a job in brief as the user `viewer` may see it; None may see all."""
+    if viewer not in (None, view.user):
+        view.command = view.name = HIDDEN
+        view.reason = None if view.outcome == "launch_failed" else view.reason
+    return view
 
 
 def redact_machine(status: StatusView, viewer: str | None) -> StatusView:

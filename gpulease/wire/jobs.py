@@ -372,6 +372,33 @@ class JobView:
 
 
 @dataclass(slots=True)
+class JobRowView:
+    """A job in brief: what a line of a listing shows. A field means the same as in JobView."""
+
+    id: int
+    label: str
+    name: str
+    user: str
+    kind: JobKind
+    slurm_job: int | None
+    state: JobState
+    suspended: bool
+    reason: str | None
+    outcome: Outcome | None
+    exit_status: int | None
+    out_of_memory: bool
+    claim: ClaimView
+    queue: QueueView | None
+    """Null if it is in no array and nothing blocks it."""
+    submitted_at: str
+    started_at: str | None
+    ended_at: str | None
+    expected_start_at: str | None
+    expected_start: ExpectedStartView | None
+    command: str
+
+
+@dataclass(slots=True)
 class ExplainView:
     """What would happen to a job if it were submitted now."""
 

@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpulease import light_json
 from gpulease.light_json import Namespace, decode, decode_plain, encode, indent
 
 _plain = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text()
@@ -45,13 +44,14 @@ def test_what_is_no_json_is_refused(wrong: bytes) -> None:
     lambda inner: st.lists(inner) | st.dictionaries(st.text(_WITHOUT_SURROGATES), inner),
     max_leaves=20,
 ))  # fmt: skip
-def test_small_and_large_documents_are_indented_alike(document: Any) -> None:
+def test_a_document_is_indented_as_msgspec_does_it(document: Any) -> None:
     body = msgspec.json.encode(document)
-    large = light_json._LARGE
-    small = indent(body)
-    light_json._LARGE = 0
-    try:
-        assert indent(body) == small
-    finally:
-        light_json._LARGE = large
-    assert json.loads(small) == document
+    indented = indent(body)
+    assert json.loads(indented) == document
+    if body.isascii() and b"\x7f" not in body:
+        assert indented == msgspec.json.format(body, indent=2).decode()
+
+
+def test_a_long_document_is_left_as_it_came_but_for_what_a_terminal_would_interpret() -> None:
+    long = msgspec.json.encode(["x" * 50, "\x9b31m"] * 2000)
+    assert indent(long) == long.decode().replace("\x9b", "\\u009b")
