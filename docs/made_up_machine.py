@@ -153,7 +153,7 @@ def waiting() -> Iterator[jobs.JobView]:
             view.reason, view.behind = "waits its turn behind job 201", 201
         if place == 0:
             view.suggestions = [jobs.SuggestionView("--mem 17G")]
-            view.waits_for, view.waits_for_labels = [172], ["172"]
+            view.waits_for, view.waits_for_labels = [178], ["178"]
         if place == 16:
             view.id, view.label, view.user, view.name = WAITING_ARRAY, "230_0", "mei", "grid"
             view.queue = in_queue(WAITING_ARRAY, 0)
