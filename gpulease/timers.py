@@ -117,7 +117,7 @@ class Timers:
 
     def at(self, cron: str, call: Call) -> None:
         """Call `call` at recurring times of the machine, five fields of crontab(5)."""
-        self._scheduler.add_job(_with_failures_logged(call), _trigger_of(cron, None))
+        self._scheduler.add_job(_with_failures_logged(call), _trigger_of(cron, _MACHINE_ZONE))
 
     def start(self) -> None:
         """Start, in the running event loop."""
@@ -133,6 +133,29 @@ class Timers:
             each.stop()
 
 
+class _MachineZone(tzinfo):
+    """The machine's time zone, as the C library has it.
+
+    APScheduler would look for the zone's file, which TZ=X3 and other values of POSIX have not.
+    """
+
+    def utcoffset(self, at: datetime | None) -> timedelta | None:
+        return None if at is None else at.replace(tzinfo=None).astimezone().utcoffset()
+
+    def dst(self, at: datetime | None) -> None:
+        return None
+
+    def tzname(self, at: datetime | None) -> None:
+        return None
+
+    def fromutc(self, at: datetime) -> datetime:
+        local = at.replace(tzinfo=UTC).astimezone()
+        wall = local.replace(tzinfo=None)
+        is_second = wall.astimezone().utcoffset() != local.utcoffset()
+        return wall.replace(tzinfo=self, fold=int(is_second))
+
+
+_MACHINE_ZONE = _MachineZone()
 _DAYS = ("sun", "mon", "tue", "wed", "thu", "fri", "sat")
 _DAY_NUMBERS = re.compile(r"(\*|[0-7])(?:-([0-7]))?(?:/([1-7]))?", re.ASCII)
 _PART = r"(?:\*|\w+(?:-\w+)?)(?:/\d+)?"
@@ -144,7 +167,7 @@ _LONGEST_CRON = 100
 class LocalTime:
     """The machine's time zone: begins of recurring windows, and instants as text."""
 
-    def __init__(self, zone: tzinfo | None = None) -> None:
+    def __init__(self, zone: tzinfo = _MACHINE_ZONE) -> None:
         """Take the machine's time zone, or another one."""
         self._zone = zone
 
@@ -168,7 +191,7 @@ class LocalTime:
 
 
 @lru_cache(maxsize=64)
-def _trigger_of(cron: str, zone: tzinfo | None) -> CronTrigger:
+def _trigger_of(cron: str, zone: tzinfo) -> CronTrigger:
     fields = cron.lower().split() if len(cron) <= _LONGEST_CRON else []
     hint = "write five fields: minute, hour, day, month, weekday, as '0 22 * * mon-fri'"
     if len(fields) != 5 or not all(map(_FIELD.fullmatch, fields)):

@@ -13,6 +13,7 @@ from gpulease.record import record
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from fractions import Fraction
 
 KIB, MIB, GIB, TIB = 1024, 1024**2, 1024**3, 1024**4
@@ -233,6 +234,17 @@ def parse_instant(text: str, now: datetime) -> datetime:
         ) from None
 
 
+def next_time_of_day(clock: time, now: datetime, days: Sequence[int] = (0, 1)) -> datetime:
+    """Return the first instant after `now` with a time of day, in the zone of this process.
+
+    It is on one of some `days` from today on, and on the last of them if none is after `now`. A
+    change to or from summer time in between counts.
+    """
+    today = now.astimezone().date()
+    at = [datetime.combine(today + timedelta(days=each), clock).astimezone() for each in days]
+    return next((each for each in at if each > now), at[-1])
+
+
 def _read_instant(words: str, now: datetime) -> datetime:
     """Raises: ValueError, OverflowError."""
     import re
@@ -246,6 +258,7 @@ def _read_instant(words: str, now: datetime) -> datetime:
         raise ValueError("no time of day")
     hour, minute, second = (int(part or 0) for part in found_time.groups())
     today = now.astimezone().date()
+    days: Sequence[int]
     if day in ("", "today"):
         days = (0,) if day else (0, 1)
     elif day == "tomorrow":
@@ -253,12 +266,7 @@ def _read_instant(words: str, now: datetime) -> datetime:
     else:
         ahead = (_WEEKDAYS.index(day[:3]) - today.weekday()) % 7
         days = (ahead, ahead + 7)
-    # A time without a zone is in that of the process, with its changes to and from summer time.
-    found = [
-        datetime.combine(today + timedelta(days=each), time(hour, minute, second)).astimezone()
-        for each in days
-    ]
-    return next((each for each in found if each > now), found[-1])
+    return next_time_of_day(time(hour, minute, second), now, days)
 
 
 def _read_span(text: str) -> timedelta | None:

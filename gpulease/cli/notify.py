@@ -51,6 +51,8 @@ def notify(ctx: typer.Context, *, is_test: bool, as_json: bool, socket: SocketOp
         print_stdout(f"receivers: {', '.join(each.name for each in receivers_of(settings))}")
         print_stdout(f"events of all jobs: {', '.join(settings.events) or 'none'}")
         print_stdout(f"time-left: {format_span(settings.time_left)} before the time limit")
+        if settings.quiet is not None:
+            print_stdout("quiet: from {:%H:%M} to {:%H:%M}".format(*settings.quiet))
         return 0
     client, _ = reach_or_start(named_socket(ctx, socket), "notify")
     sent = client.test_notification()

@@ -7,7 +7,7 @@ of each event is a message, and the end of the last one is a summary.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime, timedelta
+from datetime import datetime, time, timedelta
 from enum import StrEnum
 from typing import Final
 
@@ -17,7 +17,7 @@ from gpulease.domain.health import GpuAvailability
 from gpulease.domain.job import Job, Outcome, UsageTotal, one_line
 from gpulease.domain.lease import State
 from gpulease.errors import split_hint
-from gpulease.units import GIB, format_span
+from gpulease.units import GIB, format_span, next_time_of_day
 
 
 class NotifyEvent(StrEnum):
@@ -51,8 +51,10 @@ LONGEST_BODY = 4000
 _GIB_HOUR = GIB * 3600
 LISTED = 20
 """Titles in a collected message."""
-_DIGEST_AT = 8
-"""The hour of a digest, in the time of the machine."""
+_LISTED_IN_TITLE = 5
+"""Elements of an array."""
+_DIGEST_AT = time(8)
+"""In the time of the machine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,9 +108,7 @@ def due_at(message: Message, at: datetime) -> datetime | None:
     """Return when a message that is stored at an instant is to be sent; None: at once."""
     if message.event is not NotifyEvent.DIGEST:
         return None
-    local = at.astimezone()
-    morning = local.replace(hour=_DIGEST_AT, minute=0, second=0, microsecond=0)
-    return morning if morning > local else morning + timedelta(days=1)
+    return next_time_of_day(_DIGEST_AT, at)
 
 
 _TITLES: Final = {NotifyEvent.OVER_LEASE: "has to free memory", NotifyEvent.IDLE: "is idle"}
@@ -178,17 +178,22 @@ def about_array(last: Job, elements: int, failed: Sequence[str]) -> Message:
     array = last.queue.array
     assert array is not None, "it is an element"
     took = (last.ended_at or last.submitted_at) - last.submitted_at
-    shown = ", ".join(failed[:LISTED])
-    more = f" and {len(failed) - LISTED} more" if len(failed) > LISTED else ""
     lines = [
         f"It took {format_span(took)} from its submission.",
-        *([f"Without success: {shown}{more}."] if failed else []),
+        *([f"Without success: {_first_of(failed, LISTED)}."] if failed else []),
         f"gpulease show {array.job} shows more.",
     ]
     good = elements - len(failed)
     title = f"array {array.job} ({last.name}) has ended: {good} of {elements} elements succeeded"
     event = NotifyEvent.END if NotifyEvent.END in last.notify else NotifyEvent.DIGEST
+    if failed and event is NotifyEvent.DIGEST:  # which lists titles
+        title = f"{title}, not {_first_of(failed, _LISTED_IN_TITLE)}"
     return Message(last.owner.uid, event, one_line(title), "\n".join(lines), last.id)
+
+
+def _first_of(labels: Sequence[str], most: int) -> str:
+    more = f" and {len(labels) - most} more" if len(labels) > most else ""
+    return f"{', '.join(labels[:most])}{more}"
 
 
 def time_left_span(events: Iterable[str]) -> timedelta | None:

@@ -11,7 +11,7 @@ from typing import Any
 from gpulease import config
 from gpulease.errors import BadConfiguration, BadValue, GpuleaseError
 from gpulease.setting_parsers import read_toml
-from gpulease.units import parse_setting_span
+from gpulease.units import next_time_of_day, parse_setting_span
 
 _KEYS = ("events", "command", "urls", "time_left", "details", "quiet")
 _QUIET = re.compile(r"([01]\d|2[0-3]):([0-5]\d)-([01]\d|2[0-3]):([0-5]\d)", re.ASCII)
@@ -50,10 +50,7 @@ class NotifySettings:
         begin, end = self.quiet
         at = now.time()
         is_quiet = begin <= at < end if begin < end else at >= begin or at < end
-        if not is_quiet:
-            return None
-        until = now.replace(hour=end.hour, minute=end.minute, second=0, microsecond=0)
-        return until if until > now else until + timedelta(days=1)
+        return next_time_of_day(end, now) if is_quiet else None
 
 
 def read_notify_settings(environment: Mapping[str, str]) -> NotifySettings:

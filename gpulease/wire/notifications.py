@@ -26,7 +26,7 @@ _MOST_DIGITS = 9
 
 
 def notify_events(names: Sequence[str]) -> tuple[str, ...]:
-    """Return the events of which the owner of a job is notified, each once.
+    """Return the events of which the owner of a job is notified, each once and in their order.
 
     Raises:
         BadValue: there is no such event, or its span is out of range.
@@ -36,7 +36,8 @@ def notify_events(names: Sequence[str]) -> tuple[str, ...]:
     asked = [each for name in names for each in (_ALL if name == "all" else (name,))]
     # A span that is given replaces the default.
     named = dict(_event(each) for each in sorted(asked, key=len))
-    return tuple(f"{name}={seconds}" if seconds else name for name, seconds in named.items())
+    listed = (name for name in EVENTS_OF_JOBS if name in named)
+    return tuple(f"{name}={named[name]}" if named[name] else name for name in listed)
 
 
 def _event(text: str) -> tuple[str, int | None]:

@@ -215,6 +215,8 @@ def test_run_takes_the_events_of_the_users_file_and_warns_without_a_receiver(
     configure(tmp_path, 'events = ["ends"]', lines[1])
     refused = daemon.run("notify", "--test", env=variables, check=False)
     assert refused.returncode == 78 and "no event named 'ends'" in refused.stderr
+    configure(tmp_path, lines[1], 'quiet = "22:00-07:00"')
+    assert "from 22:00 to 07:00" in daemon.run("notify", env=variables).stdout
     configure(tmp_path)
     done = daemon.run("run", "--mem", "1G", "--notify", "all", "true", env=variables)
     assert "no receiver is configured" in done.stderr and "notify --test" in done.stderr

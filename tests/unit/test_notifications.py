@@ -21,9 +21,11 @@ from gpulease.domain.job import Exit, Job, Outcome, UsageTotal, worker_started
 from gpulease.domain.lease import LONGEST_TIME
 from gpulease.domain.memory_estimate import size_next_time
 from gpulease.domain.notifications import (
+    Message,
     NotifyEvent,
     about_gpu,
     about_week,
+    due_at,
     message_on,
     time_is_short,
 )
@@ -204,15 +206,28 @@ def test_a_collected_message_lists_the_first_and_counts_the_others() -> None:
 )
 def test_quiet_hours_may_span_midnight(quiet: str, at: str, until: str | None) -> None:
     begin, end = (time.fromisoformat(each) for each in quiet.split("-"))
-    now = datetime.combine(date(2026, 3, 1), time.fromisoformat(at), UTC)
+    now = datetime.combine(date(2026, 3, 1), time.fromisoformat(at)).astimezone()
     found = NotifySettings(quiet=(begin, end)).quiet_until(now)
     assert (None if found is None else f"{found:%-d %H:%M}") == until
+
+
+@pytest.mark.usefixtures("berlin")
+@pytest.mark.parametrize(("day", "hour"), [((3, 28), 6), ((10, 24), 7)])
+def test_a_morning_is_at_its_time_of_day_over_a_change_of_the_clocks(
+    day: tuple[int, int], hour: int
+) -> None:
+    evening = datetime(2026, *day, 21, 30, tzinfo=UTC)
+    morning = datetime(2026, day[0], day[1] + 1, hour, tzinfo=UTC)
+    assert due_at(Message(1, NotifyEvent.DIGEST, "", ""), evening) == morning
+    quiet = NotifySettings(quiet=(time(22), time(8)))
+    assert quiet.quiet_until(evening.astimezone()) == morning
 
 
 def test_events_are_checked_and_each_counts_once() -> None:
     assert notify_events(["fail", "end", "fail"]) == ("end", "fail")
     assert notify_events([]) == ()
-    assert set(notify_events(["all"])) == {*EVENTS_OF_JOBS[:-2], "time-left=600"}
+    assert notify_events(["all"]) == (*EVENTS_OF_JOBS[:-2], "time-left=600")
+    assert notify_events(["time-left=30", "fail", "start"]) == ("start", "fail", "time-left=30")
     assert notify_events(["digest"]) == ("digest",)
     assert "time-left=30" in notify_events(["all", "time-left=30"])
     for wrong in ("ends", "end=3", "time-left=x", "time-left=0", "gpu-drained", ""):

@@ -1,6 +1,7 @@
 """The timers, and the instants of recurring windows."""
 
 import asyncio
+import time
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from zoneinfo import ZoneInfo
@@ -147,6 +148,31 @@ def test_a_time_that_is_skipped_comes_an_hour_later_and_one_that_is_repeated_cou
     assert spring == ["Sun 29 03:30 +0200", "Mon 30 02:30 +0200"]
     autumn = begins("30 2 * * *", 2026, 10, 24, 12, count=2)
     assert autumn == ["Sun 25 02:30 +0200", "Mon 26 02:30 +0100"]
+
+
+@pytest.mark.parametrize(
+    ("zone", "begun"),
+    [
+        ("EST5", ["15 07:00", "16 07:00"]),
+        ("X3", ["15 02:00", "16 02:00"]),  # too short for the C library, which takes it for UTC
+        # As Berlin, without a file; the clocks show 2:00 twice on 25 October.
+        ("CET-1CEST,M3.5.0,M10.5.0/3", ["25 00:00", "26 01:00"]),
+    ],
+)
+def test_a_time_zone_of_posix_without_a_file_counts(
+    zone: str, begun: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    at, found = datetime(2026, 10, int(begun[0][:2]) - 1, 12, tzinfo=UTC), []
+    with monkeypatch.context() as patch:
+        patch.setenv("TZ", zone)
+        time.tzset()
+        for _ in begun:
+            begin = LocalTime().next("0 2 * * *", at)
+            assert begin is not None
+            found.append(f"{begin:%d %H:%M}")
+            at = begin + timedelta(seconds=1)
+    time.tzset()
+    assert found == begun
 
 
 @pytest.mark.parametrize(
