@@ -13,7 +13,7 @@ _HIGHEST_WEIGHT: Final = 10_000
 """Of cpu.weight, see linux/Documentation/admin-guide/cgroup-v2.rst; 1 is the lowest."""
 _OF_A_CORE: Final = 100
 _OF_A_LEASED_CORE: Final = 1000
-"""Jobs that lease no cores run on all: there, they leave a tenth at most to each of these."""
+"""Jobs that lease no cores run on these as well, and get about a tenth of them."""
 
 
 @dataclass(frozen=True, slots=True)

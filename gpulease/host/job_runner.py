@@ -17,7 +17,7 @@ from pathlib import Path
 from gpulease.domain.enforcement import EnforcementLevel
 from gpulease.domain.gpu import JobId
 from gpulease.domain.job import Exit, HostUse, Invocation, Job, Outcome
-from gpulease.errors import LaunchFailed, RecordUnwritable, with_hint
+from gpulease.errors import LaunchFailed, RecordUnwritable
 from gpulease.host import shim_control
 from gpulease.host.cores import take_cores
 from gpulease.host.launch import (
@@ -395,8 +395,7 @@ def _short_of_ram(event: shim_control.Exited) -> str | None:
     killer = "gpulease" if used.watched else "the kernel"
     killed = f"{killer} killed {'one' if count == 1 else count} of its processes"
     if used.ram_limit is not None:
-        what = f"{how}: it used all of its {format_size(used.ram_limit)} of RAM, and {killed}"
-        return with_hint(what, "ask for more with --ram")
+        return f"{how}: it used all of its {format_size(used.ram_limit)} of RAM, and {killed}"
     what = f"{how}: the machine ran out of RAM, and {killed}"
     peak = used.ram_peak
     return what if peak is None else f"{what}; the job used up to {format_size(peak)}"

@@ -21,7 +21,7 @@ from gpulease.domain.oom import (
     diagnose_oom,
     find_memory_errors,
 )
-from gpulease.errors import CannotLease, TooMany, split_hint, with_hint
+from gpulease.errors import CannotLease, TooMany, with_hint
 from gpulease.service.jobs import Settle
 from gpulease.service.observation import GpuObserver
 from gpulease.service.ports import Policy, Store, Transaction, WorkerExited
@@ -172,10 +172,7 @@ class JobAccounting:
             )
         wanted = job.usage.retry_factor
         if wanted is None or job.usage.attempt >= MOST_RETRIES:
-            tried = f"it was retried {MOST_RETRIES} times; " if wanted is not None else ""
-            hint = f"{tried}use --mem {format_size(size)}"
-            more = "" if wanted is not None else ", or have it retried with --retry-oom 1.5x"
-            return _with_detail(job, what, hint + more)
+            return _with_detail(job, what, _larger("--mem", size, has_retried=wanted is not None))
         again = retry_size(leased, wanted)
         again = min(again, most) if most else again
         claim = replace(job.claim, memory=again, memory_bound=None)
@@ -183,12 +180,11 @@ class JobAccounting:
 
     def _with_more_ram(self, tx: Transaction, job: Job, limit: int) -> Job:
         """Queue a retry with more RAM than `limit`, if the job asked for it; else say how."""
-        what, hint = split_hint(job.detail or (job.exit or Exit(1)).verb)
+        what = job.detail or (job.exit or Exit(1)).verb
         wanted = job.usage.retry_factor
-        if wanted is None:
-            return _with_detail(job, what, f"{hint}, or have it retried with --retry-oom 1.5x")
-        if job.usage.attempt >= MOST_RETRIES:
-            return _with_detail(job, what, f"it was retried {MOST_RETRIES} times; {hint}")
+        if wanted is None or job.usage.attempt >= MOST_RETRIES:
+            size = advised_size_after_oom(limit, job.host_use.ram_peak, None)
+            return _with_detail(job, what, _larger("--ram", size, has_retried=wanted is not None))
         again = retry_size(limit, wanted)
         claim = replace(job.claim, ram=again)
         return self._queued_again(tx, job, what, claim, "--ram", again)
@@ -220,6 +216,14 @@ class JobAccounting:
         return _with_detail(
             job, f"{what}; job {new.id} retries it with {format_size(size)}{of_ram}", None
         )
+
+
+def _larger(option: str, size: int, *, has_retried: bool) -> str:
+    """Return the hint to ask for more, as a job that was retried does not do by itself."""
+    hint = f"use {option} {format_size(size)}"
+    if has_retried:
+        return f"it was retried {MOST_RETRIES} times; {hint}"
+    return f"{hint}, or have it retried with --retry-oom 1.5x"
 
 
 def _as_watched(job: Job, *, stops: bool) -> Job:

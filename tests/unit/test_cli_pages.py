@@ -401,7 +401,7 @@ def pages(width: int | None) -> dict[str, Page]:
                 cpu_seconds=9000.0,
                 reason="ended by signal 9: it used all of its 12G of RAM, and the kernel killed "
                 "one of its processes",
-                hint="ask for more with --ram",
+                hint="use --ram 15G",
             ),
             NOW,
         ),

@@ -257,8 +257,7 @@ def test_device_rules_deny_gpus_and_allow_what_gives_access_to_none(tmp_path: Pa
 
 
 _OWN_LIMIT = (
-    "exited with 1: it used all of its 192M of RAM, and the kernel killed 2 of its "
-    "processes\n\nhint: ask for more with --ram"
+    "exited with 1: it used all of its 192M of RAM, and the kernel killed 2 of its processes"
 )
 _MACHINE = (
     "ended by signal 9: the machine ran out of RAM, and the kernel killed one of its processes; "

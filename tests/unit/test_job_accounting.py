@@ -25,6 +25,7 @@ from gpulease.domain.host_memory import HostReading
 from gpulease.domain.job import (
     CommandFingerprint,
     Exit,
+    HostUse,
     Invocation,
     Job,
     JobUsage,
@@ -34,7 +35,6 @@ from gpulease.domain.job import (
 from gpulease.domain.lease import Trigger
 from gpulease.domain.limits import UserLimits
 from gpulease.domain.memory_estimate import PastRun
-from gpulease.errors import with_hint
 from gpulease.service import jobs, submission
 from gpulease.service.job_accounting import MOST_RETRIES, JobAccounting
 from gpulease.service.observation import GpuObserver, Observation
@@ -333,9 +333,7 @@ def test_a_user_whose_queue_is_full_gets_no_new_try_and_is_told_why() -> None:
     assert world.store.live() == ()
 
 
-SHORT = WorkerExited(
-    Outcome.SIGNALED, Exit(signal=9), NOON, with_hint("it used all", "more"), ram_limit=2 * G
-)
+SHORT = WorkerExited(Outcome.SIGNALED, Exit(signal=9), NOON, "it used all", ram_limit=2 * G)
 
 
 def test_a_job_that_met_its_limit_of_ram_is_retried_with_more_ram_and_as_much_gpu_memory() -> None:
@@ -349,8 +347,11 @@ def test_a_job_that_met_its_limit_of_ram_is_retried_with_more_ram_and_as_much_gp
     assert mentions(ended.detail or "", "it used all", "job 2", "3G of RAM")
 
 
-def test_without_retry_oom_the_end_says_that_there_is_one() -> None:
-    assert mentions(World().end(SHORT).detail or "", "more", "--retry-oom")
+def test_without_retry_oom_the_end_says_how_much_ram_to_ask_for_and_that_there_is_one() -> None:
+    assert mentions(World().end(SHORT).detail or "", "--ram 2.5G", "--retry-oom")
+    # Where its shim watched it, it may have used more than its limit.
+    much = replace(SHORT, host_use=HostUse(4 * G))
+    assert mentions(World().end(much).detail or "", "--ram 5G")
     last = World(retry="3/2", attempt=3).end(SHORT)
     assert last.usage.retried_as is None and mentions(last.detail or "", "retried 3 times")
 
