@@ -115,6 +115,12 @@ def _bytes(memory: int | None) -> int | None:
     return memory
 
 
+def _count(number: str | int | None) -> int | None:
+    if isinstance(number, str) and not (number.isascii() and number.isdecimal()):
+        raise BadValue(f"cannot read {number[:40]!r}: it is not a whole number")
+    return None if number is None else int(number)
+
+
 def seconds(span: str | float | timedelta | None) -> float | None:
     """Return a span in seconds; None stays None.
 
@@ -282,8 +288,8 @@ class RunOptions:
     )  # fmt: skip
     cpus: int | None = _resource(
         "--cpus", metavar="N", help="CPU cores (hardware threads) of the job.",
-        fields=("claim.cpus",), python="cpus", holds=True, is_of_new_jobs=True,
-        edits="CPU cores of the job; 0: none.",
+        fields=("claim.cpus",), reads=_count, python="cpus", holds=True, is_of_new_jobs=True,
+        edits="CPU cores of the job; or none.", clears=("none", 0),
     )  # fmt: skip
     time: str | None = _resource(
         "--time", metavar="SPAN", help="Time limit: 90s, 30m, 4h, 1d12h.",

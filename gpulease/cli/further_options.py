@@ -29,9 +29,11 @@ def _changed(option: Option, help: str | None, panel: str = "Options") -> Option
     has_opposite = option.is_flag and "/" not in option.flags[-1]
     last = f"{option.long}/--no-{option.long[2:]}"
     flags = (*option.flags[:-1], last) if has_opposite else option.flags
-    kind = f"{option.annotation.removesuffix(' | None')} | None"
+    kind = option.annotation.removesuffix(" | None")
+    if option.clears and kind == "int":
+        kind = "str"  # as is the word that takes the number away
     return replace(
-        option, flags=flags, help=help or "", panel=panel, default=None, annotation=kind
+        option, flags=flags, help=help or "", panel=panel, default=None, annotation=f"{kind} | None"
     )  # fmt: skip
 
 

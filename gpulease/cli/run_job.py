@@ -311,7 +311,11 @@ def _keys(options: RunOptions) -> bytes:
 
 def _say_default(job: JobView, options: RunOptions, request: SubmitRequest) -> None:
     claim = request.claim
-    if claim.memory is not None or claim.share is not None or options.quiet:
+    if options.quiet:
+        return
+    if job.claim.linked and job.claim.gpus == 1:
+        print_stderr("gpulease: --linked has no effect on one GPU; ask for several with --gpus")
+    if claim.memory is not None or claim.share is not None:
         return
     from gpulease.drawing.words import id_of, requested
 

@@ -10,7 +10,10 @@ from gpulease.errors import AnswerLost, GpuleaseError, NoDaemon, NotTrusted
 from gpulease.options import option_of
 
 StrPath = Path | str
-_NO_DAEMON_HINT = "ask an admin to start gpuleased, or use another socket with --socket"
+_NO_DAEMON_HINT = (
+    "if gpuleased was just started, try again in a second; otherwise ask an admin to start it, or "
+    "use another socket with --socket"
+)
 
 
 def error_of(status: int, body: bytes, path: StrPath) -> GpuleaseError:

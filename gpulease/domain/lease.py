@@ -205,6 +205,12 @@ class Claim:
         """The memory as people write it: 4G, 40%, 4G..10G."""
         return _written(self.memory, self.memory_bound)
 
+    @property
+    def in_full(self) -> str:
+        """What it asks for of the machine: 4G, ram 32G, cpus 8."""
+        ram = [] if self.ram is None else [f"ram {format_size(self.ram)}"]
+        return ", ".join([str(self), *ram, *([] if self.cpus is None else [f"cpus {self.cpus}"])])
+
     def __str__(self) -> str:
         if self.gpus > 1:
             gpus = "of the GPUs asked for" if self.is_choosy else "GPUs"

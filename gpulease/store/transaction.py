@@ -168,7 +168,7 @@ class SqlTransaction:
         if is_new and key != job.id:  # that of an array of which all elements had ended
             self._writer.driver.execute(statements.DROP_INVOCATION, (key,))
         size = self._add_invocation(key, order.invocation) if is_new else None
-        self._log(job.id, Event(at, "submitted", str(order.claim)))
+        self._log(job.id, Event(at, "submitted", order.claim.in_full))
         self._state.note(None, job, size)
         return job
 
@@ -212,7 +212,7 @@ class SqlTransaction:
             named = [{"name": job.name, "this": job.id} for job in jobs]
             self._execute_all(statements.change_job(("name",)), named)
         size = self._add_invocation(alone.id, order.invocation)
-        self._log_all(jobs, Event(at, "submitted", str(order.claim)))
+        self._log_all(jobs, Event(at, "submitted", order.claim.in_full))
         for job in jobs:
             self._state.note(None, job, size if job.id == alone.id else None)
         return jobs

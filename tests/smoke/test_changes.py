@@ -50,6 +50,20 @@ def test_a_waiting_job_is_edited_and_its_history_says_what_changed(daemon: Daemo
     assert mentions(hint, "extend", "requeue")
 
 
+def test_ram_and_cores_of_a_waiting_job_are_named_and_taken_away(daemon: Daemon) -> None:
+    asked = ("--mem", "1G", "--linked", "--ram", "64M", "--cpus", "1", "--held")
+    done = daemon.run("run", "-d", *asked, "--", "true")
+    assert mentions(done.stderr, "--linked", "--gpus")
+    job = int(done.stdout)
+    assert mentions(daemon.job(job)["events"][0]["detail"], "1G", "64M", "cpus 1")
+    daemon.run("edit", str(job), "--ram", "none", "--cpus", "none")
+    claim = daemon.job(job)["claim"]
+    assert (claim["ram"], claim["cpus"]) == (None, None)
+    daemon.run("edit", str(job), "--cpus", "1")
+    assert daemon.job(job)["claim"]["cpus"] == 1
+    assert mentions(refused(daemon, "edit", str(job), "--cpus", "few"), "few")
+
+
 def test_the_waiting_elements_of_an_array_are_edited_together(daemon: Daemon) -> None:
     array = daemon.submit("--mem", "1G", "--held", "--array", "0-29", "--", "sleep", "600")
     element = json.loads(daemon.run("show", "--json", f"{array}_3").stdout)["id"]
