@@ -24,6 +24,8 @@ _FACTORS = {
     for unit, factor in (("", 1), ("K", KIB), ("M", MIB), ("G", GIB), ("T", TIB))
     for end in ("", "B", "I", "IB")
 }
+_MOST_DIGITS_LISTED = 4
+"""Of the number of a GPU or a CPU; what is longer is none."""
 _CLOCK = r"(?:(\d+)-)?(\d{1,3}):([0-5]\d)(?::([0-5]\d))?"
 _LARGEST_SIZE = 1024 * TIB
 LONGEST_SPAN = timedelta(days=3650)
@@ -300,6 +302,17 @@ def _span(
 ) -> timedelta:
     parts = [min(int(part or 0), 10**7) for part in (days, hours, minutes, seconds)]
     return timedelta(days=parts[0], hours=parts[1], minutes=parts[2], seconds=parts[3])
+
+
+def numbers_in(text: str) -> list[int]:
+    """Return the numbers in a text such as 0-3,7; what is none is left out."""
+    found: list[int] = []
+    for each in text.strip().split(","):
+        first, dash, last = each.partition("-")
+        ends = first, last if dash else first
+        if all(end.isdecimal() and len(end) <= _MOST_DIGITS_LISTED for end in ends):
+            found += range(int(ends[0]), int(ends[1]) + 1)
+    return found
 
 
 def counted(number: int, what: str) -> str:

@@ -89,9 +89,9 @@ def shorten_middle(text: str, width: int) -> str:
     return truncate(text, width - 1 - tail) + "…" + end if width > 0 else ""
 
 
-def size(amount: int | None) -> str:
+def size(amount: int | None, unknown: str = UNKNOWN) -> str:
     """Write a number of bytes; None is unknown."""
-    return UNKNOWN if amount is None else format_size(amount)
+    return unknown if amount is None else format_size(amount)
 
 
 def amount(memory: int | None) -> str:
@@ -101,9 +101,9 @@ def amount(memory: int | None) -> str:
     return f"{whole}{tenth[1:]}" if len(whole) >= _MANY_DIGITS else text
 
 
-def figure(value: float | None, unit: str) -> str:
+def figure(value: float | None, unit: str, unknown: str = UNKNOWN) -> str:
     """Write a number with its unit; None is unknown."""
-    return UNKNOWN if value is None else f"{value:.0f}{unit}"
+    return unknown if value is None else f"{value:.0f}{unit}"
 
 
 def percent(value: int | None) -> str:

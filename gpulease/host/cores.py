@@ -5,12 +5,13 @@ linux/Documentation/ABI/testing/sysfs-devices-system-cpu and sysfs-bus-pci for w
 """
 
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
 from gpulease.domain.host_share import choose_cores
+from gpulease.units import numbers_in
 
 _FILE = "cores"
 _CPUS = Path("/sys/devices/system/cpu")
@@ -53,8 +54,8 @@ def local_cpus(bus: str, devices: Path = _PCI) -> tuple[int, ...]:
     """Return the CPUs near the PCI device at an address such as 00000000:3B:00.0."""
     domain, _, rest = bus.lower().partition(":")
     try:
-        return tuple(_listed((devices / f"{domain[-4:]}:{rest}" / "local_cpulist").read_text()))
-    except (OSError, ValueError):
+        return tuple(numbers_in((devices / f"{domain[-4:]}:{rest}" / "local_cpulist").read_text()))
+    except OSError:
         return ()
 
 
@@ -63,13 +64,6 @@ def _siblings(cpus: Path = _CPUS) -> Mapping[int, int]:
     """Return the first hardware thread of the physical core of each CPU."""
     found = {}
     for path in cpus.glob("cpu[0-9]*/topology/thread_siblings_list"):
-        with suppress(OSError, ValueError, StopIteration):
-            found[int(path.parts[-3][3:])] = next(_listed(path.read_text()))
+        with suppress(OSError, IndexError):
+            found[int(path.parts[-3][3:])] = numbers_in(path.read_text())[0]
     return found
-
-
-def _listed(text: str) -> Iterator[int]:
-    """Yield the numbers of a list such as 0-3,8."""
-    for part in text.strip().split(","):
-        first, _, last = part.partition("-")
-        yield from range(int(first), int(last or first) + 1)

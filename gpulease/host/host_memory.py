@@ -8,6 +8,7 @@ from gpulease.domain.host_memory import HostReading
 from gpulease.domain.job import Job
 from gpulease.host import cgroups, proc_reader
 from gpulease.shim import process_tree
+from gpulease.shim.accounting import numbers
 from gpulease.shim.process_tree import read_proc
 
 _KIB = 1024
@@ -58,7 +59,7 @@ class HostProbe:
 
 def _used_in_scope(job: JobId) -> int | None:
     directory = cgroups.directory_of(job)
-    stat = {} if directory is None else _numbers(read_proc(f"{directory}/memory.stat"))
+    stat = {} if directory is None else numbers(f"{directory}/memory.stat")
     return sum(stat.get(name, 0) for name in _KEPT) if stat else None
 
 
@@ -75,14 +76,7 @@ def _used_by(pid: int) -> int:
     return sizes.get("Pss_Anon", 0) + sizes.get("Pss_Shmem", 0)
 
 
-def _numbers(content: bytes) -> dict[str, int]:
-    """Return the numbers in a file of the kernel by name: `anon 4096`, or `MemTotal: 8 kB`."""
-    lines = (line.split() for line in content.decode().splitlines())
-    return {
-        line[0].rstrip(":"): int(line[1]) for line in lines if len(line) > 1 and line[1].isdigit()
-    }
-
-
 def _sizes(content: bytes) -> dict[str, int]:
-    """Return the same in bytes, where the unit is kB."""
-    return {name: number * _KIB for name, number in _numbers(content).items()}
+    """Return the bytes by name in a file of the kernel with lines such as `MemTotal: 8 kB`."""
+    lines = (line.split() for line in content.decode().splitlines() if line.endswith(" kB"))
+    return {line[0].rstrip(":"): int(line[-2]) * _KIB for line in lines}

@@ -72,14 +72,14 @@ def _directories(job: int, own: str, root: str) -> Iterator[tuple[list[str], str
 
 
 def _of_version_2(directory: str, found: HostUse, largest: int) -> HostUse:
-    cpu_us = _numbers(f"{directory}/cpu.stat").get("usage_usec")
+    cpu_us = numbers(f"{directory}/cpu.stat").get("usage_usec")
     if cpu_us is not None:
         found = replace(found, cpu_s=cpu_us / 1e6)  # also of processes that nobody waited for
-    events = _numbers(f"{directory}/memory.events")
+    events = numbers(f"{directory}/memory.events")
     if not events:
         return found  # without accounting, or version 1 has the controllers
     peak, limit = _number(f"{directory}/memory.peak"), _number(f"{directory}/memory.max")
-    cached = _numbers(f"{directory}/memory.stat")
+    cached = numbers(f"{directory}/memory.stat")
     files = cached.get("file", 0) - cached.get("shmem", 0)
     kills = events.get("oom_kill", 0)
     # If RAM is short in the slice or the machine, `oom` counts there, and not here.
@@ -93,9 +93,9 @@ def _of_version_2(directory: str, found: HostUse, largest: int) -> HostUse:
 def _of_version_1(directory: str, found: HostUse, largest: int) -> HostUse:
     peak = _number(f"{directory}/memory.max_usage_in_bytes")
     limit = _number(f"{directory}/memory.limit_in_bytes")
-    cached = _numbers(f"{directory}/memory.stat")
+    cached = numbers(f"{directory}/memory.stat")
     files = cached.get("total_cache", 0) - cached.get("total_shmem", 0)
-    kills = _numbers(f"{directory}/memory.oom_control").get("oom_kill", 0)
+    kills = numbers(f"{directory}/memory.oom_control").get("oom_kill", 0)
     has_limit = limit is not None and limit < _NO_LIMIT
     reached = limit if kills and has_limit and _number(f"{directory}/memory.failcnt") else None
     return replace(
@@ -119,7 +119,7 @@ def _number(path: str) -> int | None:
     return int(text) if text.isdigit() else None
 
 
-def _numbers(path: str) -> dict[str, int]:
+def numbers(path: str) -> dict[str, int]:
     """Return the named numbers in a file of the kernel; empty if it cannot be read."""
     pairs = (line.partition(b" ")[::2] for line in read_proc(path).splitlines())
     return {name.decode(): int(number) for name, number in pairs if number.isdigit()}

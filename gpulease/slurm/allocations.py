@@ -8,6 +8,7 @@ import re
 
 from gpulease.record import record
 from gpulease.slurm.records import is_batch, with_indexes
+from gpulease.units import numbers_in
 
 _ON_NODES = re.compile(r"^ +Nodes=(\S+) CPU_IDs=\S* Mem=\S* GRES=(.*)$", re.MULTILINE)
 _BATCH = re.compile(r"^ +Requeue=[01] Restarts=[0-9]+ BatchFlag=([0-9]+) ", re.MULTILINE)
@@ -106,16 +107,6 @@ def gres_in(text: str) -> tuple[tuple[int, ...], int]:
         gpus.update(numbers_in(places))
         shards += int(count) if kind == "shard" else 0
     return tuple(sorted(gpus)), shards
-
-
-def numbers_in(text: str) -> list[int]:
-    """Return the numbers in a text such as "0-1,3"."""
-    found: list[int] = []
-    for each in text.split(","):
-        first, _, last = each.partition("-")
-        if first.isdigit() and len(first) < 4 and len(last) < 4:
-            found += range(int(first), int(last or first) + 1)
-    return found
 
 
 def _ambiguous(job: int) -> SlurmRefusal:

@@ -49,8 +49,6 @@ def routes(
         Route("/events", live),
         Route("/find", pages.find),
         Route("/jobs", pages.jobs),
-        # Its name in earlier releases.
-        Route("/queue", pages.jobs),
         Route("/past", pages.past),
         Route("/jobs/{job}", pages.job),
         Route("/gpus/{gpu}", pages.gpu),

@@ -7,18 +7,13 @@ from functools import partial
 
 from gpulease.drawing import words
 from gpulease.drawing.gpus import exclusive_job, places, remainder
-from gpulease.units import format_size
 from gpulease.wire.jobs import JobView, LeaseView
 from gpulease.wire.machine import GpuView
 from gpulease.wire.text import free_of, leased, user_colour
 
 UNKNOWN = "unknown"
 """A page has room for the word."""
-
-
-def known_size(amount: float | None) -> str:
-    """Write a number of bytes; None is unknown."""
-    return UNKNOWN if amount is None else format_size(int(amount))
+known_size = partial(words.size, unknown=UNKNOWN)
 
 
 def colors(users: Iterable[str | None]) -> Mapping[str | None, str]:

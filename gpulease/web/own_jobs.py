@@ -19,7 +19,7 @@ from starlette.routing import BaseRoute, Route
 
 from gpulease.errors import BadUsage, GpuleaseError, NotAllowed
 from gpulease.peer_credentials import user_name
-from gpulease.web.pages import Pages, page
+from gpulease.web.pages import Pages, is_array, page
 from gpulease.wire.jobs import JobView
 from gpulease.wire.text import terminal_lines
 
@@ -125,7 +125,7 @@ class OwnJobs:
             if request.method != "POST":
                 return page(
                     request, "action.html", job=job, asked=name, action=action,
-                    token=self._new_token(), is_array=_is_array(job, name),
+                    token=self._new_token(), is_array=is_array(job, name),
                 )  # fmt: skip
             span = await self._confirmed(request)
             words = action.command(name, span)
@@ -160,7 +160,7 @@ class OwnJobs:
                 "admins act on jobs of others with the command",
             )
         is_cancelled = request.url.path.endswith("/cancel")
-        if _is_array(job, request.path_params["job"]) and not is_cancelled:
+        if is_array(job, request.path_params["job"]) and not is_cancelled:
             raise NotAllowed(
                 f"cannot do this with array {job.id} as a whole",
                 "its elements have pages of their own",
@@ -224,8 +224,3 @@ class OwnJobs:
                     await process.wait()
         assert process.returncode is not None
         return process.returncode, printed.decode(errors="replace")
-
-
-def _is_array(job: JobView, asked: str) -> bool:
-    """Tell whether an address names an array, which has the number of its first element."""
-    return job.queue is not None and job.queue.array == job.id and "_" not in asked

@@ -124,19 +124,12 @@ class Pages:
 
     async def _newest(self) -> str:
         """Return the address of what was submitted last, by the user whose page this is if any."""
-        status = await self._whole_queue()
+        status = await self._queue()
         past = await self._past(Filter(user=self.own_user or ""), limit=1)
         found: list[JobView | PastJobView] = [*past.jobs]
         found += [job for job in status.jobs if self.own_user in (None, job.user)]
         newest = max(found, key=lambda job: job.id, default=None)
         return "" if newest is None else address_of([newest])
-
-    async def _whole_queue(self) -> StatusView:
-        return await self._daemon.ask(
-            ("queue", _MOST_PAGES * ROWS),
-            lambda client: client.status(_MOST_PAGES * ROWS),
-            _QUEUE_FRESH_FOR_S,
-        )
 
     async def jobs(self, request: Request) -> Response:
         """Show a page of the jobs that run and wait, those that match the filter of the address."""
@@ -144,10 +137,7 @@ class Pages:
         number = _number(request.query_params.get("page", "1"), _MOST_PAGES) or 1
         rows = number * ROWS
         # What is filtered is looked for in all of a queue.
-        asked = _MOST_PAGES * ROWS if wanted.is_set else rows
-        status = await self._daemon.ask(
-            ("queue", asked), lambda client: client.status(asked), _QUEUE_FRESH_FOR_S
-        )
+        status = await (self._queue() if wanted.is_set else self._queue(rows))
         values = values_of(status)
         running = len(values["holding"])
         found = [job for job in values["queued"] if wanted.matches(job, status.gpus)]
@@ -159,6 +149,11 @@ class Pages:
             first=rows - ROWS + 1, more=more, users=_users(status), refresh=_REFRESH_S,
             gpus=[(index_of(each), index_of(each)) for each in status.gpus],
         )  # fmt: skip
+
+    async def _queue(self, rows: int = _MOST_PAGES * ROWS) -> StatusView:
+        return await self._daemon.ask(
+            ("queue", rows), lambda client: client.status(rows), _QUEUE_FRESH_FOR_S
+        )
 
     async def past(self, request: Request) -> Response:
         """Show ended jobs, the newest first: those with ids below `before`."""
@@ -187,7 +182,7 @@ class Pages:
         """Show one job: how it is or ended, what to do, its memory over time, its events."""
         asked = request.path_params["job"]
         job = await self.asked_job(request)
-        if job.queue is not None and job.queue.array == job.id and "_" not in asked:
+        if is_array(job, asked):
             return await self._array(request, job.id)
         status = await self._live.status()
         span, began, ended = _range(request)
@@ -290,7 +285,7 @@ class Pages:
         user, span = request.path_params["user"][:LONGEST_NAME], _span(request, _OF_PEOPLE, "week")
         seconds = _SPANS[span].total_seconds()
         wanted = Filter(user=user)
-        status = await self._whole_queue()
+        status = await self._queue()
         past = await self._past(wanted, limit=_OF_USER)
         report = await self._report(span, seconds)
         people = _people(await self._shares(None if report is None else _HOUR_S), report)
@@ -385,6 +380,11 @@ def page(
         return HTMLResponse(html, status_code, headers)
     packed = gzip.compress(html, _GZIP_LEVEL, mtime=0)
     return HTMLResponse(packed, status_code, {**(headers or {}), **GZIP})
+
+
+def is_array(job: JobView, asked: str) -> bool:
+    """Tell whether an address names an array, which has the number of its first element."""
+    return job.queue is not None and job.queue.array == job.id and "_" not in asked
 
 
 def _number(text: str, most: int) -> int | None:

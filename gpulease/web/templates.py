@@ -36,11 +36,6 @@ from gpulease.wire.usage import PastJobView
 _SHORT_HISTORY = timedelta(hours=1)
 
 
-def figure(value: float | None, unit: str) -> str:
-    """Write a number with its unit; None is unknown."""
-    return UNKNOWN if value is None else f"{value:.0f}{unit}"
-
-
 def span(seconds: float) -> str:
     """Write a length of time."""
     return format_span(timedelta(seconds=seconds))
@@ -144,7 +139,7 @@ _FILTERS: Mapping[str, Callable[..., Any]] = {
     "counted": counted,
     "ending": ending,
     "event_detail": event_detail,
-    "figure": figure,
+    "figure": partial(words.figure, unknown=UNKNOWN),
     "gib_hours": gib_hours,
     "gpu_label": words.index_of,
     "has_failed": has_failed,

@@ -24,7 +24,7 @@ from web.test_own_jobs import own_web
 CHROMIUM = Path("/usr/bin/chromium")
 AXE = "4.11.0"
 PAGES = (
-    "/", "/jobs", "/queue?page=20", "/jobs?user=x&name=net", "/users/root", "/jobs/1", "/jobs/100",
+    "/", "/jobs", "/jobs?page=20", "/jobs?user=x&name=net", "/users/root", "/jobs/1", "/jobs/100",
     "/gpus/0", "/gpus/15", "/gpus/0?span=year", "/people", "/health", "/past", "/jobs/99999",
 )  # fmt: skip
 

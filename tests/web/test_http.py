@@ -161,7 +161,7 @@ def test_what_is_missing_is_said_to_be_missing(served: Web) -> None:
             served.get(urljoin(path, re.findall(r'href="([^"]*style.css)"', reply.text)[0])).status
             == 200
         )
-    for path in ("/queue?page=0", "/queue?page=999999999999999999999", "/people?span=eon"):
+    for path in ("/jobs?page=0", "/jobs?page=999999999999999999999", "/people?span=eon"):
         assert served.get(path).status == 200, path
 
 

@@ -17,8 +17,9 @@ from gpulease.server.context import HolderParts, Request, RequestContext, read_b
 from gpulease.server.job_requests import shown_command
 from gpulease.server.messages import PLAIN_TEXT, Response, json_response
 from gpulease.server.validation import bytes_string, environment_of, options_of, within
-from gpulease.slurm.allocations import SlurmRefusal, numbers_in
+from gpulease.slurm.allocations import SlurmRefusal
 from gpulease.slurm.node.leases import SlurmLeases, SlurmRequest
+from gpulease.units import numbers_in
 from gpulease.wire.requests import (
     SlurmCommandRequest,
     SlurmEndRequest,
