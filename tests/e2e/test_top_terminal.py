@@ -213,6 +213,12 @@ def test_without_colour_the_parts_of_a_bar_still_differ(busy: Daemon, sit: Sit) 
     assert not any(colour in there.styled for colour in colours)
 
 
+def counted(pid: int, what: str) -> int:
+    """Return how many bytes a process has read or written, see proc_pid_io(5)."""
+    lines = Path(f"/proc/{pid}/io").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(what))
+
+
 def test_at_rest_it_writes_little_to_the_terminal(busy: Daemon, sit: Sit) -> None:
     """Over ssh each look at a quiet machine costs some hundred bytes, not a screen."""
     there = sit(80, 24, LC_ALL="C.UTF-8")
@@ -220,20 +226,27 @@ def test_at_rest_it_writes_little_to_the_terminal(busy: Daemon, sit: Sit) -> Non
     there.until("RUNNING 16", KEYS)
     pid = process_in(there)
 
-    def written() -> int:
-        for line in Path(f"/proc/{pid}/io").read_text().splitlines():
-            if line.startswith("wchar"):
-                return int(line.split()[1])
-        raise AssertionError("no wchar")
-
     def clock() -> str:
         return there.screen.splitlines()[0].split()[-1]
 
     seen = {clock()}
     wait_for("it has settled", lambda: seen.add(clock()) or len(seen) > 2)
-    before, seen = written(), {clock()}
+    before, seen = counted(pid, "wchar"), {clock()}
     wait_for("it looks five times", lambda: seen.add(clock()) or len(seen) > 5)
-    assert written() - before < 5 * 1500
+    assert counted(pid, "wchar") - before < 5 * 1500
+
+
+def test_an_open_job_is_painted_only_where_it_changes(busy: Daemon, sit: Sit) -> None:
+    there = sit(80, 24, LC_ALL="C.UTF-8")
+    there.run(busy.gpulease("top", "--every", "1s"))
+    there.until("RUNNING 16", KEYS)
+    there.press("p")
+    there.until("PROCESSES 1", "0%")
+    pid = process_in(there)
+    before, seen = counted(pid, "wchar"), {counted(pid, "rchar")}
+    # Each look reads the processes.
+    wait_for("it looks often", lambda: seen.add(counted(pid, "rchar")) or len(seen) > 20)
+    assert counted(pid, "wchar") - before < 2000
 
 
 @needs_root

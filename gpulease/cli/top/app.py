@@ -156,7 +156,7 @@ class TopApp(App[None]):
         screen.trouble(look.error)
         if look.status is None:
             return
-        self._machine.see(look.status, look.at)
+        self._machine.see(look.status, look.at, is_covered=self._job is not None)
         self._poller.want(all_waiting=self._machine.needs_all)
         if self._job is not None and look.job is not None and look.job.id == self._job.job.id:
             now = datetime.fromtimestamp(look.at).astimezone()

@@ -120,14 +120,19 @@ class MachineScreen(TopScreen):
         is_usual = self.wanted == Filter() and self._order == Sort()
         return not is_usual or self._queue.is_near_end
 
-    def see(self, status: StatusView, at: float) -> None:
-        """Show the present state of the machine."""
+    def on_screen_resume(self) -> None:
+        """Show what was seen meanwhile."""
+        self._draw()
+
+    def see(self, status: StatusView, at: float, *, is_covered: bool) -> None:
+        """Show the present state of the machine, later if another screen covers this one."""
         self._status, self._now = status, at
         # The daemon may be another machine's, by a forwarded socket.
         self._busy = self._host.see() if status.host == gethostname() else ""
         for gpu in status.gpus:
             self._trends.setdefault(gpu.uuid, Trends()).see(gpu, at)
-        self._draw()
+        if not is_covered:  # the focus that drawing sets would have all of the screen painted
+            self._draw()
 
     def fill(self, histories: list[GpuHistoryView]) -> None:
         """Take in the last minutes before the start."""

@@ -9,6 +9,7 @@ import shlex
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from queue import SimpleQueue
 from threading import Thread
 
@@ -27,6 +28,10 @@ _LARGEST_ENVIRONMENT = 8 << 20
 _PIECE = 1 << 16
 _TICKS = os.sysconf("SC_CLK_TCK")
 _PAGE = os.sysconf("SC_PAGE_SIZE")
+
+
+_user_name = cache(user_name)
+"""A directory of users (LDAP) may be slow."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +62,7 @@ def read_process(pid: int) -> Process | None:
             pid,
             parent=int(fields[1]),
             started=int(fields[19]),
-            user=user_name(int(uid)),
+            user=_user_name(int(uid)),
             command=shown_command(command or f"[{os.fsdecode(name)}]"),
             cpu_s=(int(fields[11]) + int(fields[12])) / _TICKS,
             ram=int(fields[21]) * _PAGE,
