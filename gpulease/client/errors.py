@@ -11,8 +11,8 @@ from gpulease.options import option_of
 
 StrPath = Path | str
 _NO_DAEMON_HINT = (
-    "if gpuleased was just started, try again in a second; otherwise ask an admin to start it, or "
-    "use another socket with --socket"
+    "one that you started yourself may be starting still, or has ended after ten idle minutes; "
+    "otherwise ask an admin to start gpuleased, or use another socket with --socket"
 )
 
 
