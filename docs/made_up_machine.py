@@ -276,9 +276,11 @@ def gpu_history(index: int, since: float, points: int) -> history.GpuHistoryView
 def job_memory(id: int) -> history.JobMemoryView:
     found = one(id)
     count, lease = 200, found.claim.memory or G
-    top = max((each.peak or 0 for each in found.leases), default=0) / lease
+    peak = max((each.peak or 0 for each in found.leases), default=0)
+    most = min(peak, lease)
     grown = [int(min(1.0, (i + 3) / 60) * (value or 0)) for i, value in enumerate(
-        wandering("job", count, (top - 0.1) * lease, top * lease))]  # fmt: skip
+        wandering("job", count, most - 0.1 * lease, most))]  # fmt: skip
+    grown[-1] = peak  # who takes more than the lease is stopped at once
     values: list[int | None] = [None if 120 <= i < 130 else value for i, value in enumerate(grown)]
     pool = [None if value is None else int(0.85 * value) for value in values]
     busy = wandering("job busy", count, 70, 100)
