@@ -22,13 +22,23 @@ _LINES: Sequence[tuple[tuple[str, ...], float]] = (
     (("show", "1"), 4),
     (("run", "-d", "--mem", "1G", "true"), 4),
     ((*_RUN, "true"), 4),
+    (("wait", "1"), 3.5),
+    (("logs", "1"), 3.5),
+    (("extend", "2", "+1s"), 3.5),
+    (("hold", "--mem", "1G", "--pid", "PID", "--json"), 3.5),
+    (("__complete", "show", ""), 3.5),
+    (("__complete", "run", "--"), 3.5),
     (("report",), 5),
+    (("run", "--dry-run", "--mem", "1G", "true"), 6),
+    (("--help",), 8),
+    (("run", "--help"), 4),
     (("drain", "0"), 4),
     (("reserve",), 4),
-    (("__complete", "show", ""), 4),
-    (("run", "--help"), 4),
 )
-"""What is measured, to exit, and the goal: a multiple of the start of Python."""
+"""What is measured, to exit, and the goal: a multiple of the start of Python.
+
+Job 1 has ended, job 2 runs, and PID is a process without a lease.
+"""
 
 
 def run() -> Iterator[Figure]:
@@ -39,10 +49,21 @@ def run() -> Iterator[Figure]:
         def command(*line: str) -> None:
             subprocess.run([gpulease, *line], check=True, capture_output=True, env=daemon.env)
 
+        holders = [subprocess.Popen(["sleep", "3600"]) for _ in range(_TIMES)]
+        pids = iter([str(each.pid) for each in holders])
+
+        def measured(line: Sequence[str]) -> None:
+            command(*(next(pids) if word == "PID" else word for word in line))
+
         command(*_RUN, "true")
+        command("run", "-d", "--mem", "1G", "--time", "1h", "--", "sleep", "3600")
         for line, goal in _LINES:
-            ours, python = paired(lambda line=line: command(*line), _python, _TIMES)
+            ours, python = paired(lambda line=line: measured(line), _python, _TIMES)
             yield _figure(f"gpulease {' '.join(line)}", ours, python, goal)
+        command("cancel", "2")
+        for holder in holders:
+            holder.kill()
+            holder.wait()
         both = [
             (_until_first_code([gpulease, *_RUN], Path(folder, "started"), daemon.env),
              seconds(_python))
