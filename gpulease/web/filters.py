@@ -1,8 +1,9 @@
-"""What a listing is filtered by, as the address of the page has it. Pure."""
+"""Filters of listings, as the address of a page has them, and what a search names. Pure."""
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from urllib.parse import urlencode
+from urllib.parse import quote, urlencode
 
 from gpulease.drawing.words import index_of
 from gpulease.wire.jobs import JobView
@@ -15,6 +16,11 @@ ENDS = (
     ("preempted", "preempted"), ("lost", "lost"),
 )  # fmt: skip
 """How jobs end, as the daemon names it and as people read it."""
+
+_JOB = re.compile(r"(?:job\s+)?#?(\d{1,19}(?:_\d+)?)", re.IGNORECASE | re.ASCII)
+_GPU = re.compile(r"gpu\s*#?(\d+(?::\d+)?)", re.IGNORECASE | re.ASCII)
+_SHORTEST_UUID = len("GPU-1234")
+"""Of the beginning of a UUID by which a GPU is found."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,3 +77,16 @@ def filter_of(asked: Mapping[str, str]) -> Filter:
         state=state if state in ("running", "waiting") else "",
         end=end if end in dict(ENDS) else "",
     )
+
+
+def page_named(asked: str, gpus: Sequence[GpuView]) -> str:
+    """Return the page of the job or GPU that a search names; empty if it may be another name.
+
+    A number that no job or GPU has leads to a page that says so.
+    """
+    if found := _JOB.fullmatch(asked):
+        return f"jobs/{found[1]}"
+    if found := _GPU.fullmatch(asked):
+        return f"gpus/{found[1]}"
+    begins = any(each.uuid.lower().startswith(asked.lower()) for each in gpus)
+    return f"gpus/{quote(asked)}" if begins and len(asked) >= _SHORTEST_UUID else ""

@@ -1,12 +1,11 @@
 """The pages: each asks the daemon, and draws a template."""
 
 import gzip
-import re
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
-from urllib.parse import quote, urlencode
+from urllib.parse import urlencode
 
 from markupsafe import Markup
 from starlette.requests import Request
@@ -18,7 +17,7 @@ from gpulease.errors import GpuleaseError, NoSuchJob, NoSuchRoute, NotAllowed
 from gpulease.web.bars import colors, remark_on
 from gpulease.web.charts import gpu_charts, job_charts, user_chart
 from gpulease.web.daemon_reader import DaemonReader
-from gpulease.web.filters import ENDS, Filter, filter_of
+from gpulease.web.filters import ENDS, Filter, filter_of, page_named
 from gpulease.web.live import GZIP, LiveStatus, sections, values_of
 from gpulease.web.templates import address, address_of, render
 from gpulease.wire.history import SOME_POINTS, GpuHistoryView, JobMemoryView
@@ -61,11 +60,6 @@ _OF_GPU = ("hour", "day", "week", "year")
 _OF_PEOPLE = ("day", "week", "month", "year")
 
 
-_ASKED_JOB = re.compile(r"(?:job\s+)?#?(\d{1,19}(?:_\d+)?)", re.IGNORECASE | re.ASCII)
-_ASKED_GPU = re.compile(r"gpu\s*#?(\d+(?::\d+)?)", re.IGNORECASE | re.ASCII)
-_SHORTEST_UUID = len("GPU-1234")
-"""Of the beginning of a UUID by which a GPU is found."""
-
 _WORST_FIRST = ("failure", "warning", "ok")
 
 
@@ -103,14 +97,8 @@ class Pages:
         asked = request.query_params.get("q", "").strip()
         status = await self._live.status()
         users = {job.user for job in status.jobs} | {it.user for it in status.waiting_by_user}
-        if found := _ASKED_JOB.fullmatch(asked):
-            target = f"jobs/{found[1]}"
-        elif found := _ASKED_GPU.fullmatch(asked):
-            target = f"gpus/{found[1]}"  # also where there is none: that page says so
-        elif len(asked) >= _SHORTEST_UUID and any(
-            each.uuid.lower().startswith(asked.lower()) for each in status.gpus
-        ):
-            target = f"gpus/{quote(asked)}"
+        if named := page_named(asked, status.gpus):
+            target = named
         elif asked == "last" and (newest := await self._newest()):
             target = f"jobs/{newest}"
         elif asked in users or await self._is_known(asked):
