@@ -7,6 +7,7 @@ import pytest
 
 from daemon_rig import Daemon
 from e2e.users import OTHER, STRANGER, call, daemon_for_all, job, needs_root
+from goldens import mentions
 
 pytestmark = needs_root
 
@@ -31,6 +32,14 @@ def test_a_job_runs_as_its_user(daemon: Daemon) -> None:
     assert daemon.run("logs", str(number)).stdout.split("\n")[:3] == [
         str(STRANGER), str(STRANGER), "not root",
     ]  # fmt: skip
+
+
+def test_root_does_not_run_the_command_of_a_user_again(daemon: Daemon) -> None:
+    number = submitted(daemon, "true")
+    daemon.wait_until(number, "ended")
+    refused = daemon.run("again", str(number), check=False)
+    assert refused.returncode == 2 and mentions(refused.stderr, f"job {number}", "it is a job of")
+    assert not [each for each in daemon.jobs() if each["id"] > number], "it would run as root"
 
 
 def test_another_user_may_neither_end_change_nor_read_it(daemon: Daemon) -> None:
