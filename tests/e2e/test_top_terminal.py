@@ -97,8 +97,9 @@ def test_the_mouse_selects_rows_and_opens_them(busy: Daemon, sit: Sit) -> None:
     there.run(busy.gpulease("top", "--mouse"))
     screen = there.until("RUNNING 16", "bert-2", KEYS)
     row = next(y for y, line in enumerate(screen.splitlines()) if "bert-2 " in line)
-    for _ in range(2):  # as a terminal reports it: press and release of the left button, SGR
-        there.type(f"\x1b[<0;10;{row + 1}M\x1b[<0;10;{row + 1}m")
+    # As a terminal reports it: press and release of the left button, SGR. Both clicks at once, as
+    # half a second between them makes two single ones.
+    there.type(f"\x1b[<0;10;{row + 1}M\x1b[<0;10;{row + 1}m" * 2)
     there.until("bert-2", "MEMORY", "Esc back")
 
 
@@ -115,6 +116,31 @@ def test_it_follows_the_size_of_the_terminal(busy: Daemon, sit: Sit) -> None:
         lambda screen: bool(re.search(r"  16 running, 3 waiting  \d\d:(?s:.*)\? help\s*$", screen)),
         "the clock has its room, and keys are whole",
     )
+
+
+def test_a_small_terminal_shows_more_jobs_than_gpus(busy: Daemon, sit: Sit) -> None:
+    there = sit(50, 12)
+    there.run(busy.gpulease("top"))
+    lines = there.until("RUNNING 16  9 more below", "bert-6", "? help").splitlines()
+    assert [line[0] for line in lines[1:3]] == ["0", "1"]
+    assert sum("bert-" in line for line in lines) == 7
+    there.press("Tab")
+    there.when(lambda screen: screen.count("llm-") == 3 and "RUNNING" not in screen, "the queue")
+
+
+def test_the_help_fits_a_usual_terminal_and_scrolls_in_a_small_one(
+    daemon: Daemon, sit: Sit
+) -> None:
+    there = sit(80, 24)
+    there.run(daemon.gpulease("top"))
+    there.until("RUNNING 0", KEYS)
+    there.press("?")
+    lines = there.until("q                   quit", "the wheel scrolls").splitlines()
+    assert lines[0].split() == ["KEYS", "MEMORY", "OF", "A", "GPU"]
+    there.resize(50, 12)
+    there.when(lambda screen: screen.startswith("KEYS\n") and "MEMORY" not in screen, "one column")
+    there.press("End")
+    there.until("the wheel scrolls")
 
 
 @pytest.mark.parametrize("leave", ["C-c", signal.SIGTERM], ids=["ctrl-c", "term"])

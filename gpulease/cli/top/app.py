@@ -156,7 +156,7 @@ class TopApp(App[None]):
         screen.trouble(look.error)
         if look.status is None:
             return
-        self._machine.see(look.status, look.at, is_covered=self._job is not None)
+        self._machine.see(look.status, look.at)
         self._poller.want(all_waiting=self._machine.needs_all)
         if self._job is not None and look.job is not None and look.job.id == self._job.job.id:
             now = datetime.fromtimestamp(look.at).astimezone()
@@ -192,6 +192,7 @@ class TopApp(App[None]):
 
     def _open(self, screen: JobScreen) -> None:
         self._job = screen
+        self._machine.cover(is_covered=True)
         self.push_screen(screen, self._left_job)
         self._poller.open(screen.job.id)
 
@@ -321,6 +322,7 @@ class TopApp(App[None]):
 
     def _left_job(self, _result: None) -> None:
         self._job = None
+        self._machine.cover(is_covered=False)
         self._poller.open(None)
 
     def _end_by(self, number: int) -> None:

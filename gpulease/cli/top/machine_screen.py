@@ -91,6 +91,7 @@ class MachineScreen(TopScreen):
         """What its CPU and RAM do."""
         self._at_queue = False
         """Whether keys go to the queue."""
+        self._is_covered = False
 
     def compose(self) -> ComposeResult:
         """Put the parts below each other."""
@@ -120,19 +121,19 @@ class MachineScreen(TopScreen):
         is_usual = self.wanted == Filter() and self._order == Sort()
         return not is_usual or self._queue.is_near_end
 
-    def on_screen_resume(self) -> None:
-        """Show what was seen meanwhile."""
+    def cover(self, *, is_covered: bool) -> None:
+        """Draw nothing from now on, or what was seen meanwhile."""
+        self._is_covered = is_covered
         self._draw()
 
-    def see(self, status: StatusView, at: float, *, is_covered: bool) -> None:
-        """Show the present state of the machine, later if another screen covers this one."""
+    def see(self, status: StatusView, at: float) -> None:
+        """Show the present state of the machine."""
         self._status, self._now = status, at
         # The daemon may be another machine's, by a forwarded socket.
         self._busy = self._host.see() if status.host == gethostname() else ""
         for gpu in status.gpus:
             self._trends.setdefault(gpu.uuid, Trends()).see(gpu, at)
-        if not is_covered:  # the focus that drawing sets would have all of the screen painted
-            self._draw()
+        self._draw()
 
     def fill(self, histories: list[GpuHistoryView]) -> None:
         """Take in the last minutes before the start."""
@@ -196,7 +197,8 @@ class MachineScreen(TopScreen):
         return self.size.width >= _WIDE
 
     def _draw(self) -> None:
-        if self._status is None or not self.size.width:
+        # The focus that drawing sets would have the screen above painted anew.
+        if self._status is None or not self.size.width or self._is_covered:
             return
         status = self._status
         now = datetime.fromtimestamp(self._now).astimezone()
