@@ -299,15 +299,24 @@ def test_a_chart_says_its_values_under_the_pointer_and_by_keyboard_and_is_zoomed
     page.keyboard.press("Home")
     assert said.inner_text().endswith(": not recorded"), "an hour ago there was no daemon"
     assert faults(page, axe) == []
+    _drag_over_half(page)
+    page.wait_for_url("**/gpus/0?from=*")
+    asked = {name: int(value) for name, value in re.findall(r"(from|to)=(\d+)", page.url)}
+    assert 1700 < asked["to"] - asked["from"] < 1900, "half of the hour"
+    page.goto(f"{served.url}/jobs/1")
+    _drag_over_half(page)
+    page.wait_for_url("**/jobs/1?from=*")
+    page.get_by_role("link", name="All of it").click()
+    page.wait_for_url(re.compile(r"/jobs/1\?$"))
+
+
+def _drag_over_half(page: Page) -> None:
     box = page.locator(".area").first.bounding_box()
     assert box is not None
     page.mouse.move(box["x"] + 0.25 * box["width"], box["y"] + 50)
     page.mouse.down()
     page.mouse.move(box["x"] + 0.75 * box["width"], box["y"] + 50)
     page.mouse.up()
-    page.wait_for_url("**/gpus/0?from=*")
-    asked = {name: int(value) for name, value in re.findall(r"(from|to)=(\d+)", page.url)}
-    assert 1700 < asked["to"] - asked["from"] < 1900, "half of the hour"
 
 
 def test_the_page_of_a_job_follows_it_to_its_end(
