@@ -1,10 +1,10 @@
 """Where commands are hidden, nothing else of a job tells others what it runs."""
 
-from dataclasses import replace
+from dataclasses import fields, replace
 
 from daemon_stand_in import views
-from gpulease.server.view_sources import redact_job
-from gpulease.wire.jobs import PoolView, UnheldView
+from gpulease.server.view_sources import redact_job, redact_row
+from gpulease.wire.jobs import JobRowView, JobView, PoolView, UnheldView
 
 SECRET = "secret"
 
@@ -18,3 +18,15 @@ def test_no_field_of_anothers_job_tells_what_is_run() -> None:
     assert redact_job(job, "alice") == job
     failed = replace(job, outcome="launch_failed", reason=f"cannot run {SECRET}")
     assert SECRET not in repr(redact_job(failed, "bob"))
+
+
+def test_no_line_of_a_listing_tells_it_either() -> None:
+    job = views.running(user="alice", name=SECRET, command=SECRET)
+    assert SECRET not in repr(redact_row(_row(job), "bob"))
+    assert redact_row(_row(job), "alice") == redact_row(_row(job), None) == _row(job)
+    failed = replace(job, outcome="launch_failed", reason=f"cannot run {SECRET}")
+    assert SECRET not in repr(redact_row(_row(failed), "bob"))
+
+
+def _row(job: JobView) -> JobRowView:
+    return JobRowView(**{each.name: getattr(job, each.name) for each in fields(JobRowView)})
