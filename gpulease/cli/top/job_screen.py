@@ -141,6 +141,7 @@ class JobScreen(TopScreen):
 
     def action_processes(self) -> None:
         """Go to the processes."""
+        self._processes.leave_environment()
         self._go_to(len(self._panes()) - 1)
 
     def action_pane(self, by: int) -> None:

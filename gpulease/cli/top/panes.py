@@ -137,9 +137,7 @@ class ProcessPane(Pane):
             place = self._selected - self._offset
             lines[place] = ((plain(fitted(lines[place], self.size.width)), "cursor"),)
         below = len(self._rows) - self._offset - room
-        self.show(
-            [self._title_line(below, "  Enter shows the environment"), table.heading(), *lines]
-        )
+        self.show([self._title_line(below, "  Enter: environment"), table.heading(), *lines])
 
     def on_resize(self, _event: Resize) -> None:
         """Draw for the new size."""

@@ -221,7 +221,7 @@ _COLUMNS = (
     Column("util", 4, right=True, leaves=1),
     Column("cpu", 5, right=True, leaves=4),
     Column("ram", 6, right=True, leaves=5),
-    Column("command", 10, grows=1),
+    Column("command", 16, grows=1),
 )
 
 
