@@ -45,6 +45,25 @@ def test_what_a_stranger_holds_cannot_be_leased_and_status_names_them(
     assert daemon.run("run", "--mem", "20G", "--no-wait", "--", "true").returncode == 0
 
 
+@pytest.mark.usefixtures("machines_pids")
+def test_the_utilization_of_each_process_is_shown_where_it_is_known(
+    on_cards: OnCards, stranger: subprocess.Popen[bytes]
+) -> None:
+    busy, idle = stranger.pid, os.getpid()
+    card = Card(used=2 * G, utilization=50, processes=[(busy, G), (idle, G)])
+    daemon, stand_in = on_cards(card)
+
+    def known() -> dict[int, int | None]:
+        (gpu,) = daemon.status()["gpus"]
+        return {each["pid"]: each["utilization"] for each in gpu["processes"]}
+
+    wait_for("it is unknown", lambda: known() == {busy: None, idle: None})
+    stand_in.change(0, samples=[(busy, 40)])
+    wait_for("the driver has samples", lambda: known() == {busy: 40, idle: 0})
+    stand_in.change(0, samples=(), processes=[(busy, G)])
+    wait_for("one is alone", lambda: known() == {busy: 50})
+
+
 def test_a_lost_gpu_takes_no_lease_and_the_healthy_one_beside_it_does(
     on_cards: OnCards,
 ) -> None:

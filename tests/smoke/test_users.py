@@ -59,6 +59,8 @@ def test_another_user_may_neither_end_change_nor_read_it(daemon: Daemon) -> None
         assert "private.py" not in seen, "commands are hidden"
         assert "xyzzy" not in seen, "and what is in the environment is told to nobody"
         assert str(STRANGER) in seen, "but not that a job runs"
+    pids = {who: call(daemon, who, "GET", target)[1]["pids"] for who in (STRANGER, OTHER)}
+    assert len(pids[STRANGER]) == 2 and pids[OTHER] is None, "nor are its processes named"
     assert daemon.job(number)["state"] == "active"
     assert call(daemon, STRANGER, "POST", f"/v1/jobs/{number}/cancel")[0] == 200
     assert daemon.wait_until(number, "ended")["outcome"] == "cancelled"
