@@ -260,7 +260,7 @@ class Program:
 
     def _variables(self, user: pwd.struct_passwd, order: NotificationOrder) -> dict[str, str]:
         """Return the environment of the program: nothing of the job's, which may have ended."""
-        passed = [*_PROXIES]
+        passed = [*_PROXIES, "TZ"]  # quiet hours are in the time of the messages
         if user.pw_uid == os.geteuid():
             # Of the daemon's own user, who may have started it.
             passed += ["HOME", "XDG_CONFIG_HOME"]

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequen
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
 from typing import TypeVar
 
@@ -51,6 +51,8 @@ from gpulease.wire.notifications import NotificationOrder
 
 T = TypeVar("T")
 SELF = os.geteuid()
+ZONE = "XXX-11"
+"""Eleven hours east of Greenwich, as POSIX writes it."""
 
 
 @pytest.fixture
@@ -70,8 +72,9 @@ def configure(home: Path, *lines: str) -> None:
 
 
 def program_of(launcher: Launcher, home: Path, within_s: float = 25) -> Program:
+    environment = {"XDG_CONFIG_HOME": str(home), "TZ": ZONE}
     return Program(
-        launcher, home / "notifications", {"XDG_CONFIG_HOME": str(home)}, as_other_users=False,
+        launcher, home / "notifications", environment, as_other_users=False,
         within=timedelta(seconds=within_s),
     )  # fmt: skip
 
@@ -472,7 +475,8 @@ def test_a_digest_is_one_message_on_the_next_morning(
 def test_in_quiet_hours_a_message_waits_for_their_end(
     store: SqlStore, tmp_path: Path, receiver: Receiver
 ) -> None:
-    now = datetime.now().astimezone()
+    # The daemon's zone, and not that of the machine.
+    now = datetime.now(timezone(timedelta(hours=11)))
     begin, stop = now - timedelta(hours=1), now + timedelta(hours=2)
     to_receiver = f'urls = ["{receiver.url}"]'
 
