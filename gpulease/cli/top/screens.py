@@ -95,6 +95,8 @@ class TopScreen(Screen[None]):
         before, self._trouble = self._trouble, []
         if error is not None:
             self._trouble = self._wrapped(f"{error.message}; trying again", "warn")
+            if error.hint:
+                self._trouble += self._wrapped(f"hint: {error.hint}", "")
         if before != self._trouble:
             self._show_notes()
 

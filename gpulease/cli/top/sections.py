@@ -164,7 +164,7 @@ def matches(item: Item, wanted: Filter, labels: Mapping[str, str]) -> bool:
         text = f"{item.process.pid} {user} {item.process.command or item.process.name}"
     else:
         user, gpus = item.user, {labels.get(uuid, UNKNOWN) for uuid in gpus_of(item)}
-        text = f"{id_of(item)} {user} {item.name} {item.command} {label(item)} {item.reason}"
+        text = f"#{id_of(item)} {user} {item.name} {item.command} {label(item)} {item.reason}"
     if wanted.user is not None and user != wanted.user:
         return False
     if wanted.gpu is not None and wanted.gpu not in gpus:
