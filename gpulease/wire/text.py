@@ -180,7 +180,7 @@ def claimed(claim: ClaimView) -> str:
     # A size such as 23.9G is no whole number of bytes, and was cut off.
     which += [f"{format_size(claim.min_vram + 1)} or more" if claim.min_vram else None]
     which += ["one model" if claim.same_model else None]
-    which += ["linked GPUs" if claim.linked else None]
+    which += ["linked GPUs" if claim.linked and claim.gpus > 1 else None]
     wanted = ", ".join(each for each in which if each)
     asked = f"{times} on {wanted}" if wanted else times
     ram = "" if claim.ram is None else f", ram {format_size(claim.ram)}"
