@@ -255,8 +255,13 @@ def test_the_history_of_a_gpu_has_axes_and_owners(
     assert plot.locator("path.used").count() == 1
     assert {"2G", "4G", "6G", "8G"} <= set(plot.locator(".ys text").all_text_contents())
     assert len(plot.locator(".area text").all_text_contents()) >= 3
-    page.get_by_role("link", name="Week").click()
-    assert page.get_by_role("link", name="Week").get_attribute("aria-current") == "true"
+    for span in ("Week", "Year"):
+        page.get_by_role("link", name=span).click()
+        assert page.get_by_role("link", name=span).get_attribute("aria-current") == "true"
+        html = served.get(page.url.removeprefix(served.url)).text
+        written = re.findall(r'data-at="\d+">(\w{3} \d\d)<', html)
+        shown = page.locator("text[data-at]").all_text_contents()
+        assert shown == written != [], "the script keeps the days, in the same zone"
 
 
 def test_a_user_confirms_in_a_browser_and_reads_output_as_it_is_written(

@@ -77,7 +77,9 @@ function localize(within) {
   }
   for (const each of all("text[data-at]", within)) {
     const at = new Date(1000 * each.dataset.at);
-    each.textContent = each.textContent.includes(":") ? clock(at).slice(-5) : at.toDateString().slice(4, 10);
+    // A day is written at the server's midnight, rounded: half a day later it is the same for most viewers.
+    const noon = new Date(1000 * each.dataset.at + 12 * 3600e3);
+    each.textContent = each.textContent.includes(":") ? clock(at).slice(-5) : noon.toDateString().slice(4, 10);
   }
 }
 
