@@ -322,7 +322,7 @@ def ended(row: usage.PastJobView) -> jobs.JobView:
     memory = row.memory or 0
     needed = int(1.14 * memory) if row.outcome == "over_lease" else row.used
     reason = {
-        "over_lease": "used 22.7G of its lease of 20G on GPU 2 for 30s",
+        "over_lease": "it held 22.7G of GPU 2 under a lease of 20G for longer than 30s",
         "exited": f"exited with {row.exit_status}",
         "time_limit": "its time limit of 12h was reached",
     }.get(row.outcome or "")
