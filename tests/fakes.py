@@ -76,10 +76,10 @@ class FakeClock:
     def thread_s(self) -> float:
         return 0.0
 
-    def follow(self) -> None:
-        self.at += self.ahead
-        self.moved += self.ahead
-        self.ahead = timedelta(0)
+    def follow(self, by: timedelta) -> None:
+        self.at += by
+        self.moved += by
+        self.ahead -= by
 
     def forward(self, **span: float) -> None:
         self.at += timedelta(**span)

@@ -28,9 +28,9 @@ class SystemClock:
         """Return the CPU time of the calling thread, in seconds."""
         return time.thread_time()
 
-    def follow(self) -> None:
-        """Use the machine's time from now on."""
-        self._offset = self._difference()
+    def follow(self, by: timedelta) -> None:
+        """Move on by what `set_by` returned: the clock may have been set again since then."""
+        self._offset += by
 
     def _difference(self) -> timedelta:
         return timedelta(microseconds=self._wall_ns() // 1000) - self.steady()

@@ -583,8 +583,8 @@ class Clock(Protocol):
     def thread_s(self) -> float:
         """Return the CPU time of the calling thread, in seconds."""
 
-    def follow(self) -> None:
-        """Use the machine's time from now on."""
+    def follow(self, by: timedelta) -> None:
+        """Move on by what `set_by` returned: the clock may have been set again since then."""
 
 
 class LocalTime(Protocol):

@@ -176,9 +176,10 @@ _CLOCK_STEP = timedelta(seconds=1)
 
 def is_set(clock: Clock) -> bool:
     """Return whether the machine's clock was set; follow it if it was corrected gradually."""
-    if abs(clock.set_by()) >= _CLOCK_STEP:
+    by = clock.set_by()
+    if abs(by) >= _CLOCK_STEP:
         return True
-    clock.follow()
+    clock.follow(by)
     return False
 
 
@@ -205,7 +206,7 @@ def follow_clock(store: Store, clock: Clock) -> timedelta | None:
             tx.set_pause(replace(pause, at=pause.at + by))
     # Not before it is on disk.
     store.flush()
-    clock.follow()
+    clock.follow(by)
     return by
 
 

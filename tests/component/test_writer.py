@@ -165,7 +165,7 @@ def test_a_clock_that_was_set_is_followed_after_the_commit(store: SqlStore) -> N
         def set_by(self) -> timedelta:
             return timedelta(hours=1)
 
-        def follow(self) -> None:
+        def follow(self, by: timedelta) -> None:
             seen.append(store.live())
 
     answers(store, lambda: follow_clock(store, Clock()))
