@@ -43,7 +43,7 @@ _TARGETS = {
     "all jobs, the first page": "/jobs?all=true&limit=100",
 }
 _PAGES = (
-    "/", "/queue", f"/jobs/{JOBS}", f"/jobs/{JOBS // 2}",
+    "/", "/jobs", "/past", f"/jobs/{JOBS}", f"/jobs/{JOBS // 2}",
     *(f"/gpus/0?span={name}" for name in _SPANS_S),
     *(f"/people?span={name}" for name in ("day", "month", "year")),
     "/health",
