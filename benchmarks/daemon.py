@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -72,6 +73,10 @@ def running(simulate: str = GPUS, *options: str, state: Path | None = None) -> I
         finally:
             process.terminate()
             process.wait()
+            if group is not None:  # jobs outlive their daemon
+                for pid in ProcessGroup(process.pid, group).pids():
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGKILL)
 
 
 def _listens(path: Path) -> bool:
