@@ -219,7 +219,7 @@ class JobAccounting:
 
 
 def _larger(option: str, size: int, *, has_retried: bool) -> str:
-    """Return the hint to ask for more, as a job that was retried does not do by itself."""
+    """Return a hint: how much to ask for, and how to have such a job retried."""
     hint = f"use {option} {format_size(size)}"
     if has_retried:
         return f"it was retried {MOST_RETRIES} times; {hint}"

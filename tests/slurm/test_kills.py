@@ -56,7 +56,7 @@ def test_leases_follow_jobs_although_daemons_are_killed() -> None:
         cluster.run("scancel", "--name=long", "--user=alice", user="root")
         with suppress(AssertionError):
             wait_for("the jobs end", lambda: not live(cluster), 90)
-        # A killed slurmctld forgets ends that it had not written: those jobs would run for ever.
+        # A killed slurmctld forgets the ends that it had not saved: those jobs would stay listed.
         cluster.run("scancel", "--user=alice", user="root")
         wait_for("all jobs end", lambda: not live(cluster), 90)
         wait_for("all leases end", lambda: not any(map(leases, cluster.nodes.values())))
