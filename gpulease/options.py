@@ -116,7 +116,7 @@ def _bytes(memory: int | None) -> int | None:
 
 
 def _count(number: str | int | None) -> int | None:
-    if isinstance(number, str) and not (number.isascii() and number.isdecimal()):
+    if isinstance(number, str) and not (number.isascii() and number.removeprefix("-").isdecimal()):
         raise BadValue(f"cannot read {number[:40]!r}: it is not a whole number")
     return None if number is None else int(number)
 

@@ -10,7 +10,7 @@ from gpulease.cli.render import local_time, print_stdout
 from gpulease.cli.request import EditRequest
 from gpulease.cluster_choice import acts_on_slurm
 from gpulease.drawing.words import clean, clock, id_of, until
-from gpulease.errors import BadUsage
+from gpulease.errors import BadUsage, BadValue
 from gpulease.options import OPTIONS, read_fields
 from gpulease.units import format_span, parse_span
 
@@ -32,7 +32,9 @@ def edit_jobs(*, jobs: Sequence[str] | None, socket: Path | str | None, **typed:
     if not given:
         raise BadUsage("cannot edit: nothing is to change", "gpulease edit 17 --mem 6G --time 2h")
     fields = _cleared(given)
-    for part in read_fields(given).values():
+    read = read_fields(given)
+    _refuse_cleared(read.get("claim", {}))
+    for part in read.values():
         fields |= part
     if "begin" in given:
         from gpulease.cli.resolved_options import begin_instant
@@ -58,6 +60,19 @@ def _cleared(given: dict[str, Any]) -> dict[str, Any]:
             del given[name]
             fields[OPTIONS[name].fields[0].rpartition(".")[2]] = without
     return fields
+
+
+def _refuse_cleared(claim: dict[str, Any]) -> None:
+    """Refuse, as `run` does, values that were typed and mean none or any in the request."""
+    for name, option in (("cpus", "--cpus"), ("model", "--gpu-model")):
+        if claim.get(name) in (0, ""):
+            from gpulease.wire.ranges import check_claim
+            from gpulease.wire.requests import ClaimRequest
+
+            try:
+                check_claim(ClaimRequest(**{name: claim[name]}))
+            except BadValue as error:
+                raise error.called(option) from None
 
 
 def _print_results(view: EditedView) -> None:

@@ -64,6 +64,19 @@ def test_ram_and_cores_of_a_waiting_job_are_named_and_taken_away(daemon: Daemon)
     assert mentions(refused(daemon, "edit", str(job), "--cpus", "few"), "few")
 
 
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [("--cpus", "0"), ("--cpus", "-1"), ("--gpu-model", ""), ("--ram", "0"), ("--time", "0")],
+)
+def test_what_run_refuses_edit_refuses_for_the_same_reason(
+    daemon: Daemon, option: str, value: str
+) -> None:
+    job = held(daemon, "--cpus", "1")
+    why = refused(daemon, "run", option, value, "true")
+    assert why and refused(daemon, "edit", str(job), option, value) == why
+    assert daemon.job(job)["claim"]["cpus"] == 1
+
+
 def test_the_waiting_elements_of_an_array_are_edited_together(daemon: Daemon) -> None:
     array = daemon.submit("--mem", "1G", "--held", "--array", "0-29", "--", "sleep", "600")
     element = json.loads(daemon.run("show", "--json", f"{array}_3").stdout)["id"]
