@@ -143,7 +143,7 @@ OPTIONS: Mapping[str, Mapping[str, Option]] = {
     },
     "notify": {
         "is_test": flag("--test", help="Send a test message, and show what happens."),
-        "as_json": flag("--json", help="With --test: print JSON."),
+        "as_json": JSON,
     },
     "report": {
         "user": text("-u", "--user", metavar="USER", help="Jobs of this user; default: you."),

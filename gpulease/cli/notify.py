@@ -1,5 +1,7 @@
 """`gpulease notify`: show the receivers of notifications, and send them a test."""
 
+from collections.abc import Iterator
+
 import typer
 
 from gpulease.cli.connect import reach_or_start
@@ -12,6 +14,7 @@ from gpulease.errors import EXIT_OWN_FAILURE
 from gpulease.light_json import indent
 from gpulease.locations import environment
 from gpulease.notifications.receivers import receivers_of
+from gpulease.notifications.settings import NotifySettings
 from gpulease.units import format_span
 from gpulease.wire.notifications import NotifyTestView
 
@@ -45,14 +48,7 @@ def notify(ctx: typer.Context, *, is_test: bool, as_json: bool, socket: SocketOp
     """
     settings = checked_settings(environment())
     if not is_test:
-        if not settings.has_receiver:
-            print_stdout(_EXAMPLE)
-            return 0
-        print_stdout(f"receivers: {', '.join(each.name for each in receivers_of(settings))}")
-        print_stdout(f"events of all jobs: {', '.join(settings.events) or 'none'}")
-        print_stdout(f"time-left: {format_span(settings.time_left)} before the time limit")
-        if settings.quiet is not None:
-            print_stdout("quiet: from {:%H:%M} to {:%H:%M}".format(*settings.quiet))
+        print_stdout(indent(_as_json(settings)) if as_json else "\n".join(_described(settings)))
         return 0
     client, _ = reach_or_start(named_socket(ctx, socket), "notify")
     sent = client.test_notification()
@@ -61,6 +57,27 @@ def notify(ctx: typer.Context, *, is_test: bool, as_json: bool, socket: SocketOp
     else:
         _print(sent)
     return EXIT_OWN_FAILURE if any(each.error for each in sent.receivers) else 0
+
+
+def _described(settings: NotifySettings) -> Iterator[str]:
+    if not settings.has_receiver:
+        yield _EXAMPLE
+        return
+    yield f"receivers: {', '.join(each.name for each in receivers_of(settings))}"
+    yield f"events of all jobs: {', '.join(settings.events) or 'none'}"
+    yield f"time-left: {format_span(settings.time_left)} before the time limit"
+    if settings.quiet is not None:
+        yield "quiet: from {:%H:%M} to {:%H:%M}".format(*settings.quiet)
+
+
+def _as_json(settings: NotifySettings) -> bytes:
+    """Return the table [notify] without secrets: receivers are named, as in a test."""
+    quiet = settings.quiet and "{:%H:%M}-{:%H:%M}".format(*settings.quiet)
+    receivers = [{"name": each.name} for each in receivers_of(settings)]
+    return encode({
+        "receivers": receivers, "events": settings.events, "quiet": quiet,
+        "time_left": settings.time_left.total_seconds(), "details": settings.details,
+    })  # fmt: skip
 
 
 def _print(sent: NotifyTestView) -> None:

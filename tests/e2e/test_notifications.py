@@ -1,5 +1,6 @@
 """Notifications on real daemons: each reaches its receiver once, also if the daemon is killed."""
 
+import json
 import os
 import pty
 import signal
@@ -217,7 +218,11 @@ def test_run_takes_the_events_of_the_users_file_and_warns_without_a_receiver(
     assert refused.returncode == 78 and "no event named 'ends'" in refused.stderr
     configure(tmp_path, lines[1], 'quiet = "22:00-07:00"')
     assert "from 22:00 to 07:00" in daemon.run("notify", env=variables).stdout
+    shown = json.loads(daemon.run("notify", "--json", env=variables).stdout)
+    assert (shown["quiet"], shown["events"]) == ("22:00-07:00", [])
+    assert [each["name"] for each in shown["receivers"]] == ["url 1 (json)"]
     configure(tmp_path)
+    assert json.loads(daemon.run("notify", "--json", env=variables).stdout)["receivers"] == []
     done = daemon.run("run", "--mem", "1G", "--notify", "all", "true", env=variables)
     assert "no receiver is configured" in done.stderr and "notify --test" in done.stderr
     assert receiver.titles == [f"job {number} (true) succeeded" for number in (1, 3, 5)]
