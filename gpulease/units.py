@@ -243,7 +243,13 @@ def next_time_of_day(clock: time, now: datetime, days: Sequence[int] = (0, 1)) -
     change to or from summer time in between counts.
     """
     today = now.astimezone().date()
-    at = [datetime.combine(today + timedelta(days=each), clock).astimezone() for each in days]
+    written = [
+        datetime.combine(today + timedelta(days=each), clock.replace(fold=fold))
+        for each in days
+        for fold in (0, 1)  # at the end of summer time, an hour comes a second time
+    ]
+    # By timestamps: of a time that is skipped, astimezone() makes an earlier one.
+    at = [datetime.fromtimestamp(each.timestamp()).astimezone() for each in written]
     return next((each for each in at if each > now), at[-1])
 
 

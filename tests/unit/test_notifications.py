@@ -223,6 +223,25 @@ def test_a_morning_is_at_its_time_of_day_over_a_change_of_the_clocks(
     assert quiet.quiet_until(evening.astimezone()) == morning
 
 
+@pytest.mark.usefixtures("berlin")
+@pytest.mark.parametrize(
+    ("at", "until"),
+    [
+        ((10, 25, 0, 15), (10, 25, 0, 30)),
+        ((10, 25, 1, 15), (10, 25, 1, 30)),
+        ((10, 24, 23, 0), (10, 25, 0, 30)),
+        ((3, 29, 0, 15), (3, 29, 1, 30)),
+    ],
+)
+def test_quiet_hours_end_on_the_night_of_the_change_whichever_hour_it_is(
+    at: tuple[int, ...], until: tuple[int, ...]
+) -> None:
+    # On 25 October 2:15 comes at 0:15 and at 1:15 UTC, and on 29 March 2:30 never comes.
+    quiet = NotifySettings(quiet=(time(22), time(2, 30)))
+    now = datetime(2026, *at, tzinfo=UTC).astimezone()
+    assert quiet.quiet_until(now) == datetime(2026, *until, tzinfo=UTC)
+
+
 def test_events_are_checked_and_each_counts_once() -> None:
     assert notify_events(["fail", "end", "fail"]) == ("end", "fail")
     assert notify_events([]) == ()
