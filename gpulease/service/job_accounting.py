@@ -32,7 +32,7 @@ from gpulease.service.refusals import (
 )
 from gpulease.service.requeue import after_failure, continuation, queue_again
 from gpulease.service.submission import most_of
-from gpulease.units import format_size
+from gpulease.units import format_size, round_down_size
 
 MOST_RETRIES = 3
 _MOST_EVENTS = 1000
@@ -181,11 +181,17 @@ class JobAccounting:
     def _with_more_ram(self, tx: Transaction, job: Job, limit: int) -> Job:
         """Queue a retry with more RAM than `limit`, if the job asked for it; else say how."""
         what = job.detail or (job.exit or Exit(1)).verb
+        seen = self._observer.latest
+        most = self._policy().host.ram_of(seen.host) if seen and seen.host else None
+        size = advised_size_after_oom(limit, job.host_use.ram_peak, None)
+        size = min(size, round_down_size(most)) if most else size
+        if size <= limit:
+            return _with_detail(job, what, "this machine has no more RAM to lease: reduce its use")
         wanted = job.usage.retry_factor
         if wanted is None or job.usage.attempt >= MOST_RETRIES:
-            size = advised_size_after_oom(limit, job.host_use.ram_peak, None)
             return _with_detail(job, what, _larger("--ram", size, has_retried=wanted is not None))
         again = retry_size(limit, wanted)
+        again = min(again, round_down_size(most)) if most else again
         claim = replace(job.claim, ram=again)
         return self._queued_again(tx, job, what, claim, "--ram", again)
 

@@ -361,9 +361,24 @@ def test_a_job_that_succeeds_is_not_run_again_though_a_process_was_killed() -> N
     assert world.end(replace(SHORT, outcome=Outcome.EXITED, exit=Exit(0))).usage.retried_as is None
 
 
-def test_a_retry_never_asks_for_more_ram_than_the_machine_has() -> None:
-    world = World(retry="3/2")
+@pytest.mark.parametrize("retry", [None, "3/2"])
+def test_no_more_ram_than_the_machine_has_is_advised_or_retried_with(retry: str | None) -> None:
+    world = World(retry=retry)
     world.observer.latest = replace(a_look(), host=HostReading(2 * G, 2 * G, 8))
     ended = world.end(SHORT)
     assert ended.usage.retried_as is None
-    assert mentions(ended.detail or "", "--ram 3G", "not retried")
+    assert (ended.detail or "").endswith(
+        "hint: this machine has no more RAM to lease: reduce its use"
+    )
+
+
+def test_the_last_of_the_ram_of_the_machine_is_advised_and_retried_with() -> None:
+    host = HostReading(5 * G // 2, 2 * G, 8)  # of which 5% are never leased
+    advised = World()
+    advised.observer.latest = replace(a_look(), host=host)
+    much = replace(SHORT, ram_limit=2 * G - 512 * M, host_use=HostUse(4 * G))
+    assert mentions(advised.end(much).detail or "", "use --ram 2G,")
+    world = World(retry=4)
+    world.observer.latest = replace(a_look(), host=host)
+    world.end(much)
+    assert [job.claim.ram for job in world.store.live()] == [2 * G]
