@@ -131,6 +131,26 @@ def test_processes_stay_on_the_screen_while_the_daemon_is_gone(
     use(daemon, outlive)
 
 
+def test_without_the_daemon_the_screen_says_why_it_has_no_processes(
+    make_daemon: Callable[..., Daemon],
+) -> None:
+    daemon = make_daemon(settings={"grace": "1s"}).start()
+    job = started(daemon, "--mem", "2G", "--name", "family", "bash", "-c", FAMILY)
+
+    async def come_too_late(user: User) -> None:
+        await user.until("family")
+        daemon.kill(signal.SIGKILL)
+        await user.until("trying again")
+        await user.press("p")
+        await user.until("PROCESSES", "not known: the daemon has not answered yet", "trying again")
+        assert "PROCESSES 0" not in user.screen
+        await user.press("enter", "end", "up")
+        daemon.start()
+        await user.until(f"job {job} ", "PROCESSES 4", gone="not known")
+
+    use(daemon, come_too_late)
+
+
 def test_no_size_of_screen_is_too_small_for_processes(daemon: Daemon) -> None:
     started(daemon, "--mem", "2G", "--name", "family", "bash", "-c", FAMILY)
 

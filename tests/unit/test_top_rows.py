@@ -18,7 +18,7 @@ from gpulease.cli.top.sections import (
     parse_filter,
     sections,
 )
-from gpulease.drawing.words import labels_of
+from gpulease.drawing.words import display_width, labels_of
 from gpulease.errors import BadUsage
 from gpulease.units import GIB
 from gpulease.wire.jobs import ArrayWaitingView, JobView, LeaseView, QueueView
@@ -45,6 +45,16 @@ def text(view: StatusView, width: int = 100) -> list[str]:
         lines += [section.title, plain(listing.heading(USUAL))]
         lines += [plain(listing.line(item)).rstrip() for item in section.items]
     return lines
+
+
+@pytest.mark.parametrize("width", [30, 40, 50, 60])
+def test_a_cell_without_room_ends_in_a_mark_however_narrow_the_terminal_is(width: int) -> None:
+    view = views.busy_status()
+    for job in view.jobs:
+        job.claim = replace(job.claim, memory=GIB * 1025 // 10, memory_bound=GIB * 2057 // 10)
+    for narrow, whole in zip(text(view, width), text(view, 200), strict=True):
+        assert display_width(narrow) <= width
+        assert narrow.endswith("…") or narrow.split()[-1] in whole.split()
 
 
 def test_jobs_come_first_then_strangers_then_the_queue() -> None:

@@ -72,8 +72,8 @@ class JobScreen(TopScreen):
         self._reading = Reading()
         self._uses: dict[int, Use] = {}
         self._reader: ProcessReader | None = None
-        self._is_here = False
-        """Whether the processes are on this machine."""
+        self._is_here: bool | None = None
+        """Whether the processes are on this machine; None: the daemon has not said it yet."""
         self._client = client
         self._follower: OutputFollower | None = None
         self._shown_pane = len(self._panes()) - 1 if at_processes else 0
@@ -186,7 +186,15 @@ class JobScreen(TopScreen):
             self._memory.show_content(self._charts())
         if self._processes.display:
             pids = job.pids if self._is_here else None
-            self._processes.show_processes(pids or (), self._uses, self._reading)
+            unknown = "" if pids or job.state == "ended" else self._why_unknown()
+            self._processes.show_processes(pids or (), self._uses, self._reading, unknown)
+
+    def _why_unknown(self) -> str:
+        if self._is_here is None:
+            return "not known: the daemon has not answered yet"
+        if not self._is_here:
+            return "none on a GPU; the daemon is on another machine"
+        return "shown to the owner of the job" if self.job.processes else ""
 
     def _charts(self) -> list[Line]:
         view = self._memory_view

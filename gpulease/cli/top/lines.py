@@ -114,6 +114,10 @@ def widths(columns: Sequence[Column], width: int) -> list[int]:
         more = min(max(0, spare) * columns[number].grows // shares, columns[number].most)
         kept[number] = min(kept[number] + more, max(columns[number].most, kept[number]))
         spare -= kept[number] - columns[number].width
+    # Narrower still: a cell that is shortened ends in a mark, which one at the edge would not.
+    while spare < 0 and kept[widest := max([*growing, max(kept)], key=kept.__getitem__)] > 1:
+        kept[widest] -= 1
+        spare += 1
     return [kept.get(number, 0) for number in range(len(columns))]
 
 

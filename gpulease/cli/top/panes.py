@@ -86,14 +86,17 @@ class ProcessPane(Pane):
         self._uses: Mapping[int, Use] = {}
         self._rows: list[tuple[int, int]] = []
         """Pids and their depths."""
+        self._unknown = ""
+        """Why none is known; empty if the job has none."""
         self._selected = 0
         self._environment: list[str] | None = None
         """None: the list is shown."""
 
     def show_processes(
-        self, pids: Collection[int], uses: Mapping[int, Use], reading: Reading
+        self, pids: Collection[int], uses: Mapping[int, Use], reading: Reading, unknown: str = ""
     ) -> None:
-        """Show the processes of the job; the selected one stays selected."""
+        """Show the processes of the job, or why none is known; the selected one stays selected."""
+        self._unknown = unknown
         selected = self._rows[self._selected][0] if self._rows else None
         self._uses, self._reading = uses, reading
         self._rows = tree({*pids, *uses}, reading.processes)
@@ -130,6 +133,10 @@ class ProcessPane(Pane):
         room = max(1, self.size.height - 2)
         self._offset = max(0, min(self._offset, self._selected, len(self._rows) - room))
         self._offset = max(self._offset, self._selected - room + 1)
+        if self._unknown and not self._rows:
+            self._title = "PROCESSES"
+            self.show([self._title_line(0), ((self._unknown, "warn"),)])
+            return
         self._title = f"PROCESSES {len(self._rows)}"
         table = ProcessTable(self._reading, self._uses, self.size.width)
         lines = [table.line(*each) for each in self._rows[self._offset : self._offset + room]]
