@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 
 from gpulease.cli.tables import Block, Column, Hanging, Table, line
+from gpulease.drawing.endings import cpu_time, steps
 from gpulease.drawing.words import amount, clean, id_of, instant, size
 from gpulease.units import format_span
 from gpulease.wire.text import leased
@@ -60,29 +61,12 @@ def utilization(job: JobView) -> str | None:
     return None if job.utilization is None else f"{job.utilization}%"
 
 
-def cpu_time(job: JobView) -> str | None:
-    """Write the CPU time of an ended job, from a second on, and its mean number of cores."""
-    if job.started_at is None or job.ended_at is None or (job.cpu_seconds or 0) < 1:
-        return None
-    time = format_span(timedelta(seconds=job.cpu_seconds or 0))
-    ran_s = max((instant(job.ended_at) - instant(job.started_at)).total_seconds(), 1)
-    return f"{time}, {(job.cpu_seconds or 0) / ran_s:.2g} cores on average"
-
-
 def first_use(job: JobView) -> str | None:
     """Write when a job first used a GPU."""
     if job.first_use_at is None or job.started_at is None:
         return None
     after = instant(job.first_use_at) - instant(job.started_at)
     return f"{format_span(max(after, timedelta(0)))} after the start"
-
-
-def steps(job: JobView) -> str | None:
-    """Write how many training steps a job made, and how fast."""
-    if not job.steps:
-        return None
-    rate = job.steps_per_second
-    return f"{job.steps} steps" + ("" if rate is None else f", {rate:.3g} per second")
 
 
 TYPE_CHECKING = False

@@ -5,7 +5,6 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 
 from gpulease.cli.job_gpus import (
-    cpu_time,
     device_table,
     first_use,
     gpu_of,
@@ -14,13 +13,21 @@ from gpulease.cli.job_gpus import (
     lease_table,
     links,
     pool_table,
-    steps,
     unhooked_lines,
     utilization,
 )
 from gpulease.cli.script import script_change
 from gpulease.cli.tables import Block, Column, Hanging, Page, Span, Table, line
-from gpulease.drawing.endings import event_detail, how_it_ended, needed
+from gpulease.drawing.endings import (
+    cpu_time,
+    event_detail,
+    has_seconds,
+    how_it_ended,
+    needed,
+    ram_use,
+    steps,
+    which_try,
+)
 from gpulease.drawing.words import (
     behind_of,
     between,
@@ -40,7 +47,6 @@ from gpulease.drawing.words import (
     sentence,
     sharing,
     since,
-    size,
     until,
 )
 from gpulease.units import format_span
@@ -65,7 +71,6 @@ _FRAMEWORKS = {
     "failed": "not limited to the lease: a hook failed",
     "absent": "not limited to the lease: a process uses a GPU without a hook",
 }
-_SHORT_HISTORY = timedelta(hours=1)
 
 
 def page(job: JobView, now: datetime, indexes: Mapping[str, str] | None = None) -> Page:
@@ -134,13 +139,13 @@ def fields(
     yield "size", clean(job.sized) if job.sized else None
     yield "used", needed(job)
     yield "util", utilization(job)
-    yield "ram", _ram(job)
+    yield "ram", ram_use(job)
     yield "on CPUs", clean(job.cores) if job.cores else None
     yield "cpu time", cpu_time(job)
     yield "first use", first_use(job)
     yield "steps", steps(job)
     yield "adopted", _ADOPTED if job.adopted else None
-    yield "try", _try(job)
+    yield "try", which_try(job)
     yield "continues", None if job.retry_of is None else f"job {job.retry_of}"
     yield "continued", None if job.retried_as is None else f"as job {job.retried_as}"
     yield "queue", _queue(job)
@@ -266,16 +271,6 @@ def _kept(job: JobView, now: datetime) -> str | None:
     return f"until {clock(end, now)}, even if idle"
 
 
-def _try(job: JobView) -> str | None:
-    """Say which try of the job this is, and after which exit codes there is a next one."""
-    asked = job.queue
-    if asked is None or not asked.retries:
-        return None
-    which = f"{asked.retried + 1} of {asked.retries + 1}"
-    codes = ", ".join(map(str, asked.retry_on))
-    return f"{which}, again after exit code {codes}" if codes else which
-
-
 def _queue(job: JobView) -> str | None:
     """Say what was asked of the queue, and how often the job was queued again."""
     asked = job.queue
@@ -291,21 +286,6 @@ def _queue(job: JobView) -> str | None:
         (asked.array_most is not None, f"at most {asked.array_most} elements at once"),
     )
     return ", ".join(text for is_so, text in said if is_so) or None
-
-
-def _ram(job: JobView) -> str | None:
-    if job.ram_held_by is not None:
-        return _RAM_HELD.get(job.ram_held_by)
-    if job.ram_peak is None:
-        return None
-    leased_ram = "" if job.claim.ram is None else f" of {size(job.claim.ram)}"
-    return f"{size(job.ram_peak)}{leased_ram} at most"
-
-
-_RAM_HELD = {
-    "kernel": "held by the kernel",
-    "watch": "watched: a job that stays above its lease loses its largest process",
-}
 
 
 def refusal_table(refusals: Sequence[RefusalView]) -> Iterator[Block]:
@@ -326,12 +306,9 @@ def _events(job: JobView, now: datetime) -> Iterator[Block]:
         Column("EVENT"),
         Column("DETAIL", wraps=True, leaves=1, least=16, below=""),
     )
-    # Seconds matter within a short history, and in what has just happened.
-    begins, *_, ends = (instant(event.at) for event in (job.events[0], *job.events))
-    short = ends - begins < _SHORT_HISTORY
     rows = (
         (
-            line(clock(event.at, now, seconds=short or now - instant(event.at) < _SHORT_HISTORY)),
+            line(clock(event.at, now, seconds=has_seconds(event, job.events, now))),
             line(clean(spoken(event.kind))),
             line(clean(event_detail(event))),
         )

@@ -8,7 +8,7 @@ from gpulease.cli.light_connection import light_client
 from gpulease.cli.render import own_name, print_stdout, show_page, write_stdout
 from gpulease.cli.tables import Column, Line, Page, Table, line
 from gpulease.client.light_client import read
-from gpulease.drawing.words import clean, size
+from gpulease.drawing.words import clean, gib_hours, size
 from gpulease.errors import BadValue
 from gpulease.light_json import encode, indent
 from gpulease.units import GIB, counted, format_span, parse_span
@@ -120,7 +120,7 @@ def _share_row(each: ShareView) -> tuple[Line, ...]:
         line("" if each.turn is None else str(each.turn)),
         line(clean(each.user)),
         line(f"{100 * each.share:.0f}%"),
-        line(_gib_hours(each.use)),
+        line(gib_hours(each.use)),
         line(size(each.held) if each.held else ""),
         line(str(each.running)),
         line(str(each.waiting)),
@@ -232,9 +232,9 @@ def _row(name: str, use: UseView | UsePartView) -> tuple[Line, ...]:
         line(_mean(use.asked, use.gpu_seconds)),
         line(_mean(use.used, seconds)),
         line(f"{round(100 * use.used / measured)}%" if measured else ""),
-        line(_gib_hours(use.asked)),
-        line(_gib_hours(use.used) if measured else ""),
-        line(_gib_hours(use.unused) if measured else ""),
+        line(gib_hours(use.asked)),
+        line(gib_hours(use.used) if measured else ""),
+        line(gib_hours(use.unused) if measured else ""),
         line(_wait(use.mean_wait)),
         line(_wait(use.longest_wait)),
         line(str(use.out_of_memory)),
@@ -245,7 +245,3 @@ def _row(name: str, use: UseView | UsePartView) -> tuple[Line, ...]:
 
 def _mean(byte_seconds: float, seconds: float) -> str:
     return size(int(byte_seconds / seconds)) if seconds else ""
-
-
-def _gib_hours(byte_seconds: float) -> str:
-    return f"{byte_seconds / GIB / _HOUR:.2f}"

@@ -1,15 +1,17 @@
-"""How a job ended, what it needed, and what its owner may type about it. Pure."""
+"""How a job ended, what it needed and did, and what its owner may type about it. Pure."""
 
 from __future__ import annotations
 
 from datetime import timedelta
 
 from gpulease.drawing.words import amount, id_of, instant, label, sentence, size
+from gpulease.units import format_span
 from gpulease.wire.text import leased, most_of, spoken
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
+    from datetime import datetime
 
     from gpulease.wire.jobs import EventView, JobView
 
@@ -21,6 +23,7 @@ _MUCH_LESS = 50
 _BRIEF = timedelta(seconds=30)
 """After a shorter run the daemon advises no size: it may have missed the peak."""
 _GIB = 1 << 30
+_SHORT_HISTORY = timedelta(hours=1)
 
 
 def how_it_ended(job: JobView) -> str:
@@ -74,6 +77,55 @@ def event_detail(event: EventView) -> str:
     """Return the detail of an event, as people read it."""
     text = event.detail or ""
     return spoken(text) if text in _OUTCOMES else text
+
+
+def has_seconds(event: EventView, events: Sequence[EventView], now: datetime) -> bool:
+    """Tell whether seconds matter: in a short history, and in what has just happened."""
+    is_short = instant(events[-1].at) - instant(events[0].at) < _SHORT_HISTORY
+    return is_short or now - instant(event.at) < _SHORT_HISTORY
+
+
+def cpu_time(job: JobView) -> str | None:
+    """Write the CPU time of an ended job, from a second on, and its mean number of cores."""
+    if job.started_at is None or job.ended_at is None or (job.cpu_seconds or 0) < 1:
+        return None
+    time = format_span(timedelta(seconds=job.cpu_seconds or 0))
+    ran_s = max((instant(job.ended_at) - instant(job.started_at)).total_seconds(), 1)
+    return f"{time}, {(job.cpu_seconds or 0) / ran_s:.2g} cores on average"
+
+
+def steps(job: JobView) -> str | None:
+    """Write how many training steps a job made, and how fast."""
+    if not job.steps:
+        return None
+    rate = job.steps_per_second
+    return f"{job.steps} steps" + ("" if rate is None else f", {rate:.3g} per second")
+
+
+def which_try(job: JobView) -> str | None:
+    """Say which try of the job this is, and after which exit codes there is a next one."""
+    asked = job.queue
+    if asked is None or not asked.retries:
+        return None
+    which = f"{asked.retried + 1} of {asked.retries + 1}"
+    codes = ", ".join(map(str, asked.retry_on))
+    return f"{which}, again after exit code {codes}" if codes else which
+
+
+def ram_use(job: JobView) -> str | None:
+    """Write the most RAM that a job used, or while it runs what holds it to its lease of RAM."""
+    if job.ram_held_by is not None:
+        return _RAM_HELD.get(job.ram_held_by)
+    if job.ram_peak is None:
+        return None
+    leased_ram = "" if job.claim.ram is None else f" of {size(job.claim.ram)}"
+    return f"{size(job.ram_peak)}{leased_ram} at most"
+
+
+_RAM_HELD = {
+    "kernel": "held by the kernel",
+    "watch": "watched: a job that stays above its lease loses its largest process",
+}
 
 
 def next_size(job: JobView) -> int | None:

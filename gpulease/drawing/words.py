@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from datetime import datetime, timedelta
 
-from gpulease.units import counted, format_instant, format_size, format_span
-from gpulease.wire.text import claimed, most_of, ordinal, ranges, spoken
+from gpulease.units import GIB, counted, format_instant, format_size, format_span
+from gpulease.wire.text import claimed, leased, most_of, ordinal, ranges, spoken
 from gpulease.wire.text import clean as clean  # noqa: PLC0414 -- a word for people, too
 
 TYPE_CHECKING = False
@@ -101,6 +101,11 @@ def amount(memory: int | None) -> str:
     return f"{whole}{tenth[1:]}" if len(whole) >= _MANY_DIGITS else text
 
 
+def gib_hours(byte_seconds: float) -> str:
+    """Write an amount of memory over time, in GiB-hours."""
+    return f"{byte_seconds / GIB / 3600:.2f}"
+
+
 def figure(value: float | None, unit: str, unknown: str = UNKNOWN) -> str:
     """Write a number with its unit; None is unknown."""
     return unknown if value is None else f"{value:.0f}{unit}"
@@ -177,6 +182,11 @@ def minutes_since(written: str, now: datetime) -> str:
 def labels_of(gpus: Iterable[GpuView]) -> dict[str, str]:
     """Return the index of each GPU, as people see it, by its UUID."""
     return {gpu.uuid: index_of(gpu) for gpu in gpus}
+
+
+def lease_of(leases: Sequence[LeaseView]) -> str:
+    """Write what is leased in all, with the bound of a range on one GPU."""
+    return leased(leases[0]) if len(leases) == 1 else size(sum(each.memory for each in leases))
 
 
 SUSPENDED = "suspended"

@@ -9,7 +9,7 @@ from gpulease.drawing import words
 from gpulease.drawing.gpus import exclusive_job, places, remainder
 from gpulease.wire.jobs import JobView, LeaseView
 from gpulease.wire.machine import GpuView
-from gpulease.wire.text import free_of, leased, user_colour
+from gpulease.wire.text import free_of, user_colour
 
 UNKNOWN = "unknown"
 """A page has room for the word."""
@@ -124,8 +124,7 @@ class Row:
     @property
     def lease(self) -> str:
         """What is leased, in words, with its bound if it is one lease."""
-        leases = [lease for job in self.jobs for lease in job.leases]
-        return leased(leases[0]) if len(leases) == 1 else known_size(self.leased)
+        return words.lease_of([lease for job in self.jobs for lease in job.leases])
 
     @property
     def used(self) -> int | None:

@@ -3,17 +3,16 @@
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from typing import get_args
 from urllib.parse import quote, urlencode
 
 from gpulease.drawing.words import index_of
-from gpulease.wire.jobs import JobView
+from gpulease.wire.jobs import JobView, Outcome
 from gpulease.wire.machine import GpuView
-from gpulease.wire.text import LONGEST_NAME
+from gpulease.wire.text import LONGEST_NAME, spoken
 
 ENDS = (
-    ("", "any"), ("failed", "failed"), ("exited", "exited"), ("over_lease", "over its lease"),
-    ("time_limit", "time limit"), ("idle", "idle"), ("cancelled", "cancelled"),
-    ("preempted", "preempted"), ("lost", "lost"),
+    ("", "any"), ("failed", "failed"), *((each, spoken(each)) for each in get_args(Outcome)),
 )  # fmt: skip
 """How jobs end, as the daemon names it and as people read it."""
 

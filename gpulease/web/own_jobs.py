@@ -100,8 +100,8 @@ class OwnJobs:
         """`socket` is that of the daemon."""
         self._pages = pages
         self._socket = socket
-        self._tokens: dict[str, None] = {}
-        """Of the forms that were not sent yet, the oldest first."""
+        self._tokens: dict[str, str] = {}
+        """Of the forms that were not sent yet, the oldest first, with their paths."""
         self._running = asyncio.Semaphore(_MOST_COMMANDS)
         self.user = user_name(os.geteuid())
 
@@ -125,7 +125,7 @@ class OwnJobs:
             if request.method != "POST":
                 return page(
                     request, "action.html", job=job, asked=name, action=action,
-                    token=self._new_token(), is_array=is_array(job, name),
+                    token=self._new_token(request.url.path), is_array=is_array(job, name),
                 )  # fmt: skip
             span = await self._confirmed(request)
             words = action.command(name, span)
@@ -167,18 +167,19 @@ class OwnJobs:
             )
         return job
 
-    def _new_token(self) -> str:
+    def _new_token(self, path: str) -> str:
         if len(self._tokens) >= _MOST_FORMS:
             del self._tokens[next(iter(self._tokens))]
         token = secrets.token_urlsafe()
-        self._tokens[token] = None
+        self._tokens[token] = path
         return token
 
     async def _confirmed(self, request: Request) -> str:
         """Check that the user has sent the form of this page, and return what they typed.
 
         Raises:
-            NotAllowed: another site has sent it, or it was sent before or to an earlier process.
+            NotAllowed: another site has sent it, or it was sent before or to an earlier process, or
+                it is the form of another job or action.
             BadUsage: it is no form of this page.
         """
         origin, host = request.headers.get("origin", ""), request.headers.get("host", "")
@@ -189,7 +190,7 @@ class OwnJobs:
             raise BadUsage("cannot do this: the form is too large")
         fields = parse_qs((await request.body()).decode(errors="replace"))
         # Each form counts once: a second click, or a reload, must not act again.
-        if self._tokens.pop(fields.get("token", [""])[0], False) is False:
+        if self._tokens.pop(fields.get("token", [""])[0], "") != request.url.path:
             raise NotAllowed(
                 "cannot do this: the form was sent already, or is not of this gpulease web",
                 "the job's page shows what has become of it; open the form again to repeat it",

@@ -22,7 +22,7 @@ from gpulease.web.live import GZIP, LiveStatus, sections, values_of
 from gpulease.web.templates import address, address_of, render
 from gpulease.wire.history import SOME_POINTS, GpuHistoryView, JobMemoryView
 from gpulease.wire.jobs import JobView
-from gpulease.wire.machine import StatusView
+from gpulease.wire.machine import GpuView, StatusView
 from gpulease.wire.text import LARGEST_INDEX, LONGEST_NAME
 from gpulease.wire.usage import HistoryView, PastJobView, ReportView, SharesView, ShareView, UseView
 
@@ -96,19 +96,33 @@ class Pages:
         """Lead to the job, the GPU or the user that is asked for, or to jobs with such a name."""
         asked = request.query_params.get("q", "").strip()
         status = await self._live.status()
-        users = {job.user for job in status.jobs} | {it.user for it in status.waiting_by_user}
         if named := page_named(asked, status.gpus):
             target = named
         elif asked == "last" and (newest := await self._newest()):
             target = f"jobs/{newest}"
-        elif asked in users or await self._is_known(asked):
+        elif await self._is_known(asked):
             target = f"users/{address(asked)}"
         else:
             target = f"jobs{Filter(name=asked[:LONGEST_NAME]).query()}"
         return RedirectResponse(target, 303)
 
     async def _is_known(self, user: str) -> bool:
-        return any(each.user == user for each in (await self._shares()).users)
+        """Tell whether a user has, or had, a job on this machine."""
+        return (
+            (user, user) in _users(await self._live.status())
+            or any(each.user == user for each in (await self._shares()).users)
+            or bool((await self._past(Filter(user=user), limit=1)).jobs)
+        )
+
+    async def _unknown(self, wanted: Filter, gpus: Sequence[GpuView] = ()) -> Sequence[str]:
+        """Say which user or GPU of a filter that nothing matches is not known here.
+
+        A search for a user who is not known looks for jobs with this name.
+        """
+        asked = [each for each in (wanted.user, wanted.name) if each]
+        said = [_no_user(each) for each in asked if not await self._is_known(each)]
+        is_there = not wanted.gpu or wanted.gpu in map(index_of, gpus)
+        return said if is_there else [*said, f"no GPU named {wanted.gpu!r}"]
 
     async def _newest(self) -> str:
         """Return the address of what was submitted last, by the user whose page this is if any."""
@@ -132,9 +146,11 @@ class Pages:
         values["holding"] = [job for job in values["holding"] if wanted.matches(job, status.gpus)]
         values["queued"] = found[rows - ROWS : rows]
         more = len(found) > rows if wanted.is_set else jobs_in(found) < values["waiting"]
+        unknown = [] if found or values["holding"] else await self._unknown(wanted, status.gpus)
         return page(
             request, "jobs.html", **values, filter=wanted, running=running, number=number,
             first=rows - ROWS + 1, more=more, users=_users(status), refresh=_REFRESH_S,
+            unknown=unknown,
             gpus=[(index_of(each), index_of(each)) for each in status.gpus],
         )  # fmt: skip
 
@@ -152,6 +168,7 @@ class Pages:
         return page(
             request, "past.html", found=found, is_first=before is None, filter=wanted, ends=ENDS,
             users=_users(status, (each.user for each in found.jobs)),
+            unknown=[] if found.jobs else await self._unknown(wanted),
         )  # fmt: skip
 
     async def _past(
@@ -173,7 +190,7 @@ class Pages:
         if is_array(job, asked):
             return await self._array(request, job.id)
         status = await self._live.status()
-        span, began, ended = _range(request)
+        span, began, ended = _range(request, _OF_GPU, "hour")
         memory = await self._memory_of(job.id, None if span else (began, ended))
         now = instant(status.at).astimezone()
         return page(
@@ -246,7 +263,7 @@ class Pages:
     async def gpu(self, request: Request) -> Response:
         """Show one GPU: its state, who is on it, and its memory over time by owner."""
         name = request.path_params["gpu"]
-        span, began, ended = _range(request)
+        span, began, ended = _range(request, _OF_GPU, "hour")
         status = await self._live.status()
         history = await self._history(name, span, began, ended)
         values = values_of(status)
@@ -270,12 +287,12 @@ class Pages:
 
     async def user(self, request: Request) -> Response:
         """Show one user: jobs that run, wait and have ended, the share, use over time."""
-        user, span = request.path_params["user"][:LONGEST_NAME], _span(request, _OF_PEOPLE, "week")
-        seconds = _SPANS[span].total_seconds()
+        user, usual = request.path_params["user"][:LONGEST_NAME], "week"
+        span, began, ended = _range(request, _OF_PEOPLE, usual)
         wanted = Filter(user=user)
         status = await self._queue()
         past = await self._past(wanted, limit=_OF_USER)
-        report = await self._report(span, seconds)
+        report = await self._report(span or usual)
         people = _people(await self._shares(None if report is None else _HOUR_S), report)
         values = values_of(status)
         queued = [job for job in values["queued"] if job.user == user]
@@ -286,25 +303,26 @@ class Pages:
             "colors": colors([user]),
         }
         if not past.jobs and not any(values[it] for it in ("holding", "queued", "person")):
-            absent = GpuleaseError(
-                f"no user {user} has used this machine", "the page of people has all who did"
-            )
+            absent = GpuleaseError(_no_user(user), "the page of people has all who did")
             return page(request, "error.html", 404, error=absent, again=None)
-        histories = [await self._history(index_of(each), span, seconds, 0) for each in status.gpus]
-        chart = user_chart(user, histories)
+        chart = user_chart(
+            user,
+            [await self._history(index_of(each), span, began, ended) for each in status.gpus],
+        )
         return page(
             request, "user.html", **values, user=user, past=past.jobs,
-            spans=_OF_PEOPLE, span=span, filter=wanted, charts=[] if chart is None else [chart],
-            more_waiting=len(queued) > _OF_USER, refresh=_REFRESH_S,
+            spans=_OF_PEOPLE, span=span or usual, filter=wanted, is_zoomed=not span,
+            charts=[] if chart is None else [chart], more_waiting=len(queued) > _OF_USER,
+            refresh=_REFRESH_S,
         )  # fmt: skip
 
     async def people(self, request: Request) -> Response:
         """Show what each user asked for, used and waited, those with the most use first."""
         span = _span(request, _OF_PEOPLE, "week")
-        seconds = _SPANS[span].total_seconds()
-        report = await self._report(span, seconds)
+        report = await self._report(span)
         # The report has the waits as well; adding them up twice takes the daemon twice as long.
-        people = _people(await self._shares(seconds if report is None else _HOUR_S), report)
+        seconds = _SPANS[span].total_seconds() if report is None else _HOUR_S
+        people = _people(await self._shares(seconds), report)
         return page(
             request, "people.html", people=people, reported=report is not None,
             spans=_OF_PEOPLE, span=span, colors=colors(each.user for each in people),
@@ -316,8 +334,9 @@ class Pages:
             ("shares", waits_of_s), lambda client: client.shares(waits_of_s), _SLOW_FRESH_FOR_S
         )
 
-    async def _report(self, span: str, seconds: float) -> ReportView | None:
+    async def _report(self, span: str) -> ReportView | None:
         """Return what users asked for and used; None where the admin hides what they run."""
+        seconds = _SPANS[span].total_seconds()
         try:
             return await self._daemon.ask(
                 ("report", span), lambda client: client.report(None, seconds), _SLOW_FRESH_FOR_S
@@ -403,13 +422,17 @@ def _people(shares: SharesView, report: ReportView | None) -> list[_Person]:
     return sorted(found, key=lambda each: -each.use.used if each.use else 0.0)
 
 
+def _no_user(user: str) -> str:
+    return f"no user {user} has used this machine"
+
+
 def _users(status: StatusView, others: Iterable[str] = ()) -> list[tuple[str, str]]:
     """Return users with jobs, as choices."""
     found = {job.user for job in status.jobs} | {it.user for it in status.waiting_by_user}
     return [(user, user) for user in sorted(found.union(others))]
 
 
-def _range(request: Request) -> tuple[str, float, float]:
+def _range(request: Request, known: Sequence[str], usual: str) -> tuple[str, float, float]:
     """Return the span by its name, and its begin and end in seconds ago.
 
     The name is empty for a range that the address has as two instants, in seconds of the epoch.
@@ -419,7 +442,7 @@ def _range(request: Request) -> tuple[str, float, float]:
     if begin is not None and end is not None and begin < end:
         began = min(now - begin, _LONGEST_S)
         return "", float(max(began, now - end + _SHORTEST_S)), float(now - end)
-    span = _span(request, _OF_GPU, "hour")
+    span = _span(request, known, usual)
     return span, _SPANS[span].total_seconds(), 0.0
 
 

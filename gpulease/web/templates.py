@@ -11,13 +11,12 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from gpulease import __version__
-from gpulease.drawing import words
+from gpulease.drawing import endings, words
 from gpulease.drawing.arrays import indices_of
-from gpulease.drawing.endings import commands, event_detail, how_it_ended, needed
 from gpulease.drawing.gpus import exclusive_job, models, notes
 from gpulease.units import format_span
 from gpulease.web.bars import UNKNOWN, bar_of, folded, held_by, known_size
-from gpulease.wire.jobs import EventView, JobView
+from gpulease.wire.jobs import JobView
 from gpulease.wire.machine import CheckView, GpuView
 from gpulease.wire.text import (
     claimed,
@@ -33,24 +32,10 @@ from gpulease.wire.text import (
 )
 from gpulease.wire.usage import PastJobView
 
-_SHORT_HISTORY = timedelta(hours=1)
-
 
 def span(seconds: float) -> str:
     """Write a length of time."""
     return format_span(timedelta(seconds=seconds))
-
-
-def gib_hours(byte_seconds: float) -> str:
-    """Write an amount of memory over time."""
-    hours = byte_seconds / (1 << 30) / 3600
-    return f"{hours:.1f}" if hours < 10 else f"{hours:.0f}"
-
-
-def has_seconds(event: EventView, events: Sequence[EventView], now: datetime) -> bool:
-    """Return whether seconds matter: in a short history, and in what has just happened."""
-    is_short = words.instant(events[-1].at) - words.instant(events[0].at) < _SHORT_HISTORY
-    return is_short or now - words.instant(event.at) < _SHORT_HISTORY
 
 
 def time(
@@ -135,22 +120,24 @@ _FILTERS: Mapping[str, Callable[..., Any]] = {
     "address_of": address_of,
     "amount": words.amount,
     "between": words.between,
+    "cpu_time": endings.cpu_time,
     "claimed": claimed,
     "counted": counted,
     "ending": ending,
-    "event_detail": event_detail,
+    "event_detail": endings.event_detail,
     "figure": partial(words.figure, unknown=UNKNOWN),
-    "gib_hours": gib_hours,
+    "gib_hours": words.gib_hours,
     "gpu_label": words.index_of,
     "has_failed": has_failed,
-    "has_seconds": has_seconds,
-    "how_it_ended": how_it_ended,
+    "has_seconds": endings.has_seconds,
+    "how_it_ended": endings.how_it_ended,
     "ids_of": words.ids_of,
     "in_the_way": words.in_the_way,
     "indices_of": indices_of,
     "jobs_in": words.jobs_in,
     "kind_of": kind_of,
     "ordinal": ordinal,
+    "ram_use": endings.ram_use,
     "probable_start": words.probable_start,
     "reason_of": reason_of,
     "shown_command": shown_command,
@@ -158,13 +145,15 @@ _FILTERS: Mapping[str, Callable[..., Any]] = {
     "is_asked_back": words.is_asked_back,
     "leased": leased,
     "linked": linked,
-    "needed": needed,
+    "needed": endings.needed,
     "span": span,
     "starts_in": words.starts_in,
     "state_of": state_of,
+    "steps": endings.steps,
     "spoken": spoken,
     "until": partial(words.until, write=words.span_in_minutes),
     "until_now": words.minutes_since,
+    "which_try": endings.which_try,
 }
 
 
@@ -189,7 +178,7 @@ def _environment() -> Environment:
     made.globals.update(
         version=__version__,
         bar_of=bar_of,
-        commands=commands,
+        commands=endings.commands,
         exclusive_job=exclusive_job,
         folded=folded,
         held_by=held_by,

@@ -15,7 +15,14 @@ from gpulease.cli.plot_file import FILLS
 from gpulease.domain.job import NOT_FAILED, Outcome
 from gpulease.drawing.arrays import array_of, indices_of
 from gpulease.drawing.charts import PLOT_HEIGHT, PLOT_WIDTH, Curve, memory_chart
-from gpulease.drawing.endings import commands, next_size
+from gpulease.drawing.endings import (
+    commands,
+    has_seconds,
+    next_size,
+    ram_use,
+    steps,
+    which_try,
+)
 from gpulease.drawing.words import clock, ids_of, jobs_in, remark_on, size, span_in_minutes, until
 from gpulease.errors import BadUsage, GpuleaseError
 from gpulease.web.app import is_known
@@ -24,7 +31,7 @@ from gpulease.web.charts import trend, user_chart
 from gpulease.web.filters import Filter, filter_of
 from gpulease.web.live import sections, values_of
 from gpulease.web.main import listen
-from gpulease.web.templates import address_of, counted, has_seconds, linked, render, time
+from gpulease.web.templates import address_of, counted, linked, render, time
 from gpulease.wire.history import GpuHistoryView, MeanView, OwnerSeriesView
 from gpulease.wire.jobs import (
     ArrayWaitingView,
@@ -273,6 +280,22 @@ def test_the_first_element_and_its_array_have_addresses_of_their_own() -> None:
     waiting.queue.array_waiting = ArrayWaitingView("3-99", 97)
     assert (address_of([waiting]), ids_of([waiting])) == ("13", "13_[3-99]")
     assert jobs_in([waiting, views.job(7)]) == 98
+
+
+def test_the_page_of_a_job_has_what_show_says_about_it() -> None:
+    job = replace(
+        element(12, 0), steps=1500, ram_held_by="watch", kept_until_at="2026-11-23T13:00:00Z"
+    )
+    assert job.queue is not None
+    job.queue.retries, job.queue.retried, job.queue.retry_on = 3, 1, [7]
+    html = render(
+        "job.html", "/jobs/12", job=job, now=NOON, asked="12", labels={}, charts=[], actions=[],
+        remark=("", ""), is_zoomed=False, own=False,
+    )  # fmt: skip
+    for said in (steps(job), ram_use(job), which_try(job)):
+        assert f"<dd>{said}</dd>" in html
+    assert "0 per second" not in html, "how fast it trains is not known"
+    assert ">13:00, in 1h<" in html, "the lease is kept"
 
 
 def test_events_within_an_hour_have_seconds() -> None:

@@ -16,6 +16,7 @@ import pytest
 from playwright.sync_api import Browser, Page, sync_playwright
 
 from daemon_rig import PATIENCE_S, Daemon, wait_for
+from gpulease.peer_credentials import user_name
 from gpulease.web.live import ON_PHONE
 from web.conftest import GPUS, ROWS
 from web.rig import Web
@@ -180,10 +181,11 @@ def _rows_are(page: Page, jobs: list[int]) -> None:
     wait_for(f"the rows are {rows}", lambda: page.evaluate(script) == rows)
 
 
+@pytest.mark.parametrize("path", ["/", "/jobs"])
 def test_a_page_that_is_paused_stays_and_then_goes_on(
-    daemon: Daemon, served: Web, open_page: Open
+    daemon: Daemon, served: Web, open_page: Open, path: str
 ) -> None:
-    page = open_page(served.url)
+    page = open_page(served.url + path)
     page.get_by_text("Live.").wait_for()
     page.get_by_role("button", name="Pause updates").click()
     daemon.wait_until(daemon.submit("--mem", "1G", "--name", "later", "sleep", "600"), "active")
@@ -313,6 +315,11 @@ def test_a_chart_says_its_values_under_the_pointer_and_by_keyboard_and_is_zoomed
     page.wait_for_url("**/jobs/1?from=*")
     page.get_by_role("link", name="All of it").click()
     page.wait_for_url(re.compile(r"/jobs/1\?$"))
+    page.goto(f"{served.url}/users/{user_name(os.geteuid())}")
+    _drag_over_half(page)
+    page.wait_for_url("**/users/*?from=*")
+    page.get_by_role("link", name="All of it").click()
+    page.wait_for_url(re.compile(r"/users/\w+\?$"))
 
 
 def _drag_over_half(page: Page) -> None:

@@ -1,5 +1,6 @@
 """The page over HTTP: what it refuses, what it shows to whom, and what it says when it cannot."""
 
+import os
 import re
 import signal
 import socket
@@ -20,6 +21,7 @@ import pytest
 
 from daemon_rig import PATIENCE_S, Daemon, open_folder, wait_for
 from e2e.users import OTHER, STRANGER, call, daemon_for_all, job, needs_root
+from gpulease.peer_credentials import user_name
 from web.rig import Web, web
 
 PAGES = ("/", "/jobs", "/past", "/jobs/1", "/gpus/0", "/people", "/health")
@@ -182,15 +184,36 @@ def test_the_search_leads_to_what_people_type(daemon: Daemon, served: Web) -> No
     assert "no user nobody has used this machine" in served.get("/users/nobody").text
 
 
+def test_lists_say_which_user_or_gpu_is_not_known(daemon: Daemon, served: Web) -> None:
+    daemon.wait_until(daemon.submit("--mem", "1G", "true"), "ended")
+    for path, said, option in (
+        ("/jobs?user=nosuch", "no user nosuch has used this machine", "nosuch"),
+        ("/past?user=nosuch", "no user nosuch has used this machine", "nosuch"),
+        ("/find?q=nosuch", "no user nosuch has used this machine", None),
+        ("/jobs?gpu=9", "no GPU named '9'", "9"),
+    ):
+        reply = served.get(path)
+        if reply.status == 303:
+            reply = served.get("/" + reply.headers["location"])
+        text = unescape(reply.text)
+        assert (reply.status, said in text) == (200, True), path
+        # The form shows the filter that it would send again.
+        assert option is None or f'<option value="{option}" selected>' in text, path
+    user = user_name(os.geteuid())
+    for path in (f"/jobs?user={user}", f"/past?user={user}&end=lost", "/jobs?gpu=1", "/jobs"):
+        text = unescape(served.get(path).text)
+        assert not re.search("no user|no GPU", text), path
+
+
 def test_the_charts_of_a_job_show_a_part_of_its_time(daemon: Daemon, served: Web) -> None:
     job = daemon.submit("--mem", "1G", "sleep", "600")
     daemon.wait_until(job, "active")
-    wait_for("it is recorded", lambda: "data-zooms" in served.get(f"/jobs/{job}").text)
+    wait_for("it is recorded", lambda: 'class="chart"' in served.get(f"/jobs/{job}").text)
     assert "part of its time" not in served.get(f"/jobs/{job}").text
     now = int(time.time())
     part = served.get(f"/jobs/{job}?from={now - 60}&to={now}").text
     assert "This is a part of its time." in part
-    assert "data-zooms" in part
+    assert 'class="chart"' in part
     assert served.get(f"/jobs/{job}?from={now - 7200}&to={now - 3600}").status == 200
 
 

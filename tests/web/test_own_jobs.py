@@ -189,6 +189,16 @@ def test_forms_of_other_sites_do_nothing(
     assert daemon.client.job(number).state == "active"
 
 
+def test_a_form_acts_on_its_own_job_alone(daemon: Daemon, own: Own) -> None:
+    first, second = (daemon.submit("--mem", "1G", "sleep", "600") for _ in range(2))
+    daemon.wait_until(second, "active")
+    token = own.token(f"/jobs/{first}/cancel")
+    assert own.ask(f"/jobs/{second}/cancel", {"token": token}).status == 403
+    token = own.token(f"/jobs/{second}/keep")
+    assert own.ask(f"/jobs/{second}/cancel", {"token": token}).status == 403
+    assert daemon.client.job(second).state == "active"
+
+
 def test_a_form_acts_once(daemon: Daemon, own: Own) -> None:
     number = daemon.submit("--mem", "1G", "--time", "1h", "sleep", "600")
     daemon.wait_until(number, "active")

@@ -31,16 +31,16 @@ from gpulease.drawing.words import (
     index_of,
     instant,
     label,
+    lease_of,
     named,
     remark_on,
     requested,
     rough_span,
-    size,
     starts_in,
     until,
 )
 from gpulease.wire.jobs import JobView
-from gpulease.wire.text import leased, most_of
+from gpulease.wire.text import most_of
 
 _LONGEST_NAME = 40
 _WIDE = 96
@@ -91,7 +91,7 @@ class Listing:
             (named(job), ""),
             (where(job, self._labels), ""),
             (amount(sum(used)) if used else UNKNOWN, "bad" if above else ""),
-            (_leased(job), "dim"),
+            (lease_of(job.leases), "dim"),
             ("" if job.utilization is None else f"{job.utilization}%", ""),
             (rough_span(self._now - instant(job.started_at)) if job.started_at else "", "dim"),
             (until(job.expires_at, self._now, write=rough_span) if job.expires_at else "", ""),
@@ -119,13 +119,6 @@ class Listing:
             (amount(process.memory), "unmanaged"),
             (between(process.started_at, None, self._now), ""),
         ]
-
-
-def _leased(job: JobView) -> str:
-    """Write what a job leased in all, with the bound of a range on one GPU."""
-    if len(job.leases) == 1:
-        return leased(job.leases[0])
-    return size(sum(lease.memory for lease in job.leases))
 
 
 def _state(job: JobView, now: datetime) -> Span:
@@ -171,7 +164,7 @@ class _Widest:
             users=max((display_width(user_of(item)) for item in items), default=0),
             states=max((len(_state(job, now)[0]) for job in running), default=0),
             asks=max((len(requested(job)) for job in waiting), default=0),
-            leases=max((len(_leased(job)) for job in running), default=0),
+            leases=max((len(lease_of(job.leases)) for job in running), default=0),
         )
 
 

@@ -45,21 +45,8 @@ function stop() {
   source = null;
 }
 
-pause.addEventListener("click", () => {
-  paused = !paused;
-  pause.textContent = paused ? "Resume updates" : "Pause updates";
-  if (paused) {
-    stop();
-    say(`Paused at ${clock(new Date(), true)}.`);
-  } else {
-    listen();
-  }
-});
-
-// A hidden page costs the server nothing.
-document.addEventListener("visibilitychange", () => (document.hidden ? stop() : listen()));
+offerPause(() => (paused || document.hidden ? stop() : listen()));
 addEventListener("pagehide", stop);
 addEventListener("pageshow", listen);
 $("reload").hidden = true;
-pause.hidden = false;
 listen();

@@ -13,6 +13,19 @@ function say(text) {
   if (state && state.textContent !== text) state.textContent = text;
 }
 
+// Has the page follow what it shows until it is paused, or hidden, which costs the server nothing.
+// `follow` is called at each change.
+function offerPause(follow) {
+  document.addEventListener("visibilitychange", follow);
+  pause.hidden = false;
+  pause.addEventListener("click", () => {
+    paused = !paused;
+    pause.textContent = paused ? "Resume updates" : "Pause updates";
+    if (paused) say(`Paused at ${clock(new Date(), true)}.`);
+    follow();
+  });
+}
+
 // Changes the old nodes where they differ, so that focus, selection and scrolling stay.
 function morph(old, fresh) {
   const same = old.nodeType === fresh.nodeType && old.nodeName === fresh.nodeName && old.id === fresh.id;
@@ -162,14 +175,14 @@ const ON_CHARTS = {
   focusin: (chart) => point(chart, cursorOf(chart).place),
   pointermove: (chart, event) => point(chart, placeOf(event, chart)),
   pointerdown: (chart, event) => {
-    if ("zooms" in chart.dataset && event.pointerType === "mouse") cursorOf(chart).mark = placeOf(event, chart);
+    if (event.pointerType === "mouse") cursorOf(chart).mark = placeOf(event, chart);
   },
   pointerup: (chart, event) => zoom(chart, placeOf(event, chart)),
   keydown: (chart, event) => {
     const cursor = cursorOf(chart);
     if (event.key in MOVES) {
       point(chart, Math.min(0.9999, Math.max(0, cursor.place + MOVES[event.key])));
-    } else if (event.key === "Enter" && "zooms" in chart.dataset) {
+    } else if (event.key === "Enter") {
       if (cursor.mark === null) cursor.mark = cursor.place;
       else zoom(chart, cursor.place);
     } else {
@@ -226,18 +239,14 @@ document.addEventListener("click", async ({ target }) => {
   await navigator.clipboard.writeText(target.previousElementSibling.textContent);
   target.textContent = "Copied";
 });
-$("zone").textContent = `your time zone, ${Intl.DateTimeFormat().resolvedOptions().timeZone}`;
+const zone = $("zone");
+const isElsewhere = -60 * new Date().getTimezoneOffset() !== +zone.dataset.offset;
+const within = isElsewhere ? `; expected starts and reasons are in ${zone.textContent}` : "";
+zone.textContent = `your time zone, ${Intl.DateTimeFormat().resolvedOptions().timeZone}${within}`;
 dress(document);
 setInterval(() => localize(document), 15000);
 if (main.dataset.refresh) {
   setInterval(refresh, 1000 * main.dataset.refresh);
-  document.addEventListener("visibilitychange", refresh);
-  pause.hidden = false;
-  pause.addEventListener("click", () => {
-    paused = !paused;
-    pause.textContent = paused ? "Resume updates" : "Pause updates";
-    say(paused ? "Paused." : "Live.");
-    refresh();
-  });
+  offerPause(refresh);
   say("Live.");
 }
