@@ -121,6 +121,8 @@ def start_of(decided: Plan, job: Job) -> Placement | None:
 def suggestions(decided: Plan, job: Job, smallest: int) -> tuple[Suggestion, ...]:
     """Return the single changes with which a waiting job would start now.
 
+    There are none if it would start as it is: the plan that grants it is still to come.
+
     Args:
         decided: the latest plan.
         job: the job, which may be unknown to the plan.
@@ -130,6 +132,8 @@ def suggestions(decided: Plan, job: Job, smallest: int) -> tuple[Suggestion, ...
     def starts(claim: Claim) -> bool:
         return start_of(decided, replace(job, claim=claim)) is not None
 
+    if starts(job.claim):
+        return ()
     fewer = (
         _change(job.claim, starts, f"--gpus {gpus}", gpus=gpus)
         for gpus in range(job.claim.gpus - 1, 0, -1)

@@ -169,6 +169,8 @@ class JobHandlers:
         await context.scheduler.explainer.refresh(job.id)
         smallest = context.scheduler.policy.smallest_lease
         suggested = await context.scheduler.explainer.suggestions(job, smallest)
+        if (now := self._job(job_id)).state is not job.state:  # it has moved on meanwhile
+            job, pids, suggested = now, None, ()
         caller = request.caller
         view = context.view_for(caller, job, with_events=True)
         sees_it = context.redacted_for(caller) in (None, job.owner.user)

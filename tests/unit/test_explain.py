@@ -54,6 +54,10 @@ def options_of(decided: Plan, waiting: Job) -> list[str]:
     return [each.options for each in suggestions(decided, waiting, 256 * 1024**2)]
 
 
+def test_nothing_is_suggested_for_a_job_that_would_start_as_it_is() -> None:
+    assert options_of(world([], [], gpus()), job(1, 2 * G)) == []
+
+
 def test_the_order_is_that_of_the_plan() -> None:
     short = job(3, 6 * G, time_limit=timedelta(minutes=5))
     decided = world([running(1, 5 * G)], [job(2, 6 * G), short], gpus())
