@@ -66,7 +66,11 @@ SERVICE = "gpuleased.service"
 WEB_SERVICE = "gpulease-web.service"
 _WEB_UNIT = UNITS / WEB_SERVICE
 GROUP = "gpulease"
-LINKS = (Path("/usr/local/bin/gpulease"), Path("/usr/local/sbin/gpulease-setup"))
+_ROOTS = Path("/usr/local/sbin")
+LINKS = (
+    Path("/usr/local/bin/gpulease"),
+    *(_ROOTS / name for name in ("gpuleased", "gpulease-setup", "gpulease-web")),
+)
 """Where users, and root, find the programs."""
 _PLACEHOLDER = "/opt/gpulease/bin/"
 """The directory of the programs in the unit files, which `install` replaces."""
