@@ -1,4 +1,4 @@
-"""Submit a job that has ended once more, for `gpulease again`.
+"""Submit an ended job once more, for `gpulease again`.
 
 Its command, directory and options are what the daemon has kept; its environment, which is not kept,
 and the terminal are those of the caller.

@@ -83,11 +83,11 @@ def cancel(
 def again(
     ctx: typer.Context, jobs: JobsArgument = None, *, socket: SocketOption = None, **typed: Any
 ) -> int:
-    """Submit a job that has ended once more, and stay with it as run does.
+    """Submit an ended job once more, and stay with it as run does.
 
     It gets a new number. Its command, directory and options are those of the old job,
-    but for options that are given; its environment is that of this shell. A job that
-    was submitted in the background is again. For running jobs, see gpulease requeue.
+    except for options that are given; its environment is that of this shell. A job of
+    -d runs in the background again. For running jobs, see gpulease requeue.
 
     \b
     Examples:
@@ -146,8 +146,9 @@ def keep(
 ) -> int:
     """Protect idle leases from being released, for an hour or for --for.
 
-    Some admins have leases released that nobody uses while other jobs wait. The
-    output of the job and gpulease show announce it. Repeat keep as often as needed.
+    Where the admin has set it up, a lease that is not used is released if other jobs
+    wait. The job's output and gpulease show say so beforehand. Repeat keep as often as
+    needed.
 
     \b
     Examples:

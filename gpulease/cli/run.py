@@ -36,7 +36,7 @@ def run(
     come before COMMAND; everything after it belongs to COMMAND.
 
     Without --mem, a script gets what it used before, or else the daemon's default.
-    A script may have options in its first comments: # gpulease: --mem 4G --time 2h
+    A script may have options in its first comments, as "# gpulease: --mem 4G".
     Inside a job, or in a shell that holds a lease, COMMAND runs within that lease.
     Ctrl-\\ and then d detach: the job continues, gpulease attach connects again.
 

@@ -63,7 +63,7 @@ def history(ctx: typer.Context, *, socket: SocketOption = None, **typed: Any) ->
     On a terminal, a long list is shown in a pager: less, or what PAGER names.
 
     --csv prints those that held memory, in the columns that gpulease replay reads: times in
-    seconds since 1970, the memory leased on each GPU, digests in the place of commands.
+    seconds since 1970, the memory leased on each GPU, digests in place of commands.
 
     \b
     Examples:
