@@ -114,8 +114,9 @@ bench-scheduling: $(VENV)/.dev  ## compare the queue with its goals (GPULEASE_TR
 check: lint types contracts docs-check docs-site test  ## all that continuous integration runs
 	@$(MAKE) --no-print-directory --jobs 2 --output-sync=target test-slow $(if $(filter 0,$(shell id -u)),test-system)
 
-wheel: $(VENV)/.dev  ## build the package
-	$(BIN)/python -m build --wheel
+wheel: $(BIN)/python  ## build the package in dist/
+	@$(PIP) wheel --no-deps --wheel-dir dist .
+	@ls dist/*.whl
 
 release: $(VENV)/.release  ## build the package twice, check it, list its parts (SBOM), and sign a tag if there is a key
 	@.ci/release $(BIN)
