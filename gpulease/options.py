@@ -91,6 +91,8 @@ def _framework(*flags: str, **columns: Any) -> Any:
 
 
 # What readers accept is wider than what can be typed: gpulease.lease takes numbers and timedeltas.
+_LONGEST = 100
+"""Digits of a number: int() fails from 4,301 on, and a float is infinite from 309 on."""
 
 
 def _memory_range(memory: str | int | None) -> tuple[int | float | None, ...]:
@@ -116,7 +118,9 @@ def _bytes(memory: int | None) -> int | None:
 
 
 def _count(number: str | int | None) -> int | None:
-    if isinstance(number, str) and not (number.isascii() and number.removeprefix("-").isdecimal()):
+    if isinstance(number, str) and not (
+        number.isascii() and number.removeprefix("-").isdecimal() and len(number) <= _LONGEST
+    ):
         raise BadValue(f"cannot read {number[:40]!r}: it is not a whole number")
     return None if number is None else int(number)
 
@@ -180,7 +184,7 @@ def exit_codes(given: Sequence[str | int]) -> list[int]:
     """
     words = [word.strip() for each in given for word in str(each).split(",")]
     for word in words:
-        if not (word.isascii() and word.isdecimal()):
+        if not (word.isascii() and word.isdecimal() and len(word) <= _LONGEST):
             raise BadValue(
                 f"cannot use --retry-on: {word[:40]!r} is no exit code",
                 "such as --retry-on 75,137; after a signal it is 128 and the number of the signal",
@@ -228,7 +232,8 @@ def _factor(factor: str | None) -> float | None:
         return None
     number = factor.strip().lower().removesuffix("x").rstrip()
     whole, _, part = number.partition(".")
-    if not (number.isascii() and whole.isdecimal() and (part.isdecimal() or "." not in number)):
+    is_decimal = whole.isdecimal() and (part.isdecimal() or "." not in number)
+    if not (number.isascii() and is_decimal and len(number) <= _LONGEST):
         raise BadValue(
             f"cannot use --retry-oom {factor[:40]}: it is not a factor",
             "for 50% more memory at each retry: --retry-oom 1.5x",

@@ -89,6 +89,11 @@ def _cancel_all(client: LightClient, **chosen: Any) -> CancelledView:
 
 def _together(client: LightClient, wanted: Selection, user: str | None, grace: float | None) -> int:
     view = _cancel_all(client, user=user, name=wanted.pattern, grace=grace)
+    if view.count == 0 and user is not None:
+        from gpulease.cli.caller import refuse_unknown_user
+
+        hint = "gpulease list --all shows the jobs of all users"
+        refuse_unknown_user(user, "cancel jobs of", hint)
     if view.count == 0 and wanted.pattern is not None:
         raise no_match(wanted, user or "yours")
     announce("cancel", list(map(named, view.jobs)), view.count, user)

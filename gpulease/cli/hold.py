@@ -182,7 +182,7 @@ def _request(options: RunOptions, reader: int, pid: int | None) -> HoldRequest:
     by_time_only = options.time is not None and pid is None
     return HoldRequest(
         environment=made.environment,
-        pid=None if by_time_only else pid or reader,
+        pid=None if by_time_only else reader if pid is None else pid,
         claim=made.claim,
         options=made.options,
         name=made.name,

@@ -52,6 +52,8 @@ FINDS_ENDED = READS | {"wait"}
 """The verbs that find ended jobs by name; wait --name finds only those that wait or run."""
 _BY_WORDS = {"edit": "--mem 6G", "move": "--first", "again": "--mem 8G"}
 """The verbs without --name PATTERN and --all, each with options for an example."""
+_LONGEST_WORD = 80
+"""Of a name in an error."""
 _LISTED = 10
 """Jobs that a message names; the others are counted."""
 MOST_ONE_BY_ONE = 20
@@ -392,7 +394,7 @@ def no_last(verb: Verb) -> NoSuchJob:
 
 def no_match(wanted: Selection, owner: str = "yours") -> NoSuchJob:
     """Return the error for a name or a pattern that no job of `owner` has."""
-    verb, words = wanted.verb, wanted.words
+    verb, words = wanted.verb, [each[:_LONGEST_WORD] for each in wanted.words]
     hint = "gpulease list shows the jobs that wait or run, gpulease list --all ended ones as well"
     yours = f"job of {owner}" if verb in READS else f"job of {owner} that waits or runs"
     if wanted.pattern is not None:

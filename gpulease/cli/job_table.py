@@ -48,15 +48,18 @@ def page(
     *,
     newest: bool = False,
     is_last: bool = False,
+    is_part: bool = False,
     rows: int | None = None,
 ) -> Page:
     """Lay out a listing, which may have the first jobs only, or the `newest`.
 
-    At most `rows` of it are shown. With `is_last`, the user asked for this number of jobs.
+    At most `rows` of it are shown. With `is_last`, the user asked for this number of jobs; with
+    `is_part`, for certain jobs.
     """
     if not listed.jobs:
-        live = "no job waits or runs; gpulease list --all shows ended ones as well"
-        return [line("no jobs" if newest else live, "dim")]
+        such = "no such job" if is_part else "no job"
+        live = f"{such} waits or runs; gpulease list --all shows ended ones as well"
+        return [line(f"{such}s" if newest else live, "dim")]
     # Most listings are of jobs that run: a column without any cell is left out.
     empty = {
         "STARTS": not any(job.expected_start_at for job in listed.jobs),
@@ -162,10 +165,12 @@ _PAST: Cells = OF_ALL | {
 }
 
 
-def past_page(jobs: Sequence[PastJobView], now: datetime, *, is_cut: bool = False) -> Page:
-    """Lay out past jobs; with `is_cut`, say how to see older ones."""
+def past_page(
+    jobs: Sequence[PastJobView], now: datetime, *, is_cut: bool = False, is_part: bool = False
+) -> Page:
+    """Lay out past jobs; with `is_cut`, say how to see older ones; `is_part` as of `page`."""
     if not jobs:
-        return [line("no job has ended", "dim")]
+        return [line("no such job has ended" if is_part else "no job has ended", "dim")]
     has_ram = any(job.ram_peak is not None for job in jobs)
     cells = {title: cell for title, cell in _PAST.items() if title != "RAM" or has_ram}
     table = job_table([(clean(job.label), job) for job in jobs], now, cells)

@@ -114,7 +114,10 @@ def print_list(
         return
     if not listed.jobs:
         _refuse_unknown(user, "gpulease list --all shows the jobs of all users")
-    laid_out = page(listed, local_time(), newest=ended, is_last=last is not None, rows=rows)
+    laid_out = page(
+        listed, local_time(), newest=ended, is_last=last is not None, rows=rows,
+        is_part=(user, state, name, since) != (None, None, None, None),
+    )  # fmt: skip
     print_paged(drawn(laid_out, stdout_screen()))
 
 
@@ -247,7 +250,8 @@ def print_history(
     if not found:
         _refuse_unknown(user, "gpulease history shows the jobs of all users")
     cut = len(found) > len(shown) and is_cut
-    laid_out = past_page(shown, local_time(), is_cut=cut)
+    is_part = any(each is not None for each in asked.values())
+    laid_out = past_page(shown, local_time(), is_cut=cut, is_part=is_part)
     print_paged(drawn(laid_out, stdout_screen()))
 
 

@@ -123,6 +123,8 @@ def reserve_gpus(  # noqa: PLR0913  its options
             "use one at a time; gpulease reserve alone shows all windows",
         )
     client = light_client(socket, "reserve")
+    if cancel == "":
+        raise BadUsage("the name of a window is empty", "gpulease reserve lists the windows")
     if cancel is not None:
         print_stdout(f"window {clean(client.cancel_window(cancel).name)} is cancelled")
     elif not is_new:

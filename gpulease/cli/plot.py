@@ -78,7 +78,7 @@ def plot(
       gpulease plot --gpu 0 --by user --out users.svg
       gpulease plot 17 --json | jq '.gpus[0].used'
     """
-    if (job is None) == (gpu is None):
+    if (job is None) == (not gpu):
         raise BadUsage("cannot plot: name a job, or a GPU with --gpu", _EXAMPLE)
     if job is not None and (since is not None or by is not None):
         raise BadUsage("cannot plot a job: --since and --by are for --gpu", _EXAMPLE)

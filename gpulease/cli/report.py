@@ -54,7 +54,8 @@ def print_report(
     if shares:
         _report_shares(client, user, span, json=json)
         return
-    reported = None if everyone or (by == "group" and not user) else user or own_name()
+    usual = None if everyone or by == "group" else own_name()
+    reported = usual if user is None else user
     reply = client.report_json(reported, None if span is None else span.total_seconds(), by)
     if json:
         print_stdout(indent(reply))
@@ -63,10 +64,8 @@ def print_report(
     if as_csv:
         write_stdout(csv_of(view))
         return
-    if user is not None and not _rows_of(view):
-        from gpulease.cli.caller import refuse_unknown_user
-
-        refuse_unknown_user(user, "report on", "gpulease report --all shows all users")
+    if not _rows_of(view):
+        _refuse_unknown(user)
     within = "" if span is None else f" in the last {format_span(span)}"
     show_page(page(view, within))
 
@@ -90,8 +89,17 @@ def _report_shares(
         reply = encode(view)
     if json:
         print_stdout(indent(reply))
-    else:
-        show_page(shares_page(view))
+        return
+    if not view.users:
+        _refuse_unknown(user)
+    show_page(shares_page(view))
+
+
+def _refuse_unknown(user: str | None) -> None:
+    if user is not None:
+        from gpulease.cli.caller import refuse_unknown_user
+
+        refuse_unknown_user(user, "report on", "gpulease report --all shows all users")
 
 
 def shares_page(view: SharesView) -> Page:
