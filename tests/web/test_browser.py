@@ -124,6 +124,24 @@ def test_a_phone_scrolls_no_page_sideways(busy_web: Web, open_page: Open, path: 
     assert page.evaluate(broken) == []
 
 
+@pytest.mark.parametrize("width", [390, 768, 1280, 1440, 1920])
+def test_the_reason_of_a_waiting_job_is_read_to_its_end(
+    busy_web: Web, open_page: Open, width: int
+) -> None:
+    page = open_page(busy_web.url, viewport={"width": width, "height": 900})
+    reasons = "[...document.querySelectorAll('#queue .text')].filter(each => each.offsetParent)"
+    assert len(page.evaluate(f"{reasons}.map(each => each.textContent)")) >= ON_PHONE
+    assert page.evaluate(f"{reasons}.filter(each => each.scrollWidth > each.clientWidth)") == []
+
+
+def test_a_phone_has_the_user_beside_the_name(busy_web: Web, open_page: Open) -> None:
+    page = open_page(f"{busy_web.url}/jobs", viewport={"width": 390, "height": 844}, is_mobile=True)
+    for row in page.get_by_label("Queue").locator("tbody tr").all()[:5]:
+        name, user = (row.locator(f"{each}:visible").bounding_box() for each in (".name", ".user"))
+        assert name is not None and user is not None
+        assert abs(name["y"] - user["y"]) < name["height"]
+
+
 def test_a_phone_shows_the_first_rows_of_the_machine_and_leads_to_all(
     busy_web: Web, open_page: Open
 ) -> None:
