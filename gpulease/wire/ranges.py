@@ -50,7 +50,8 @@ def check_claim(asked: ClaimRequest) -> None:
     for field in ("memory", "min_vram", "memory_bound"):
         size = getattr(asked, field)
         if size is not None and not 1 <= size <= LARGEST_SIZE:
-            raise BadValue.of_field(f"claim.{field}", size, "no GPU has so many bytes")
+            why = "a size must be above zero" if size < 1 else "no GPU has so many bytes"
+            raise BadValue.of_field(f"claim.{field}", size, why)
     _check_machine(asked)
     limit = asked.time_limit
     if limit is not None and not 1 <= limit <= LONGEST_SPAN.total_seconds():

@@ -143,12 +143,13 @@ def test_without_the_daemon_the_screen_says_why_it_has_no_processes(
         await user.until("trying again")
         await user.press("p")
         await user.until("PROCESSES", "not known: the daemon has not answered yet", "trying again")
+        await user.matches(r"(?m) …\s*$")  # the end of the hint, for which there is no room
         assert "PROCESSES 0" not in user.screen
         await user.press("enter", "end", "up")
         daemon.start()
         await user.until(f"job {job} ", "PROCESSES 4", gone="not known")
 
-    use(daemon, come_too_late)
+    use(daemon, come_too_late, size=(60, 20))
 
 
 def test_no_size_of_screen_is_too_small_for_processes(daemon: Daemon) -> None:

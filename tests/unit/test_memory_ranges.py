@@ -82,6 +82,14 @@ def test_a_bound_below_the_guarantee_is_refused_and_the_same_size_is_no_range() 
     assert claim_of(ClaimRequest(share=10, share_bound=40), defaults).size == "10%..40%"
 
 
+@pytest.mark.parametrize(
+    ("size", "why"), [(0, "above zero"), (-1, "above zero"), (1 << 61, "so many")]
+)
+def test_a_size_is_refused_for_being_nothing_or_too_much(size: int, why: str) -> None:
+    with pytest.raises(BadValue, match=why):
+        claim_of(ClaimRequest(memory=size), Defaults(G))
+
+
 def test_the_bound_is_at_most_what_the_gpu_offers_and_no_less_than_the_guarantee() -> None:
     for bound, found in ((6 * G, 6 * G), (20 * G, 8 * G), (Share(Fraction(75)), 6 * G)):
         placed = place(Claim(2 * G, memory_bound=bound), [build_ledger(reading(), [], {})])

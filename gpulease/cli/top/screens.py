@@ -112,12 +112,14 @@ class TopScreen(Screen[None]):
         self.keys.show([fitted(((keys, "keys"),), self.size.width)])
 
     def _show_notes(self) -> None:
-        notes = [*self._trouble, *self._said][:_MOST_NOTES]
+        notes = [*self._trouble, *self._said]
+        if len(notes) > _MOST_NOTES:
+            notes[_MOST_NOTES - 1 :] = [(*notes[_MOST_NOTES - 1], (" …", ""))]
         self.note.styles.height = len(notes)
         self.note.show(notes)
 
     def _wrapped(self, text: str, style: str) -> list[Line]:
-        width = max(20, self.size.width)
+        width = max(20, self.size.width - 2)  # room for a mark that there is more
         return [((line, style),) for line in wrap(clean(" ".join(text.split())), width)]
 
 
