@@ -240,6 +240,6 @@ def _fields_of_dry_run(view: ExplainView, now: datetime) -> Iterator[tuple[str, 
     yield "starts", probable_start(view, now)
     for each in view.suggestions:
         yield "starts now", job_page.suggestion_text(each)
-    yield "asks", claimed(view.claim)
+    yield "asks", job_page.limited(claimed(view.claim), view.claim.time_limit)
     yield "size", clean(view.sized) if view.sized else None
     yield "runs for", f"{format_span(timedelta(seconds=view.runs_for))} (a prediction)"

@@ -84,7 +84,7 @@ def dry() -> ExplainView:
     return ExplainView(
         starts_now=False,
         gpus=[],
-        claim=waiting.claim,
+        claim=replace(waiting.claim, time_limit=14400.0),
         sized=None,
         runs_for=7200,
         reason=waiting.reason,
