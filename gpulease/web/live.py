@@ -14,7 +14,7 @@ from starlette.datastructures import Headers
 from starlette.responses import PlainTextResponse, Response
 from starlette.types import Receive, Scope, Send
 
-from gpulease.drawing.words import index_of, instant, jobs_in, labels_of
+from gpulease.drawing.words import alike, index_of, instant, jobs_in, labels_of
 from gpulease.errors import GpuleaseError
 from gpulease.web.bars import colors
 from gpulease.web.charts import TREND_POINTS, TREND_S, trend
@@ -217,6 +217,7 @@ def values_of(status: StatusView) -> dict[str, Any]:
     """Return what the templates of sections show."""
     holding = [job for job in status.jobs if job.state != "queued"]
     queued = [job for job in status.jobs if job.state == "queued"]
+    groups = alike(queued)
     free = [(gpu, free_of(gpu) or 0) for gpu in status.gpus]
     return {
         "status": status,
@@ -225,7 +226,8 @@ def values_of(status: StatusView) -> dict[str, Any]:
         "holding": holding,
         "queued": queued,
         "waiting": jobs_in(queued) if status.waiting is None else status.waiting,
-        "shown_waiting": jobs_in(queued[:MOST_WAITING]),
+        "groups": groups,
+        "shown_waiting": sum(map(jobs_in, groups[:MOST_WAITING])),
         "most_waiting": MOST_WAITING,
         "colors": colors({job.user for job in holding}),
         "room": sorted((it for it in free if it[1] > 0), key=lambda it: -it[1]),

@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from gpulease.drawing.arrays import array_of
-from gpulease.drawing.words import index_of, instant, jobs_in, labels_of
+from gpulease.drawing.words import alike, index_of, instant, jobs_in, labels_of
 from gpulease.errors import GpuleaseError, NoSuchJob, NoSuchRoute, NotAllowed
 from gpulease.web.bars import colors, remark_on
 from gpulease.web.charts import gpu_charts, job_charts, user_chart
@@ -145,6 +145,7 @@ class Pages:
         found = [job for job in values["queued"] if wanted.matches(job, status.gpus)]
         values["holding"] = [job for job in values["holding"] if wanted.matches(job, status.gpus)]
         values["queued"] = found[rows - ROWS : rows]
+        values["groups"] = alike(values["queued"])
         more = len(found) > rows if wanted.is_set else jobs_in(found) < values["waiting"]
         unknown = [] if found or values["holding"] else await self._unknown(wanted, status.gpus)
         return page(
@@ -299,6 +300,7 @@ class Pages:
         values |= {
             "holding": [job for job in values["holding"] if job.user == user],
             "queued": queued[:_OF_USER],
+            "groups": alike(queued[:_OF_USER]),
             "person": next((each for each in people if each.user == user), None),
             "colors": colors([user]),
         }

@@ -336,6 +336,18 @@ def test_elements_that_simply_run_share_a_row() -> None:
     assert "13_[1-2]" in drawn
 
 
+def test_elements_that_wait_for_one_reason_share_a_row() -> None:
+    array = [element(number, number - 20, state="queued", started_at=None, reason="full")
+             for number in range(20, 40)]  # fmt: skip
+    other = views.job(50, state="queued", name="of another user")
+    drawn = sections(views.status(jobs=[*array, other]))["queue"]
+    assert drawn.count("<tr id=") == 2
+    assert "[0-19]" in drawn
+    assert "20 jobs" in drawn
+    assert "of another user" in drawn
+    assert "All 21 waiting jobs" not in drawn, "all are there"
+
+
 def test_a_filter_is_read_from_an_address_and_written_into_one() -> None:
     wanted = filter_of({"user": "ana", "state": "asleep", "name": "a*&", "gpu": "0", "end": "x"})
     assert wanted == Filter(user="ana", name="a*&", gpu="0")
