@@ -36,6 +36,7 @@ from gpulease.errors import GpuleaseError, RecordUnwritable, SlurmFailed
 from gpulease.service.job_list import EndedPage, JobPage, JobQuery
 from gpulease.service.ports import (
     Event,
+    ListedProcesses,
     LivingProcess,
     PastJob,
     Store,
@@ -137,16 +138,13 @@ class FakeFinder:
     stopped: frozenset[int] = frozenset()
     reused: frozenset[int] = frozenset()
 
-    def inherited(self, pids: Iterable[int]) -> frozenset[int]:
-        return self.reused & set(pids)
-
     foreign: bool = False
 
-    def knows_pids(self, pids: Iterable[int], found: Collection[int]) -> bool:
-        return not self.foreign
-
-    def mps_servers(self, pids: Iterable[int]) -> frozenset[int]:
-        return self.servers & set(pids)
+    def listed(self, pids: Collection[int], jobs: Sequence[Job]) -> ListedProcesses | None:
+        if self.foreign:
+            return None
+        known = set(pids) - self.reused
+        return ListedProcesses(self.jobs_of(known, jobs), self.servers & known, {})
 
     def identify(self, pid: int) -> None:
         return None

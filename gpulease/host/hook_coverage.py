@@ -8,7 +8,7 @@ import os
 import re
 import shlex
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
 from pathlib import Path
 
 from gpulease.domain.enforcement import (
@@ -26,17 +26,10 @@ from gpulease.host import cgroups
 from gpulease.host.proc_reader import command_of, read
 from gpulease.service.observation import Observation
 from gpulease.service.ports import Store
+from gpulease.shim.process_tree import program_of
 
 _PYTHON = re.compile(r"python[0-9.]*[a-z]*( \(deleted\))?")
 _LIBRARY = re.compile(rb"/libpython[0-9][^/\n]*\.so")
-
-
-def exec_mark(pid: int) -> bytes:
-    """Return a value that changes with each exec and is constant while a program runs.
-
-    This is the auxiliary vector, with addresses that the kernel randomises; see gpu/simulated.py.
-    """
-    return read(pid, "auxv") or b""
 
 
 def started(pid: int) -> ProcessStart:
@@ -92,7 +85,7 @@ class HookCoverage:
         self._tell = tell
         self._was_told = was_told
         self._told: set[JobId] = set()
-        self._checked: dict[tuple[int, bytes], UncoveredProcess | None] = {}
+        self._checked: dict[tuple[int, Hashable], UncoveredProcess | None] = {}
         self._of: dict[JobId, tuple[UncoveredProcess, ...]] = {}
 
     def of(self, job: JobId) -> tuple[UncoveredProcess, ...]:
@@ -105,8 +98,12 @@ class HookCoverage:
         jobs = {job.id: job for job in self._holding() if job.holder is None}
         if EnforcementLevel.FRAMEWORK not in self._levels():
             jobs = {}
-        pids = [pid for pid, job in seen.jobs_by_pid.items() if job in jobs]
-        found = await asyncio.to_thread(self._check, pids) if pids else {}
+        programs = {
+            pid: seen.programs[pid]
+            for pid, job in seen.jobs_by_pid.items()
+            if job in jobs and pid in seen.programs
+        }
+        found = await asyncio.to_thread(self._check, programs) if programs else {}
         of: dict[JobId, list[UncoveredProcess]] = defaultdict(list)
         for pid, uncovered in found.items():
             of[seen.jobs_by_pid[pid]].append(uncovered)
@@ -121,14 +118,14 @@ class HookCoverage:
                 await self._tell(job, text)
             self._told.add(job)
 
-    def _check(self, pids: Iterable[int]) -> dict[int, UncoveredProcess]:
-        checked: dict[tuple[int, bytes], UncoveredProcess | None] = {}
-        for pid in pids:
-            mark = pid, exec_mark(pid)
-            if mark[1]:
-                checked[mark] = (
-                    self._checked[mark] if mark in self._checked else self._check_one(pid)
-                )
+    def _check(self, programs: Mapping[int, Hashable]) -> dict[int, UncoveredProcess]:
+        checked: dict[tuple[int, Hashable], UncoveredProcess | None] = {}
+        for mark in programs.items():
+            pid, program = mark
+            found = self._checked[mark] if mark in self._checked else self._check_one(pid)
+            # What was read just now is of this program, unless it has ended meanwhile.
+            if mark in self._checked or program_of(pid) == program:
+                checked[mark] = found
         self._checked = checked
         return {pid: uncovered for (pid, _), uncovered in checked.items() if uncovered is not None}
 

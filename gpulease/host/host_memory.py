@@ -72,8 +72,9 @@ def _used_below(root: int, children: Mapping[int, Sequence[int]]) -> int:
 
 def _used_by(pid: int) -> int:
     # Of pages that processes share, each has its part: forked data loaders share most of them.
-    sizes = _sizes(proc_reader.read(pid, "smaps_rollup") or b"")
-    return sizes.get("Pss_Anon", 0) + sizes.get("Pss_Shmem", 0)
+    lines = (proc_reader.read(pid, "smaps_rollup") or b"").splitlines()
+    wanted = (line for line in lines if line.startswith((b"Pss_Anon:", b"Pss_Shmem:")))
+    return sum(int(line.split()[1]) * _KIB for line in wanted)
 
 
 def _sizes(content: bytes) -> dict[str, int]:

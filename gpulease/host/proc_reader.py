@@ -53,17 +53,14 @@ class ProcReader:
 
         None if the file is gone, may not be read, or blocks.
         """
-        found = entry(pid)
-        if found is None:
-            return None
-        key, uid = (pid, found.started), real_uid(pid)
-        within_s = self._time_for(key, uid)
+        within_s = self._time_for(pid)
         if within_s is None:
             return None
         with self._lock:
             thread = self._idle.pop() if self._idle else CallThread("proc-reader")
         call = thread.submit(partial(_content, f"{self._proc}/{pid}/{name}", most))
         if not call.wait(within_s):
+            key, uid = _owned(pid)
             with self._lock:
                 self._blocked[key] = _BlockedRead(uid, call, thread)
             return None
@@ -74,8 +71,12 @@ class ProcReader:
         except OSError:
             return None
 
-    def _time_for(self, key: tuple[int, int], uid: int | None) -> float | None:
+    def _time_for(self, pid: int) -> float | None:
         """Return how long to wait for a process, in seconds; None to skip it."""
+        # Who it is matters only while a read is blocked, and costs more than most reads.
+        if not self._blocked:
+            return self._within_s
+        key, uid = _owned(pid)
         with self._lock:
             for other, each in list(self._blocked.items()):
                 if each.call.outcome.done():
@@ -85,6 +86,12 @@ class ProcReader:
             if key in self._blocked or blocked[uid] >= _MOST_BLOCKED:
                 return None
             return min(_NEXT_WITHIN_S, self._within_s) if blocked[uid] else self._within_s
+
+
+def _owned(pid: int) -> tuple[tuple[int, int], int | None]:
+    """Return the pid and start of a process, and its user."""
+    found = entry(pid)
+    return (pid, -1 if found is None else found.started), real_uid(pid)
 
 
 def _content(path: str, most: int) -> bytes:

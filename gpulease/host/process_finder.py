@@ -28,11 +28,11 @@ from gpulease.domain.gpu import GpuUuid, JobId
 from gpulease.domain.job import Job, Process
 from gpulease.host import cgroups
 from gpulease.host.proc_reader import command_of, name_of, real_uid, uids_of
-from gpulease.host.processes import PidReuse, ProcessTable
+from gpulease.host.processes import PidReuse, ProcessTable, Seen
 from gpulease.peer_credentials import user_name
-from gpulease.service.ports import LivingProcess, ProcessIdentity
+from gpulease.service.ports import ListedProcesses, LivingProcess, ProcessIdentity
 from gpulease.shim import process_tree
-from gpulease.shim.process_tree import entry, is_stopped
+from gpulease.shim.process_tree import entry, entry_and_program, is_stopped
 from gpulease.slurm.node.processes import SlurmProcesses
 
 _NO_SUCH_PROCESS = (ESRCH, EINVAL, ENOENT)
@@ -147,14 +147,23 @@ def _descriptor(process: Process) -> int | None:
 _NAME = "nvidia-cuda-mps-server"
 
 
-def _is_server(pid: int) -> bool:
-    link = Path(f"/proc/{pid}/exe")
+def _server_program(pid: int) -> Path | None:
+    """Return the program of a process if it has the name of an MPS server."""
     try:
-        program = link.readlink()
-        if program.name.removesuffix(" (deleted)") != _NAME or not _is_in_our_user_namespace(pid):
+        program = Path(f"/proc/{pid}/exe").readlink()
+    except OSError:
+        return None
+    return program if program.name.removesuffix(" (deleted)") == _NAME else None
+
+
+def _is_server(pid: int, program: Path) -> bool:
+    try:
+        if not _is_in_our_user_namespace(pid):
             return False
         # The path first: a file of another user may be on a file system that does not answer.
-        return set(uids_of(pid)) == {0} or (_is_closed(program) and program.samefile(link))
+        return set(uids_of(pid)) == {0} or (
+            _is_closed(program) and program.samefile(f"/proc/{pid}/exe")
+        )
     except OSError:
         return False
 
@@ -220,6 +229,8 @@ class Finder:
         self._has_shim = has_shim
         self._marker_prefix = f"{installation}/"
         self._pid_reuse = PidReuse()
+        self._no_servers: set[tuple[int, bytes]] = set()
+        """The processes that were listed last time, and whose program has another name."""
         self.slurm = SlurmProcesses()
 
     def identify(self, pid: int) -> ProcessIdentity | None:
@@ -239,13 +250,26 @@ class Finder:
             cgroups.container_of(pid),
         )
 
-    def mps_servers(self, pids: Iterable[int]) -> frozenset[int]:
-        """Return those of `pids` that are MPS servers, as far as this user can see."""
-        return frozenset(pid for pid in pids if _is_server(pid))
+    def listed(self, pids: Collection[int], jobs: Sequence[Job]) -> ListedProcesses | None:
+        """Return what is known of the processes that the driver lists, each read once; or None."""
+        seen: Seen = {}
+        found = self._jobs_of(pids, jobs, seen)
+        there = {pid: seen[pid] if pid in seen else entry_and_program(pid) for pid in pids}
+        starts = {pid: None if each is None else each[0].started for pid, each in there.items()}
+        # The driver may still list a dead process. Its pid may by now belong to another job's.
+        known = starts.keys() - self._pid_reuse.reused(starts)
+        found = {pid: job for pid, job in found.items() if pid in known}
+        if not self.knows_pids(known, found):
+            return None
+        programs = {pid: each[1] for pid in known if (each := there[pid]) and each[1]}
+        return ListedProcesses(found, self._mps_servers(programs), programs)
 
-    def inherited(self, pids: Iterable[int]) -> frozenset[int]:
-        """Note the driver's list; return the pids that another process has by now."""
-        return self._pid_reuse.reused(pids)
+    def _mps_servers(self, programs: Mapping[int, bytes]) -> frozenset[int]:
+        """Return the MPS servers among processes, as far as this user can see."""
+        unknown = programs.items() - self._no_servers
+        named = {each: path for each in unknown if (path := _server_program(each[0]))}
+        self._no_servers = programs.items() - named.keys()
+        return frozenset(pid for (pid, _), path in named.items() if _is_server(pid, path))
 
     def living(self, pid: int) -> LivingProcess | None:
         """Return the process that has this pid now, or None if there is none."""
@@ -303,7 +327,11 @@ class Finder:
         count: it and all processes below it belong to that job's lease. An adopted process may be
         high in the tree, so those of other users below it do not belong to its lease.
         """
-        pids = list(pids)
+        return self._jobs_of(list(pids), jobs, {})
+
+    def _jobs_of(
+        self, pids: Collection[int], jobs: Sequence[Job], seen: Seen
+    ) -> Mapping[int, JobId]:
         shims = {
             job.shim_pid: job.id
             for job in jobs
@@ -311,14 +339,14 @@ class Finder:
         }
         scopes = {job.id for job in jobs if self._has_scope(job.id)}
         slurm = {job.slurm.id: job.id for job in jobs if job.slurm is not None}
-        holders = self._outside_jobs(_holders(jobs), shims, scopes, slurm)
+        holders = self._outside_jobs(_holders(jobs), shims, scopes, slurm, seen)
         owners = {job.id: job.owner.uid for job in jobs}
-        found = self._table.jobs_of(pids, {**shims, **holders}, self._marker_prefix, owners)
+        found = self._table.jobs_of(pids, {**shims, **holders}, self._marker_prefix, owners, seen)
         held = {job.id: job.owner.uid for job in jobs if job.holder is not None}
         adopted = {job.id: job.owner.uid for job in jobs if job.holder and job.holder.adopted}
         below = [pid for pid, job in found.items() if job in held]
         if below:
-            found |= self._table.jobs_of(below, {}, self._marker_prefix, held)
+            found |= self._table.jobs_of(below, {}, self._marker_prefix, held, seen)
         found = {
             pid: job
             for pid, job in found.items()
@@ -352,12 +380,13 @@ class Finder:
         shims: Mapping[int, JobId],
         scopes: set[JobId],
         slurm: Mapping[int, JobId],
+        seen: Seen,
     ) -> dict[int, JobId]:
         """Return those of `holders` that are not in a job."""
         if not holders:
             return {}
         # A marker does not count here: the holder may have that of another lease.
-        within = self._table.jobs_of(holders, shims, self._marker_prefix, {})
+        within = self._table.jobs_of(holders, shims, self._marker_prefix, {}, seen)
         within |= self._table.in_scopes(holders, scopes)
         within |= self.slurm.jobs_of(holders, slurm)
         return {pid: job for pid, job in holders.items() if pid not in within}

@@ -26,6 +26,9 @@ from gpulease.host.proc_reader import read, real_uid
 from gpulease.shim import process_tree
 from gpulease.shim.process_tree import Entry, deliver, entry, other_thread, processes
 
+Seen = dict[int, tuple[Entry, bytes] | None]
+"""What was read of processes at one moment, by pid, see `process_tree.entry_and_program`."""
+
 MARKER = "GPULEASE_WORKER"
 _MARKER_START = MARKER.encode() + b"="
 _LARGEST_ENVIRONMENT = 8 << 20
@@ -70,28 +73,27 @@ class ProcessTable:
         roots: Mapping[int, JobId],
         marker_prefix: str,
         owners: Mapping[JobId, int] | None = None,
+        seen: Seen | None = None,
     ) -> dict[int, JobId]:
         """Return the job of each of `pids` that belongs to one.
 
         `roots` are the pids of living shims, `marker_prefix` is `<instance>/`, and `owners` are the
         uids of jobs: a marker counts only in a process of the job's owner, or, with its code, in a
-        container.
+        container. The processes in `seen` are not read again, and those that are read are added.
         """
-        seen: dict[int, Entry | None] = {}
+        seen = {} if seen is None else seen
         jobs: dict[int, JobId] = {}
         for pid in pids:
             job = _by_ancestry(pid, roots, seen)
-            if job is None:
-                job = self._by_marker(seen.get(pid), marker_prefix, owners)
+            if job is None and (found := seen.get(pid)) is not None:
+                job = self._by_marker(found[0], marker_prefix, owners)
             if job is not None:
                 jobs[pid] = job
         return jobs
 
     def _by_marker(
-        self, found: Entry | None, prefix: str, owners: Mapping[JobId, int] | None
+        self, found: Entry, prefix: str, owners: Mapping[JobId, int] | None
     ) -> JobId | None:
-        if found is None:
-            return None
         mark = self._marker(found)
         if mark is None or not mark.startswith(prefix):
             return None
@@ -222,19 +224,17 @@ def _may_mark(pid: int, owner: int | None, *, is_signed: bool) -> bool:
     return owner == real_uid(pid) or (is_signed and cgroups.in_container_of_root(pid))
 
 
-def _by_ancestry(
-    pid: int, roots: Mapping[int, JobId], seen: dict[int, Entry | None]
-) -> JobId | None:
+def _by_ancestry(pid: int, roots: Mapping[int, JobId], seen: Seen) -> JobId | None:
     """Go from parent to parent until one of `roots`, and add the processes to `seen`."""
     for _ in range(_DEEPEST):
         if pid in roots:
             return roots[pid]
         if pid not in seen:
-            seen[pid] = entry(pid)
+            seen[pid] = process_tree.entry_and_program(pid)
         found = seen[pid]
-        if found is None or found.parent == 0:
+        if found is None or found[0].parent == 0:
             return None
-        pid = found.parent
+        pid = found[0].parent
     return None
 
 
@@ -258,20 +258,16 @@ def environment_of(pid: int) -> bytes:
 class PidReuse:
     """Remembers which process had each listed pid at first."""
 
-    def __init__(self, look: Callable[[int], Entry | None] = entry) -> None:
-        self._look = look
+    def __init__(self) -> None:
         self._first: dict[int, int | None] = {}
         """The start of each process, in clock ticks since boot; None if there was no process."""
 
-    def reused(self, pids: Iterable[int]) -> frozenset[int]:
+    def reused(self, here: Mapping[int, int | None]) -> frozenset[int]:
         """Note the pids that are listed now; return those that another process has by now.
 
-        A pid that was not listed the last time counts as new.
+        `here` are the starts of the processes that have them, as `_first`. A pid that was not
+        listed the last time counts as new.
         """
-        here: dict[int, int | None] = {}
-        for pid in set(pids):
-            found = self._look(pid)
-            here[pid] = None if found is None else found.started
         self._first = {pid: self._first.get(pid, started) for pid, started in here.items()}
         return frozenset(
             pid

@@ -1,7 +1,7 @@
 """The machine as the wire object that users see: GPUs, the processes on them, enforcement."""
 
 import socket
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from datetime import datetime, timedelta
 
 from gpulease import __version__
@@ -23,7 +23,7 @@ from gpulease.errors import RecordUnwritable
 from gpulease.peer_credentials import user_name
 from gpulease.server.view_sources import Recent, ViewSources, instant
 from gpulease.service.observation import Observation, snapshot
-from gpulease.service.ports import Clock, ProcessFinder
+from gpulease.service.ports import Clock, ProcessFinder, ProcessIdentity
 from gpulease.service.queue_state import FindWindows
 from gpulease.service.scheduler import Scheduler
 from gpulease.service.slurm_gpus import gpus_of_slurm
@@ -46,6 +46,8 @@ from gpulease.wire.machine import (
 _EVENTS_FOR = timedelta(days=1)
 _MOST_EVENTS = 200
 """Newest health events, of all GPUs together."""
+_IDENTITY_FOR = timedelta(seconds=10)
+"""A process may change its title and its user at any time; a new program is seen at once."""
 
 
 class MachineViews:
@@ -61,7 +63,9 @@ class MachineViews:
     ) -> None:
         self._scheduler = scheduler
         self._windows = windows
-        self._identities = Recent(processes.identify, clock)
+        self._identities: Recent[tuple[int, Hashable], ProcessIdentity | None] = Recent(
+            lambda process: processes.identify(process[0]), clock, _IDENTITY_FOR
+        )
         self._sources = sources
 
     def live(self) -> Sequence[Job]:
@@ -248,7 +252,8 @@ class MachineViews:
         for process in reading.processes or ():
             # With foreign pids, as of another pid namespace, this pid is another process here.
             foreign = seen is not None and seen.foreign
-            who = None if foreign else self._identities.of(process.pid)
+            program = None if seen is None else seen.programs.get(process.pid)
+            who = None if foreign else self._identities.of((process.pid, program))
             views.append(
                 ProcessView(
                     pid=process.pid,

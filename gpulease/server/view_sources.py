@@ -163,8 +163,9 @@ class Recent(Generic[K, V]):
     soon read the new ones and a few others, so that each is quick. For one thread.
     """
 
-    def __init__(self, read: Callable[[K], V], clock: Clock) -> None:
+    def __init__(self, read: Callable[[K], V], clock: Clock, kept_for: timedelta = _OLD) -> None:
         self._read = read
+        self._kept_for = kept_for
         self._clock = clock
         self._kept: dict[K, tuple[timedelta, V]] = {}
         self._now = timedelta(0)
@@ -173,7 +174,7 @@ class Recent(Generic[K, V]):
     def begin(self) -> None:
         """Begin an answer."""
         self._now, self._left = self._clock.steady(), _AGAIN
-        oldest = self._now - _OLD
+        oldest = self._now - self._kept_for
         self._kept = {key: each for key, each in self._kept.items() if each[0] > oldest}
 
     def of(self, key: K) -> V:

@@ -1,6 +1,6 @@
 """Observations of the machine: the GPUs, and the jobs that their processes belong to."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import cached_property
@@ -43,6 +43,8 @@ class Observation:
     """When the observation began: a process that ended later may still be in it."""
     servers: frozenset[int] = frozenset()
     """The pids of MPS servers on the GPUs."""
+    programs: Mapping[int, Hashable] = field(default_factory=dict)
+    """As in `ListedProcesses`."""
     foreign: bool = False
     """The pids that the driver lists may belong to another pid namespace."""
     withheld: frozenset[GpuUuid] = frozenset()
@@ -134,13 +136,11 @@ def observe(
     holders = store.holding()
     readings += _leased_but_missing(store, holders, readings)
     pids = {each.pid for reading in readings for each in reading.processes or ()}
-    # The driver may still list a dead process. Its pid may by now belong to another job's.
-    known = pids - processes.inherited(pids)
-    found = processes.jobs_of(known, holders)
-    if processes.knows_pids(known, found):
-        seen = Observation(readings, found, at, processes.mps_servers(known))
-    else:
+    listed = processes.listed(pids, holders)
+    if listed is None:
         seen = _of_foreign_pids(readings, holders, at)
+    else:
+        seen = Observation(readings, listed.jobs, at, listed.servers, programs=listed.programs)
     known_before = before.unmanaged if before else unmanaged or {}
     return replace(seen, said_lost=said_lost, unmanaged=_unmanaged(seen, holders, known_before))
 

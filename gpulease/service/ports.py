@@ -5,6 +5,7 @@ from collections.abc import (
     Awaitable,
     Callable,
     Collection,
+    Hashable,
     Iterable,
     Mapping,
     Sequence,
@@ -438,6 +439,18 @@ class LivingProcess:
     name: str
 
 
+@dataclass(frozen=True, slots=True)
+class ListedProcesses:
+    """What is known of the processes that the driver lists."""
+
+    jobs: Mapping[int, JobId]
+    """The job of each that belongs to one. A pid that another process has by now is in none."""
+    servers: frozenset[int]
+    """The pids of servers of CUDA MPS."""
+    programs: Mapping[int, Hashable]
+    """A value for each living process, which changes with an exec and with the reuse of its pid."""
+
+
 class ProcessFinder(Protocol):
     """Finds processes, and the jobs that they belong to."""
 
@@ -453,22 +466,16 @@ class ProcessFinder(Protocol):
     def pids_of(self, job: Job) -> set[int] | None:
         """Return the processes of a job; None if they are unknown. Slow."""
 
-    def inherited(self, pids: Iterable[int]) -> frozenset[int]:
-        """Return those of `pids` that belonged to another process when first listed."""
-
-    def mps_servers(self, pids: Iterable[int]) -> frozenset[int]:
-        """Return those of `pids` that are servers of CUDA MPS."""
-
     def identify(self, pid: int) -> ProcessIdentity | None:
         """Return the identity of a process, or None if it has ended."""
 
     def jobs_of(self, pids: Iterable[int], jobs: Sequence[Job]) -> Mapping[int, JobId]:
         """Return the job of each pid that belongs to one of `jobs`."""
 
-    def knows_pids(self, pids: Iterable[int], found: Collection[int]) -> bool:
-        """Return whether the driver lists pids of this pid namespace.
+    def listed(self, pids: Collection[int], jobs: Sequence[Job]) -> ListedProcesses | None:
+        """Return what is known of the processes that the driver lists, and which are of `jobs`.
 
-        `found` are those that belong to jobs.
+        None if these pids are those of another pid namespace.
         """
 
 

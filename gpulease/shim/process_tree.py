@@ -45,12 +45,31 @@ def entry(pid: int) -> Entry | None:
         OSError: the lookup failed, for example because no descriptor is free. The process may
             exist.
     """
+    found = entry_and_program(pid)
+    return None if found is None else found[0]
+
+
+def entry_and_program(pid: int) -> tuple[Entry, bytes] | None:
+    """Return the process with this pid, and a value that changes with each exec.
+
+    The value is its start with addresses that the kernel randomises, and the same for no other
+    process. It is empty for one without memory, which has ended or is about to execute. Raises as
+    `entry`.
+    """
     if (fields := _fields(pid)) is None:
         return None
     state, parent, group = fields[0], int(fields[1]), int(fields[2])
     # This is the state of the main thread, which may end before the others (pthread_exit(3)).
     zombie = state in _ENDED and (int(fields[17]) <= 1 or other_thread(pid) is None)
-    return Entry(pid, parent, group, int(fields[19]), zombie, int(fields[3]))
+    started, addresses = fields[19], fields[23:26]  # startcode, endcode, startstack
+    program = b"" if addresses[0] == b"0" else b" ".join((started, *addresses))
+    return Entry(pid, parent, group, int(started), zombie, int(fields[3])), program
+
+
+def program_of(pid: int) -> bytes:
+    """Return the value that `entry_and_program` has for a process; empty if it has ended."""
+    found = entry_and_program(pid)
+    return b"" if found is None else found[1]
 
 
 def is_stopped(pid: int) -> bool:

@@ -5,7 +5,7 @@ import shutil
 import subprocess
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -51,6 +51,12 @@ def process(pid: int) -> Process:
     found = living(pid)
     assert found is not None
     return found.process
+
+
+def servers(finder: Finder, pids: Collection[int]) -> frozenset[int]:
+    found = finder.listed(pids, [])
+    assert found is not None
+    return found.servers
 
 
 def held(number: int, by: Process) -> Job:
@@ -158,18 +164,18 @@ def test_an_mps_server_is_known_by_its_name_and_by_where_its_file_is(
     try:
         wait_until(lambda: Path(f"/proc/{real.pid}/exe").readlink() == server)
         pids = [real.pid, plain.pid, os.getpid(), 2**22 - 1]
-        assert finder.mps_servers(pids) == {real.pid}
+        assert servers(finder, pids) == {real.pid}
         mps_folder.chmod(0o1777)
-        assert finder.mps_servers(pids) == frozenset(), "anybody could have put it there"
+        assert servers(finder, pids) == frozenset(), "anybody could have put it there"
         mps_folder.chmod(0o755)
         if os.geteuid() == 0:
             os.chown(server, 65534, 65534)
-            assert finder.mps_servers(pids) == frozenset(), "a user's own program is none"
+            assert servers(finder, pids) == frozenset(), "a user's own program is none"
             os.chown(server, 0, 0)
-        assert finder.mps_servers(pids) == {real.pid}
+        assert servers(finder, pids) == {real.pid}
         server.rename(mps_folder / "gone")
         shutil.copy("/bin/sleep", server)
-        assert finder.mps_servers(pids) == frozenset(), "another file is there now"
+        assert servers(finder, pids) == frozenset(), "another file is there now"
     finally:
         for process in (real, plain):
             process.kill()
@@ -196,7 +202,7 @@ def test_a_program_that_was_mounted_under_that_name_elsewhere_is_no_mps_server(
         program = f"/proc/{inside.pid}/root{folder}/{MPS}"
         fake = subprocess.Popen(["sh", "-c", 'exec "$0" 600', program], **somebody)
         wait_until(lambda: Path(f"/proc/{fake.pid}/exe").readlink().name == MPS)
-        assert finder.mps_servers([fake.pid]) == frozenset()
+        assert servers(finder, [fake.pid]) == frozenset()
     finally:
         for process in (fake, inside):
             if process is not None:
@@ -218,7 +224,7 @@ def test_a_program_that_is_called_so_in_a_namespace_of_its_users_is_no_mps_serve
             wait_until(lambda: Path(f"/proc/{fake.pid}/exe").readlink().name == server.name)
         except AssertionError:
             pytest.skip("this machine lets nobody have a user namespace")
-        assert finder.mps_servers([fake.pid]) == frozenset()
+        assert servers(finder, [fake.pid]) == frozenset()
     finally:
         fake.kill()
         fake.wait()

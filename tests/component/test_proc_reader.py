@@ -4,6 +4,7 @@ A FIFO that nobody writes to stands in for the file of such a process: to open i
 """
 
 import os
+import shutil
 import subprocess
 import threading
 from collections.abc import Iterator
@@ -99,6 +100,7 @@ def test_who_is_gone_or_has_no_such_file_is_no_error(crowd: Crowd) -> None:
     assert reader.read(pid, "maps", 100) is None
     crowd.processes[0].kill()
     crowd.processes[0].wait()
+    shutil.rmtree(crowd.proc / str(pid))
     assert reader.read(pid, "environ", 100) is None
 
 

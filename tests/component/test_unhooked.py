@@ -1,6 +1,7 @@
 """Real processes that the hook holds, and real ones that it does not, as the observer sees them."""
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -19,6 +20,7 @@ from gpulease.host import hook_coverage
 from gpulease.host.hook_coverage import HookCoverage, on_record
 from gpulease.service.observation import Observation
 from gpulease.service.ports import Event
+from gpulease.shim.process_tree import program_of
 from gpulease.worker.environment import HOOKS
 from process_rig import run, wait_until
 
@@ -73,7 +75,8 @@ class Rig:
         return process.pid
 
     def look(self) -> dict[int, str]:
-        run(self.unhooked.look(Observation((), dict(self.seen), NOON)))
+        programs = {pid: program for pid in self.seen if (program := program_of(pid))}
+        run(self.unhooked.look(Observation((), dict(self.seen), NOON, programs=programs)))
         return {each.pid: each.why for each in self.unhooked.of(JobId(1))}
 
 
@@ -175,4 +178,14 @@ def test_of_a_process_that_has_gone_nothing_is_known() -> None:
     gone = hook_coverage.started(2**22 + 1)
     assert gone.environment is None
     assert not gone.is_python
-    assert hook_coverage.exec_mark(2**22 + 1) == b""
+    assert program_of(2**22 + 1) == b""
+
+
+def test_a_process_that_ends_after_it_was_seen_is_not_said_to_lack_the_hook(rig: Rig) -> None:
+    pid = rig.start(sys.executable, "-c", SLEEP, **IN_THE_JOB)
+    program = program_of(pid)
+    os.kill(pid, signal.SIGKILL)  # not reaped, it shows an empty environment
+    wait_until(lambda: not program_of(pid), "it has ended")
+    run(rig.unhooked.look(Observation((), dict(rig.seen), NOON, programs={pid: program})))
+    assert rig.unhooked.of(JobId(1)) == ()
+    assert rig.told == []
