@@ -4,7 +4,9 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 PYTEST ?= --quiet --numprocesses 2 --dist worksteal
+QUICK ?= --quiet --numprocesses 3 --dist worksteal
 WAITING ?= --quiet --numprocesses 6 --dist worksteal
+ABREAST := $(MAKE) --no-print-directory --jobs 2 --output-sync=target
 PIP    := $(BIN)/pip --disable-pip-version-check --quiet
 
 # Where a driver is, TensorFlow with CUDA; else the build for CPUs, on simulated GPUs.
@@ -23,7 +25,7 @@ demo-tensorflow: $(VENV)/.tensorflow  ## train a network under a 4 GiB lease, an
 	@$(BIN)/python examples/demo.py tensorflow
 
 test: $(VENV)/.dev  ## run the quick tests, in some minutes
-	$(BIN)/python -m pytest -m 'not slow' $(PYTEST)
+	$(BIN)/python -m pytest -m 'not slow' $(QUICK)
 
 # What mostly waits has a line of its own, with more workers than cores.
 test-slow: $(VENV)/.tensorflow  ## run the other end-to-end tests, real frameworks, Slurm, the web page and fuzzing
@@ -110,9 +112,10 @@ bench-scheduling: $(VENV)/.dev  ## compare the queue with its goals (GPULEASE_TR
 	$(BIN)/python -m benchmarks.scheduling
 	$(BIN)/python -m benchmarks.forecasts
 
-# The system tests boot a systemd, which takes root; they wait for most of their time.
-check: lint types contracts docs-check docs-site test  ## all that continuous integration runs
-	@$(MAKE) --no-print-directory --jobs 2 --output-sync=target test-slow $(if $(filter 0,$(shell id -u)),test-system)
+# Each line keeps two cores busy: quick tests wait for disks, system tests for the systemd that they boot as root.
+check: $(VENV)/.dev  ## all that continuous integration runs
+	@$(ABREAST) lint types contracts docs-check docs-site test
+	@$(ABREAST) test-slow $(if $(filter 0,$(shell id -u)),test-system)
 
 wheel: $(BIN)/python  ## build the package in dist/
 	@$(PIP) wheel --no-deps --wheel-dir dist .
