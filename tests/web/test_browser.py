@@ -329,6 +329,9 @@ def test_a_chart_says_its_values_under_the_pointer_and_by_keyboard_and_is_zoomed
     asked = {name: int(value) for name, value in re.findall(r"(from|to)=(\d+)", page.url)}
     assert 1700 < asked["to"] - asked["from"] < 1900, "half of the hour"
     page.goto(f"{served.url}/jobs/1")
+    marks = page.locator(".plot").first.locator("text[data-at]").all_text_contents()
+    assert all(re.fullmatch(r"\d\d:\d\d:\d\d", each) for each in marks), marks
+    assert len(marks) == len(set(marks)) > 0
     _drag_over_half(page)
     page.wait_for_url("**/jobs/1?from=*")
     page.get_by_role("link", name="All of it").click()

@@ -92,7 +92,8 @@ function localize(within) {
     const at = new Date(1000 * each.dataset.at);
     // A day is written at the server's midnight, rounded: half a day later it is the same for most viewers.
     const noon = new Date(1000 * each.dataset.at + 12 * 3600e3);
-    each.textContent = each.textContent.includes(":") ? clock(at).slice(-5) : noon.toDateString().slice(4, 10);
+    const text = each.textContent; // with seconds, in a chart of minutes
+    each.textContent = text.includes(":") ? at.toTimeString().slice(0, text.length) : noon.toDateString().slice(4, 10);
   }
 }
 
