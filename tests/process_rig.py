@@ -31,6 +31,8 @@ PATIENCE_S = 120.0
 PYTHON = "/usr/bin/python3" if Path("/usr/bin/python3").exists() else "python3"
 """An interpreter that every user can reach, which a virtual environment's may not be."""
 PATH = {"PATH": "/usr/local/bin:/usr/bin:/bin"}
+READ_STAT = "read -r pid _ _ _ pgid sid _ tpgid _ < /proc/$$/stat"
+"""Sets variables of a shell to its own ids, as of proc(5); some machines have no ps."""
 T = TypeVar("T")
 
 

@@ -158,7 +158,7 @@ def test_the_terminal_is_left_as_it_was_found(
 def test_what_a_job_left_switched_on_is_switched_off_on_detaching(
     sit: Sit, shim: ShimStandIn
 ) -> None:
-    terminal = sit("run", "--mem", "4G", "vim")
+    terminal = sit("run", "--mem", "4G", "cat")
     terminal.until(lambda: terminal.is_raw)
     shim.say(FrameKind.STDOUT, b"\x1b[?1049h\x1b[?25l~")
     terminal.read_until("~")
@@ -201,7 +201,7 @@ def test_an_option_beats_the_environment_for_detach_keys(sit: Sit, shim: ShimSta
 
 
 def test_a_new_size_is_passed_on(sit: Sit, shim: ShimStandIn) -> None:
-    terminal = sit("run", "--mem", "4G", "top")
+    terminal = sit("run", "--mem", "4G", "cat")
     terminal.until(lambda: terminal.is_raw)
     terminal.resize(50, 132)
     shim.until(lambda: shim.windows and shim.windows[-1] == (50, 132))
@@ -289,7 +289,7 @@ def test_attach_leaves_on_sigterm_and_the_job_goes_on(
     assert terminal.after == terminal.found
 
 
-@pytest.mark.parametrize("line", [("run", "--mem", "4G", "vi"), ("attach", "17")], ids="-".join)
+@pytest.mark.parametrize("line", [("run", "--mem", "4G", "cat"), ("attach", "17")], ids="-".join)
 @pytest.mark.parametrize("signum", [DEADLY[0], DEADLY[-1]], ids=name_of)
 def test_what_would_kill_the_command_at_once_leaves_no_raw_terminal(
     sit: Sit, daemon: StandIn, shim: ShimStandIn, line: tuple[str, ...], signum: signal.Signals

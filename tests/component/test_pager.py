@@ -1,5 +1,6 @@
 """Long results on a terminal: a real process prints through a pager, which a user reads."""
 
+import shutil
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,6 +12,7 @@ from gpulease.cli.render import pager
 
 LESS = ["less", "-FRX"]
 Print = Callable[..., Terminal]
+needs_less = pytest.mark.skipif(shutil.which("less") is None, reason="there is no less here")
 
 
 def printing(lines: int, size: tuple[int, int] = (10, 40), **environment: str) -> Terminal:
@@ -61,6 +63,7 @@ def test_a_terminal_of_unknown_size_has_no_pager(pages: str) -> None:
     assert "line 499" in terminal.shown
 
 
+@needs_less
 def test_less_is_the_usual_pager_and_its_user_may_leave_early() -> None:
     terminal = printing(100_000)
     terminal.read_until("line 8")
@@ -71,6 +74,7 @@ def test_less_is_the_usual_pager_and_its_user_may_leave_early() -> None:
     assert terminal.after == terminal.found
 
 
+@needs_less
 def test_ctrl_c_is_for_the_pager() -> None:
     terminal = printing(100)
     terminal.read_until("line 8")

@@ -14,6 +14,7 @@ from gpulease.host.shim_control import notify, set_time_limit, stop
 from gpulease.shim.launch_request import EarlySignalSpec
 from gpulease.wire.frames import FrameKind
 from process_rig import (
+    READ_STAT,
     Client,
     end,
     output,
@@ -91,7 +92,7 @@ while True:
 
 
 def test_a_job_on_pipes_is_a_group_of_its_own_that_is_not_orphaned(directory: Path) -> None:
-    started = start(shell(directory, "ps -o sid=,pgid=,pid= -p $$"))
+    started = start(shell(directory, f"{READ_STAT}; echo $sid $pgid $pid"))
     end(directory)
 
     pid = started.pid

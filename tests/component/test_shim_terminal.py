@@ -20,6 +20,7 @@ from gpulease.shim.launch_request import TerminalSpec
 from gpulease.wire.frames import FrameKind
 from process_rig import (
     PATH,
+    READ_STAT,
     Client,
     end,
     ephemeral_user,
@@ -93,7 +94,7 @@ def test_a_job_on_a_terminal_holds_its_three_descriptors_and_no_other(directory:
 
 
 def test_it_is_the_foreground_group_of_its_shims_session(directory: Path) -> None:
-    started = start(on_terminal(shell(directory, "ps -o sid=,pgid=,tpgid=,pid= -p $$")))
+    started = start(on_terminal(shell(directory, f"{READ_STAT}; echo $sid $pgid $tpgid $pid")))
     with Client(directory, "attach") as client:
         shown = client.collect()[FrameKind.STDOUT].split()
 
