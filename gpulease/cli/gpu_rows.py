@@ -11,7 +11,7 @@ from gpulease.wire.text import ranges
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from gpulease.cli.tables import Block
     from gpulease.slurm.command.views import MemoryView as ClusterMemoryView
@@ -220,10 +220,20 @@ def _free(row: GpuRow) -> Line:
     return line(amount(row.free), style)
 
 
+def _names(labels: Mapping[int, str]) -> str:
+    """Name jobs, by their ids, as people see them: 5-7, or 8_1, 8_2."""
+    ids = sorted(labels)
+    if all(labels[job] == str(job) for job in ids):
+        return ranges(ids)
+    return ", ".join(labels[job] for job in ids)
+
+
 def _notes(group: Sequence[GpuRow]) -> Line:
     spans: list[Span] = []
     for number, note in enumerate(group[0].notes):
-        jobs = sorted({row.notes[number].job or 0 for row in group} if note.job else ())
-        text = f"{note.text}{'s' * (len(jobs) > 1)} {ranges(jobs)}" if jobs else note.text
+        jobs = {row.notes[number].job or 0: row.notes[number].label for row in group}
+        text = note.text
+        if note.job is not None:
+            text += f"{'s' * (len(jobs) > 1)} {_names(jobs)}"
         spans += [Span("; ", "dim")] * bool(spans) + [Span(text, note.style)]
     return tuple(spans) or line("")

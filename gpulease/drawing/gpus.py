@@ -5,7 +5,7 @@ The terminal draws a bar in cells, the page in percent of its width. Both divide
 
 from __future__ import annotations
 
-from gpulease.drawing.words import clean, size
+from gpulease.drawing.words import clean, id_of, size
 from gpulease.record import record
 from gpulease.wire.text import runs, unmanaged_processes, used_without_lease
 
@@ -30,6 +30,8 @@ class Note:
     text: str
     job: int | None = None
     style: NoteStyle = "warn"
+    label: str = ""
+    """The id of the job as people see it."""
 
 
 def notes(gpu: GpuView, alone: JobView | None, view: StatusView) -> Iterator[Note]:
@@ -39,9 +41,10 @@ def notes(gpu: GpuView, alone: JobView | None, view: StatusView) -> Iterator[Not
     """
     yield from _notes_on_state(gpu, view)
     if alone is not None:
-        yield Note("exclusive: job", alone.id)
+        yield Note("exclusive: job", alone.id, label=id_of(alone))
     if gpu.state == "available" and gpu.kept_for is not None:
-        yield Note("kept for job", gpu.kept_for)
+        label = gpu.kept_for_label or str(gpu.kept_for)
+        yield Note("kept for job", gpu.kept_for, label=label)
     if any(
         each.kind == "busy" and each.gpu == gpu.uuid for job in view.jobs for each in job.refusals
     ):

@@ -21,6 +21,7 @@ from gpulease.domain.queue_options import QueuePause
 from gpulease.domain.snapshot import ledgers
 from gpulease.errors import RecordUnwritable
 from gpulease.peer_credentials import user_name
+from gpulease.server.reasons import label_of
 from gpulease.server.view_sources import Recent, ViewSources, instant
 from gpulease.service.observation import Observation, snapshot
 from gpulease.service.ports import Clock, ProcessFinder, ProcessIdentity
@@ -210,6 +211,8 @@ class MachineViews:
         of_slurm: Collection[GpuUuid],
     ) -> GpuView:
         reading = gpu.reading
+        plan = self._scheduler.plan
+        kept_for = None if plan is None else plan.reserved.get(gpu.uuid)
         return GpuView(
             index=gpu.index,
             uuid=gpu.uuid,
@@ -231,7 +234,8 @@ class MachineViews:
             utilization=reading.utilization,
             temperature=reading.temperature,
             processes=self._process_views(reading, jobs_by_pid),
-            kept_for=self._scheduler.plan.reserved.get(gpu.uuid) if self._scheduler.plan else None,
+            kept_for=kept_for,
+            kept_for_label=None if kept_for is None else label_of(self._scheduler.store, kept_for),
             events=events,
             label=reading.label,
             parent=reading.parent,

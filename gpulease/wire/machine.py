@@ -86,6 +86,8 @@ class GpuView:
     processes: list[ProcessView]
     kept_for: int | None = None
     """The waiting job for which it is reserved; no later job gets its free memory."""
+    kept_for_label: str | None = None
+    """Its id as people see it."""
     events: list[GpuEventView] = field(default_factory=list)
     """Health events of the last day, oldest first."""
     label: str = ""

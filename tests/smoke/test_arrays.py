@@ -51,6 +51,16 @@ def test_a_limit_runs_so_many_at_once_and_alike_elements_share_a_row(daemon: Dae
     assert daemon.job(array + 5)["position"] is None
 
 
+def test_a_gpu_names_the_element_that_has_it_or_waits_for_it(daemon: Daemon) -> None:
+    blocking = daemon.submit("--mem", "1G", "--gpu", "0", "--", "sleep", "60")
+    daemon.wait_until(blocking, "active")
+    array = _array(daemon, "7", "sleep", "60", options=("--gpu", "0", "--exclusive"))
+    wait_for("memory is kept", lambda: f"kept for job {array}_7" in daemon.run("status").stdout)
+    daemon.cancel(blocking)
+    daemon.wait_until(array, "active")
+    assert f"exclusive: job {array}_7" in daemon.run("status").stdout
+
+
 def test_cancel_ends_one_element_or_the_whole_array(daemon: Daemon) -> None:
     array = _array(daemon, "0-4%1", "sleep", "60")
     daemon.wait_until(array, "active")

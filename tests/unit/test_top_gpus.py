@@ -123,6 +123,7 @@ def test_gpus_stand_in_columns_from_top_to_bottom() -> None:
     ("changed", "word"),
     [
         ({"kept_for": 5}, "kept for job 5"),
+        ({"kept_for": 12, "kept_for_label": "8_1"}, "kept for job 8_1"),
         ({"state": "drained"}, "drained"),
         ({"state": "unreadable"}, "unreadable"),
         ({"slurm": True}, "assigned by Slurm"),

@@ -213,7 +213,7 @@ def _shown(
 ) -> Shown:
     # The words of `status` for why a GPU is not simply available.
     found = list(notes(gpu, alone, view))
-    texts = [each.text if each.job is None else f"{each.text} {each.job}" for each in found]
+    texts = [each.text if each.job is None else f"{each.text} {each.label}" for each in found]
     return Shown(
         gpu,
         tuple(each for _, each in sorted(owners.items())),
