@@ -152,7 +152,7 @@ def test_it_is_back_after_a_kill(machine: Machine) -> None:
 
 
 def test_it_stays_with_upgrades_and_leaves_on_request(machine: Machine) -> None:
-    assert machine.run(SETUP, "install").stdout.count("unchanged /") == 7
+    assert machine.run(SETUP, "install").stdout.count("unchanged /") == 9
     said = machine.run(SETUP, "install", "--no-web").stdout
     assert f"removed /usr/local/lib/systemd/system/{WEB}" in said
     assert machine.unit(WEB, "LoadState", "ActiveState")["ActiveState"] == "inactive"
