@@ -246,11 +246,11 @@ def test_without_scripts_the_page_shows_the_machine_and_says_how_to_reload(
     page = open_page(served.url, java_script_enabled=False)
     assert page.get_by_text("plain").is_visible()
     assert page.get_by_role("button").all_text_contents() == ["Find"]
-    daemon.wait_until(daemon.submit("--mem", "1G", "--name", "second", "sleep", "600"), "active")
+    daemon.wait_until(daemon.submit("--mem", "1G", "--name", "successor", "sleep", "600"), "active")
     # The server shows a state that may be half a second old.
-    wait_for("it is served", lambda: "second" in served.get("/").text)
+    wait_for("it is served", lambda: "successor" in served.get("/").text)
     page.get_by_role("link", name="Reload").click()
-    page.get_by_text("second").wait_for()
+    page.get_by_text("successor").wait_for()
 
 
 def test_keys_alone_lead_to_everything(busy_web: Web, open_page: Open) -> None:
