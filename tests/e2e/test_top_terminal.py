@@ -40,10 +40,10 @@ def busy(daemon: Daemon) -> Daemon:
     """Return a daemon with sixteen jobs that run, and three that wait."""
     for number in range(16):
         daemon.submit("--mem", "10G", "--time", "2h", "--name", f"bert-{number}", "sleep", "600")
+    # A short job that is submitted before one of these is granted would overtake it.
+    wait_for("they run", lambda: len(daemon.client.jobs(state="active").jobs) == 16)
     for number in range(3):
         daemon.submit("--mem", "22G", "--name", f"llm-{number}", "true")
-    client = daemon.client
-    wait_for("they run", lambda: len(client.jobs(state="active").jobs) == 16)
     return daemon
 
 
