@@ -211,8 +211,9 @@ def test_bg_lets_the_job_go_on_without_the_terminal(
     command(terminal, "echo $((6*7)) is mine", "42 is mine")
     terminal.type(b"fg\r")
     terminal.until(lambda: terminal.is_raw)
+    begin = len(terminal.shown)
     command(terminal, "typed", "got typed")
-    terminal.read_until("[ready]", after=len(terminal.shown) - 1)
+    terminal.read_until("[ready]", after=begin)
     terminal.type(b"exit\r")
     assert terminal.finish() == 0
 
