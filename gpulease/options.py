@@ -90,11 +90,11 @@ def _framework(*flags: str, **columns: Any) -> Any:
     return _option(*flags, panel="Frameworks", **columns)
 
 
-# What readers accept is wider than what can be typed: gpulease.lease takes numbers and timedeltas.
 _LONGEST = 100
 """Digits of a number: int() fails from 4,301 on, and a float is infinite from 309 on."""
 
 
+# What readers accept is wider than what can be typed: gpulease.lease takes numbers and timedeltas.
 def _memory_range(memory: str | int | None) -> tuple[int | float | None, ...]:
     """Return the guarantee and the bound, each as bytes and as a share in percent."""
     ends = parse_memory_range(memory) if isinstance(memory, str) else (_bytes(memory), None)
