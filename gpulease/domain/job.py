@@ -50,7 +50,7 @@ class PredictionErrors:
     """The jobs that waited with a prediction of their start."""
     start_error: float | None
     runs: int
-    """The jobs with a predicted run time."""
+    """The jobs with a predicted run time whose end shows how long they run."""
     run_error: float | None
     ranges: int = 0
     """The jobs that waited with a range for their start."""
@@ -174,6 +174,14 @@ AT_A_LIMIT = frozenset({Outcome.TIME_LIMIT, Outcome.OVER_LEASE, Outcome.IDLE})
 """Ends that gpulease caused, whatever exit code the job chose when it was asked to end."""
 NOT_FAILED = QUEUED_AGAIN | {Outcome.RELEASED, Outcome.CANCELLED}
 """Ends that somebody asked for: no failure, whatever the exit code."""
+SHOWS_NO_RUN_TIME = QUEUED_AGAIN | {
+    Outcome.GAVE_UP,
+    Outcome.LAUNCH_FAILED,
+    Outcome.LOST,
+    Outcome.DEPENDENCY_FAILED,
+}
+"""Ends that the machine caused, or that came before the start. After all others (also a time
+limit, or a cancel) the next run of the same command may well hold its memory for as long."""
 
 
 @dataclass(frozen=True, slots=True)

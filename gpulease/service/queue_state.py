@@ -13,7 +13,7 @@ from datetime import datetime, timedelta
 from gpulease.domain.calendar import Occurrence, WindowId, users_without_limits
 from gpulease.domain.eligibility import Block, blocks, next_begin
 from gpulease.domain.gpu import GpuMemory, GpuUuid, JobId
-from gpulease.domain.job import Job, Outcome, Owner
+from gpulease.domain.job import SHOWS_NO_RUN_TIME, Job, Owner
 from gpulease.domain.limits import RecentUse
 from gpulease.domain.past_jobs import HALF_LIFE, PastUse, RunTimes, keys_of
 from gpulease.domain.queue import Queue, share_of
@@ -27,18 +27,6 @@ REMEMBERED = timedelta(days=10)
 """Use decays with a half-life of a day: after ten, a thousandth is left."""
 _WAITS = 300
 """Recent waits that the usual wait is taken from."""
-_TEACHES_NOTHING = frozenset(
-    {
-        Outcome.GAVE_UP,
-        Outcome.LAUNCH_FAILED,
-        Outcome.LOST,
-        Outcome.PREEMPTED,
-        Outcome.REQUEUED,
-        Outcome.DEPENDENCY_FAILED,
-    }
-)
-"""Ends that the machine caused, or that came before the start. After all others (also a time
-limit, or a cancel) the next run of the same command may well hold its memory for as long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,7 +201,7 @@ class QueueState:
         # While it was held, or waited for a time or another job, it did not wait for memory.
         since = max(past.eligible_at, self._unblocked_at.get(past.job, past.eligible_at))
         self._waits.append(max(0.0, (past.granted_at - since).total_seconds()))
-        if past.started_at is not None and past.outcome not in _TEACHES_NOTHING:
+        if past.started_at is not None and past.outcome not in SHOWS_NO_RUN_TIME:
             keys = keys_of(owner.user, claim, share_of(claim, largest), past.fingerprint)
             ran = (past.released_at - past.started_at).total_seconds()
             used = None if past.utilization is None else past.utilization / 100

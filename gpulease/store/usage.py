@@ -22,7 +22,7 @@ from sqlalchemy import (
 from sqlalchemy.dialects.sqlite import insert as upsert
 
 from gpulease.domain.gpu import GpuUuid, JobId
-from gpulease.domain.job import PredictionErrors, UsageBy, UsageTotal, UserWaits
+from gpulease.domain.job import SHOWS_NO_RUN_TIME, PredictionErrors, UsageBy, UsageTotal, UserWaits
 from gpulease.domain.lease import HOLDS_MEMORY
 from gpulease.domain.memory_estimate import LATEST, OverheadKey
 from gpulease.errors import RecordUnwritable
@@ -206,10 +206,11 @@ class UsageTotals:
         """
         # SQLite subtracts: reading the instants of so many jobs takes five times as long.
         ran_us = cast(JobRow.ended_at - JobRow.started_at, Integer)
+        shows_run_time = JobRow.outcome.not_in(SHOWS_NO_RUN_TIME)
         wanted = (
             select(
                 func.abs(cast(JobRow.granted_at - JobRow.predicted_start_at, Integer)),
-                func.abs(ran_us - JobRow.predicted_run_us),
+                case((shows_run_time, func.abs(ran_us - JobRow.predicted_run_us))),
                 JobRow.granted_at.between(JobRow.predicted_from_at, JobRow.predicted_until_at),
             )
             .where(JobRow.ended_at.is_not(None), JobRow.started_at.is_not(None))

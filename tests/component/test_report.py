@@ -28,6 +28,7 @@ from gpulease.domain.explain import standings
 from gpulease.domain.gpu import GpuUuid
 from gpulease.domain.job import (
     Job,
+    Outcome,
     Owner,
     PredictionErrors,
     UsageBy,
@@ -67,6 +68,8 @@ def ran(
     ended: datetime = NOON,
     gpus: int = 1,
     expected: tuple[timedelta, timedelta] | None = None,
+    run_time: timedelta | None = None,
+    outcome: Outcome = Outcome.EXITED,
 ) -> Job:
     """Return a job that held 4G of each of its GPUs for an hour."""
     granted = ended - HOUR
@@ -76,11 +79,12 @@ def ran(
         if expected is not None:
             first, last = (job.submitted_at + each for each in expected)
             job = replace(job, predicted_from_at=first, predicted_until_at=last)
+        job = replace(job, predicted_run_for=run_time)
         started = running_job(job, *uuids, memory=4 * GIB, at=granted)
         tx.save(started, EVENT)
         measured = tuple(replace(each, used=used) for each in started.leases)
         with_use = replace(started, leases=measured)
-        done = ended_job(with_use, at=ended)
+        done = ended_job(with_use, outcome, at=ended)
         tx.save(done, EVENT)
     return done
 
@@ -91,6 +95,14 @@ def test_starts_in_their_first_range_are_counted(store: SqlStore) -> None:
     ran(store)
     errors = UsageTotals(store).predictions(None, None)
     assert (errors.ranges, errors.in_range) == (3, 2)
+
+
+def test_a_job_that_made_way_does_not_count_as_a_wrong_prediction(store: SqlStore) -> None:
+    ran(store, run_time=1.5 * HOUR)
+    for outcome in (Outcome.PREEMPTED, Outcome.REQUEUED, Outcome.LOST):
+        ran(store, run_time=9 * HOUR, outcome=outcome)
+    errors = UsageTotals(store).predictions(None, None)
+    assert (errors.runs, errors.run_error) == (1, 1800)
 
 
 def totals(store: SqlStore, by: UsageBy, user: str | None = None) -> dict[str, UsageTotal]:
