@@ -12,6 +12,7 @@ from goldens import mentions
 from gpulease.cli.caller import Caller, Streams
 from gpulease.cli.program import python_of, resolve, shell_of
 from gpulease.cli.request import build, refuse_what_execve_would
+from gpulease.cli.verbs import options_of_verb
 from gpulease.errors import (
     BadValue,
     CommandNotExecutable,
@@ -55,6 +56,12 @@ def test_a_split_has_equal_parts_or_sizes() -> None:
 def test_no_memory_leaves_it_to_the_daemon() -> None:
     claim = build(options(), ["a"], ME).claim
     assert (claim.memory, claim.share) == (None, None)
+
+
+def test_an_option_of_again_takes_back_what_the_job_had_but_for_one_that_says_no() -> None:
+    flags = options_of_verb("again")
+    assert flags["growth"].flags == ("--growth/--no-growth",)
+    assert flags["no_wait"].flags == ("--no-wait",)
 
 
 def test_no_wait_is_zero_and_neither_is_for_ever() -> None:
