@@ -46,6 +46,8 @@ def no_daemon(path: StrPath, error: Exception) -> NoDaemon:
     match error:
         case FileNotFoundError() | NotADirectoryError():
             why, hint = f"no socket {shown}", start
+        case ConnectionRefusedError() if path.is_dir():
+            why, hint = f"{shown} is a directory", "name the socket in it: gpuleased.sock"
         case ConnectionRefusedError():
             why, hint = f"nothing listens on {shown}", start
         case PermissionError():

@@ -99,6 +99,14 @@ def test_who_listens_in_place_of_ones_own_daemon_is_named_with_a_safe_hint(
     assert squatted.heard() == ""
 
 
+@pytest.mark.parametrize("folder", ["", "/tmp"])
+def test_a_folder_in_place_of_a_socket_is_named_as_one(
+    folder: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert call(["--socket", folder, "status"]) == NoDaemon.exit_code
+    assert mentions(capsys.readouterr().err, f"{folder or '.'} is a directory", "gpuleased.sock")
+
+
 @pytest.mark.parametrize("line", ["run --mem 1G true", "hold --mem 1G"])
 def test_no_daemon_is_started_where_another_user_could_take_its_place(
     squatted: Foreign, line: str, capsys: pytest.CaptureFixture[str]
