@@ -5,6 +5,7 @@ environment, its log. Writes its pid to stdout.
 """
 
 import ctypes
+import gc
 import json
 import os
 import signal
@@ -12,14 +13,14 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-import alembic.command
 import apscheduler.schedulers.asyncio
 import uvicorn.protocols.http.httptools_impl
+from sqlalchemy.orm import configure_mappers
 
 from gpulease.daemon.main import main
 from gpulease.shim.linux import die_with_parent
 
-LOADED_LATE = (alembic.command, apscheduler.schedulers.asyncio, uvicorn.protocols)
+LOADED_LATE = (apscheduler.schedulers.asyncio, uvicorn.protocols)
 
 
 def _be_daemon(wanted: dict[str, object], prepare: Callable[[], None]) -> None:
@@ -54,6 +55,10 @@ def serve(prepare: Callable[[], None] = lambda: None) -> None:
     die_with_parent(signal.SIGKILL)
     # Nobody waits for them: the tests hold a descriptor of each.
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    # What each daemon would do at its start, once for all of them.
+    configure_mappers()
+    gc.collect()
+    gc.freeze()
     for line in sys.stdin:
         if (pid := os.fork()) == 0:
             _be_daemon(json.loads(line), prepare)

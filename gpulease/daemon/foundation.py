@@ -174,7 +174,8 @@ def open_record(settings: Settings) -> tuple[StateDirectory, SqlStore, tuple[str
         taken = max(numbers, default=0)
         if is_new:
             taken = last_possible_id(path, taken)
-        _migrate(path)
+        if not is_new:
+            _migrate(path)
         store = SqlStore(path)
         stack.callback(store.close)
         try:
@@ -192,7 +193,7 @@ def open_record(settings: Settings) -> tuple[StateDirectory, SqlStore, tuple[str
 
 
 def _migrate(path: Path) -> None:
-    """Create or migrate the database in a child: what that imports (11 MiB) ends with the child.
+    """Migrate the database in a child: what that imports (11 MiB) ends with the child.
 
     If it fails, the daemon tries again when it opens the database, and reports why.
     """

@@ -12,9 +12,16 @@ from sqlalchemy import Engine
 
 from gpulease.errors import StateUnusable
 from gpulease.store.engine import damaged, startup_error
+from gpulease.store.tables import Row
 
 HEAD = "0015"
 """The newest revision in migrations/versions, which this code needs."""
+
+_REVISION_TABLE = """
+CREATE TABLE alembic_version (
+    version_num VARCHAR(32) NOT NULL, CONSTRAINT alembic_version_pkc PRIMARY KEY (version_num)
+)"""
+"""As Alembic makes it."""
 
 _INSTALLED = Path(__file__).parent / "migrations"
 _IN_A_CHECKOUT = Path(__file__).parents[2] / "migrations"
@@ -42,17 +49,19 @@ def bring_up_to_date(path: Path, engine: Engine) -> None:
     found = _revision(path)
     if found == HEAD:
         return
-    if found is not None:
-        if found not in known_revisions():
-            raise StateUnusable(
-                f"cannot use the database {path}: its schema {found} is newer than this gpulease, "
-                f"which knows {HEAD}",
-                "install the gpulease that wrote it, or a newer one; the file is unchanged",
-            )
-        try:
-            copy_database(path, path.with_name(f"{path.name}.{found}.backup"))
-        except sqlite3.DatabaseError as error:
-            raise startup_error(path, error) from error
+    if found is None:
+        create(engine)
+        return
+    if found not in known_revisions():
+        raise StateUnusable(
+            f"cannot use the database {path}: its schema {found} is newer than this gpulease, "
+            f"which knows {HEAD}",
+            "install the gpulease that wrote it, or a newer one; the file is unchanged",
+        )
+    try:
+        copy_database(path, path.with_name(f"{path.name}.{found}.backup"))
+    except sqlite3.DatabaseError as error:
+        raise startup_error(path, error) from error
     migrate(engine)
 
 
@@ -161,6 +170,15 @@ def copy_open_database(source: sqlite3.Connection, to: Path) -> None:
     finally:
         for left in (fresh, fresh.with_name(f"{fresh.name}-journal")):
             left.unlink(missing_ok=True)
+
+
+def create(engine: Engine) -> None:
+    """Create all tables in an empty file, in one transaction: a tenth of the work of migrations."""
+    with engine.connect().execution_options(gpulease_writes=True) as connection:
+        Row.metadata.create_all(connection, checkfirst=False)
+        connection.exec_driver_sql(_REVISION_TABLE)
+        connection.exec_driver_sql("INSERT INTO alembic_version VALUES (?)", (HEAD,))
+        connection.commit()
 
 
 def migrate(engine: Engine, to: str = "head") -> None:

@@ -50,10 +50,11 @@ from gpulease.errors import StateUnusable
 from gpulease.service.job_list import JobQuery
 from gpulease.service.ports import Event, Submission
 from gpulease.service.scheduler import follow_clock
+from gpulease.store.engine import open_engine
 from gpulease.store.machine import MOST_EVENTS
 from gpulease.store.memory_history import NOW, RESOLUTIONS, MemoryHistory, Sample
 from gpulease.store.rows import pack, unpack
-from gpulease.store.schema import HEAD, MIGRATIONS
+from gpulease.store.schema import HEAD, MIGRATIONS, migrate
 from gpulease.store.store import SqlStore
 from gpulease.store.tables import GpuMemoryRow, Row
 from gpulease.store.usage import UsageTotals
@@ -248,11 +249,36 @@ def test_the_migrations_make_exactly_what_the_rows_describe(tmp_path: Path) -> N
     from alembic.migration import MigrationContext
     from alembic.script import ScriptDirectory
 
-    store = SqlStore(tmp_path / "gpulease.db")
-    with store.engine.connect() as connection:
+    path = tmp_path / "migrated.db"
+    path.touch()
+    engine = open_engine(path)
+    migrate(engine)
+    with engine.connect() as connection:
         assert compare_metadata(MigrationContext.configure(connection), Row.metadata) == []
+    engine.dispose()
     assert ScriptDirectory(str(MIGRATIONS)).get_current_head() == HEAD
-    store.close()
+    SqlStore(tmp_path / "gpulease.db").close()
+    assert _schema(tmp_path / "gpulease.db") == _schema(path)
+
+
+def _schema(path: Path) -> set[tuple[str, ...]]:
+    """Return the columns of each table, and its indexes and constraints as SQL."""
+    columns = (
+        "SELECT tables.name, columns.* FROM sqlite_master AS tables, "
+        "pragma_table_info(tables.name) AS columns WHERE tables.type = 'table'"
+    )
+    with closing(sqlite3.connect(path)) as connection:
+        found = {
+            (table, name, kind, str(required), (default or "").strip("'"), str(key))
+            for table, _, name, kind, required, default, key in connection.execute(columns)
+        }
+        for table, sql in connection.execute("SELECT tbl_name, sql FROM sqlite_master"):
+            found |= {
+                (table, " ".join(line.split()).rstrip(","))
+                for line in (sql or "").split("\n")
+                if any(word in line for word in ("INDEX", "CHECK", "FOREIGN", "UNIQUE", "AUTOINC"))
+            }
+    return found
 
 
 def test_a_newer_schema_is_refused_and_left_as_it_is(store: SqlStore) -> None:

@@ -8,6 +8,7 @@ import os
 import subprocess
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -145,9 +146,7 @@ def _gather() -> None:
 
 
 def _wound_migration() -> None:
-    real = schema.migrate
-
-    def wounded(*arguments: Any) -> None:
+    def wounded(real: Callable[..., None], *arguments: Any) -> None:
         _writing.verb = "migration"
         try:
             real(*arguments)
@@ -155,7 +154,8 @@ def _wound_migration() -> None:
             _writing.verb = None
         cross("migration: after its commit")
 
-    schema.migrate = wounded
+    schema.create = partial(wounded, schema.create)
+    schema.migrate = partial(wounded, schema.migrate)
 
 
 def _wound_grants() -> None:
