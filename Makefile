@@ -3,11 +3,14 @@
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
-PYTEST ?= --quiet --numprocesses 2 --dist worksteal
-QUICK ?= --quiet --numprocesses 3 --dist worksteal
+PYTEST ?= --quiet --numprocesses 3 --dist worksteal
+QUICK ?= --quiet --numprocesses 4 --dist worksteal
 WAITING ?= --quiet --numprocesses 6 --dist worksteal
 ABREAST := $(MAKE) --no-print-directory --jobs 2 --output-sync=target
 PIP    := $(BIN)/pip --disable-pip-version-check --quiet
+# Most modules are never imported: those that are get compiled then, and have to be kept.
+INSTALL := $(PIP) install --no-compile
+unexport PYTHONDONTWRITEBYTECODE
 
 # Where a driver is, TensorFlow with CUDA; else the build for CPUs, on simulated GPUs.
 TENSORFLOW := $(shell test -e /proc/driver/nvidia/version && echo tensorflow || echo cpu-tensorflow)
@@ -136,21 +139,21 @@ clean:  ## remove what was installed and built here
 
 $(VENV)/.tensorflow: $(VENV)/.dev
 	@echo "installing TensorFlow ($(TENSORFLOW)); this takes a minute the first time"
-	@$(PIP) install --editable '.[$(TENSORFLOW)]'
+	@$(INSTALL) --editable '.[$(TENSORFLOW)]'
 	@touch $@
 
 $(VENV)/.demo: pyproject.toml $(BIN)/python
 	@echo "installing gpulease into $(VENV)"
-	@$(PIP) install --editable '.[daemon]'
+	@$(INSTALL) --editable '.[daemon]'
 	@touch $@
 
 $(VENV)/.dev: pyproject.toml $(BIN)/python
 	@echo "installing gpulease and its tools into $(VENV)"
-	@$(PIP) install --editable '.[dev]'
+	@$(INSTALL) --editable '.[dev]'
 	@touch $@
 
 $(VENV)/.release: pyproject.toml $(BIN)/python
-	@$(PIP) install --editable '.[release]'
+	@$(INSTALL) --editable '.[release]'
 	@touch $@
 
 # Debian and Ubuntu keep venv in a package of its own.
