@@ -10,6 +10,7 @@ import json
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -38,8 +39,12 @@ def _be_daemon(wanted: dict[str, object], prepare: Callable[[], None]) -> None:
     os.chdir("/")
     _load_driver()
     prepare()
-    main(wanted["arguments"])  # type: ignore[arg-type]
-    sys.exit()
+    try:
+        main(wanted["arguments"])  # type: ignore[arg-type]
+    except SystemExit as end:
+        # As the interpreter does. It would then free, page by page, what all daemons share.
+        threading._shutdown()  # type: ignore[attr-defined]
+        os._exit(end.code if isinstance(end.code, int) else 1)
 
 
 def _load_driver() -> None:
