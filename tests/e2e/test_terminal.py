@@ -220,15 +220,17 @@ def test_bg_lets_the_job_go_on_without_the_terminal(
 
 def test_ctrl_z_stops_a_job_on_pipes_too(sit: Open, daemon: Daemon, tmp_path: Path) -> None:
     terminal = shell(daemon, sit)
-    command(terminal, "cd $HOME; gl run --mem 1G sleep 600 > out & sleep 0; fg", "gl run")
-    job = only_job(daemon)
-    pid = wait_for("it runs", lambda: daemon.job(job)["pid"])
+    out = tmp_path / "out"
+    line = f"gl run --mem 1G sh -c 'echo here; exec sleep 600' > {out} & sleep 0; fg"
+    command(terminal, line, "gl run")
+    # Before the command has its output, Ctrl-Z stops the command alone.
+    wait_for("it runs", lambda: out.exists() and out.read_text())
+    pid = daemon.job(only_job(daemon))["pid"]
     begin = len(terminal.shown)
 
     def stopped() -> bool:
         return "Stopped" in terminal.shown[begin:]
 
-    wait_for("it is there", lambda: alive([pid]))
     terminal.type(b"\x1a")
     terminal.until(stopped)
     wait_for("the job has stopped", lambda: stat(pid) == "T")
