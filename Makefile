@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 PYTEST ?= --quiet --numprocesses 3 --dist worksteal
-QUICK ?= --quiet --numprocesses 4 --dist worksteal
+QUICK ?= --quiet --numprocesses 5 --dist worksteal
 WAITING ?= --quiet --numprocesses 6 --dist worksteal
 ABREAST := $(MAKE) --no-print-directory --jobs 2 --output-sync=target
 PIP    := $(BIN)/pip --disable-pip-version-check --quiet

@@ -26,7 +26,7 @@ _Lease = tuple[str, int, int, int]
 UIDS = {False: (47_301, 47_302), True: (47_303, 47_304)}
 """Users whom no database knows, without and with hidden processes: tests may run side by side."""
 CARDS, TOTAL = 2, 24 * G
-SUBMISSIONS = int(os.environ.get("GPULEASE_SUBMISSIONS", "80"))
+SUBMISSIONS = int(os.environ.get("GPULEASE_SUBMISSIONS", "60"))
 PYTHON = sys.executable
 if closed_to_others(Path(PYTHON).resolve()) is not None:
     PYTHON = "/usr/bin/python3"  # as where pyenv is in a home directory

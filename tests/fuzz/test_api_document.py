@@ -66,7 +66,7 @@ def test_whatever_is_asked_the_answer_is_one_of_those_documented(
     operation = schemathesis.openapi.from_dict(document)[path][method]
     some = [_one_that_runs(session), _one_that_has_ended(daemon)]
 
-    @examples(30)
+    @examples(20)
     @given(_cases(operation), strategies.sampled_from([*some, None]))
     def check(case: schemathesis.Case, job: int | None) -> None:
         if job is not None and "job_id" in case.path_parameters:

@@ -195,7 +195,7 @@ def test_who_is_over_for_longer_than_within_is_stopped_however_often_it_goes_bac
 ) -> None:
     within = min(within, over - 1)
     at, seen = 0.0, []
-    for _ in range(1000):
+    for _ in range(250):
         seen += looks((at, OVER), (at + over, OVER), (at + over, EDGE), (at + over + within, EDGE))
         at += over + within
     assert OveruseAction.STOP in play(STOPS, seen)[0]
