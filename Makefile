@@ -4,11 +4,11 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 PYTEST ?= --quiet --numprocesses 3 --dist worksteal
-QUICK ?= --quiet --numprocesses 5 --dist worksteal
+QUICK ?= --quiet --numprocesses 4 --dist worksteal
 WAITING ?= --quiet --numprocesses 6 --dist worksteal
 ABREAST := $(MAKE) --no-print-directory --jobs 2 --output-sync=target
 PIP    := $(BIN)/pip --disable-pip-version-check --quiet
-# Most modules are never imported: those that are get compiled then, and have to be kept.
+# Most installed modules are never imported. Python compiles the others at their first import, and keeps them.
 INSTALL := $(PIP) install --no-compile
 unexport PYTHONDONTWRITEBYTECODE
 
@@ -16,7 +16,7 @@ unexport PYTHONDONTWRITEBYTECODE
 TENSORFLOW := $(shell test -e /proc/driver/nvidia/version && echo tensorflow || echo cpu-tensorflow)
 
 .DEFAULT_GOAL := help
-.PHONY: help docs-site demo demo-tensorflow test test-slow test-frameworks test-system test-vm test-slurm test-gpu test-sqlite fuzz unit lint types contracts fmt docs docs-picture docs-check torture torture-slurm chaos bench bench-scheduling size defects check wheel release deb lock clean
+.PHONY: help collect docs-site demo demo-tensorflow test test-slow test-frameworks test-system test-vm test-slurm test-gpu test-sqlite fuzz unit lint types contracts fmt docs docs-picture docs-check torture torture-slurm chaos bench bench-scheduling size defects check wheel release deb lock clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -72,6 +72,10 @@ docs-site: $(VENV)/.dev  ## build the docs as a site with search, in build/docs-
 	@cp docs/zensical.toml build/docs-site
 	@NO_COLOR=1 $(BIN)/zensical build --strict --config-file build/docs-site/zensical.toml
 
+# pytest rewrites each test at its first import: here once, and not in each of its workers.
+collect: $(VENV)/.dev
+	@$(BIN)/python -m pytest tests --collect-only -qq >/dev/null
+
 docs-check: $(VENV)/.dev
 	$(BIN)/python docs/generate.py --check
 
@@ -117,7 +121,8 @@ bench-scheduling: $(VENV)/.dev  ## compare the queue with its goals (GPULEASE_TR
 
 # Each line keeps two cores busy: quick tests wait for disks, system tests for the systemd that they boot as root.
 check: $(VENV)/.dev  ## all that continuous integration runs
-	@$(ABREAST) lint types contracts docs-check docs-site test
+	@$(ABREAST) collect lint types contracts docs-check docs-site
+	@$(MAKE) --no-print-directory test
 	@$(ABREAST) test-slow $(if $(filter 0,$(shell id -u)),test-system)
 
 wheel: $(BIN)/python  ## build the package in dist/
