@@ -65,7 +65,7 @@ def free_port() -> int:
 def wait_for(what: str, condition: Callable[[], T | None], within_s: float = PATIENCE_S) -> T:
     """Return the first true value of `condition`; fail loudly if none comes.
 
-    Asks ever less often: to ask takes a daemon or a cluster several milliseconds.
+    Asks less and less often: each time costs a daemon or a cluster several milliseconds of CPU.
     """
     begin = time.monotonic()
     while (waited := time.monotonic() - begin) < within_s:

@@ -42,7 +42,7 @@ def _be_daemon(wanted: dict[str, object], prepare: Callable[[], None]) -> None:
     try:
         main(wanted["arguments"])  # type: ignore[arg-type]
     except SystemExit as end:
-        # As the interpreter does. It would then free, page by page, what all daemons share.
+        # As the interpreter does, which would go on to free, page by page, what all daemons share.
         threading._shutdown()  # type: ignore[attr-defined]
         os._exit(end.code if isinstance(end.code, int) else 1)
 

@@ -62,7 +62,7 @@ def submits(daemon: Daemon, uid: int) -> int | None:
 @needs_root
 @pytest.mark.parametrize("script", [ENDS, RUNS, OWN_FILE], ids=["ends", "runs on", "own file"])
 def test_others_submit_on_a_disk_that_a_users_job_fills(script: str, ext4: Path) -> None:
-    # A quarter of this disk for ended jobs would cost the log that is looked at.
+    # With a quarter of this disk for ended jobs, the log may be gone before it is read here.
     with daemon_for_all(ext4 / "state", most_output="64M") as daemon:
         wait_for("the reserve is laid", (ext4 / "state/gpulease.db.reserve").exists)
         wanted = submission("sh", "-c", script.format(disk=ext4), memory=G)

@@ -225,7 +225,8 @@ def test_ctrl_z_stops_a_job_on_pipes_too(sit: Open, daemon: Daemon, tmp_path: Pa
     command(terminal, line, "gl run")
     # Before the command has its output, Ctrl-Z stops the command alone.
     wait_for("it runs", lambda: out.exists() and out.read_text())
-    pid = daemon.job(only_job(daemon))["pid"]
+    job = only_job(daemon)
+    pid = wait_for("its start is on record", lambda: daemon.job(job)["pid"])
     begin = len(terminal.shown)
 
     def stopped() -> bool:
