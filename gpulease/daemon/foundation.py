@@ -195,6 +195,8 @@ def open_record(settings: Settings) -> tuple[StateDirectory, SqlStore, tuple[str
 def _migrate(path: Path) -> None:
     """Migrate the database in a child: what that imports (11 MiB) ends with the child.
 
+    The child also creates it in a file that an earlier start left empty.
+
     If it fails, the daemon tries again when it opens the database, and reports why.
     """
     if is_current(path):

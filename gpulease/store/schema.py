@@ -19,7 +19,8 @@ HEAD = "0015"
 
 _REVISION_TABLE = """
 CREATE TABLE alembic_version (
-    version_num VARCHAR(32) NOT NULL, CONSTRAINT alembic_version_pkc PRIMARY KEY (version_num)
+    version_num VARCHAR(32) NOT NULL,
+    CONSTRAINT alembic_version_pkc PRIMARY KEY (version_num)
 )"""
 """As Alembic makes it."""
 

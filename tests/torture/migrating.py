@@ -1,4 +1,4 @@
-"""A kill at each moment in which the database is made, or made new from every released schema.
+"""A kill at each moment in which the database is created, or migrated from every released schema.
 
 A child of the daemon migrates. It is killed with the daemon, and alone: then the daemon goes on.
 """
@@ -32,7 +32,7 @@ def kill_while_it_migrates(folder: Path, zygote: Zygote, *, oldest_alone: bool =
     chosen = (None, *(released[:1] if oldest_alone else released))
     for schema, action in product(chosen, (WITH_DAEMON, HERE)):
         if schema is None and action == WITH_DAEMON:
-            continue  # the daemon makes a database without a child
+            continue  # the daemon itself creates a new file
         for point in MIGRATION_POINTS if schema is not None else MIGRATION_POINTS[2:]:
             place = folder / f"{schema.stem if schema else 'new'}-{len(list(folder.iterdir()))}"
             place.mkdir()
