@@ -26,7 +26,9 @@ SHELLS = ("bash", "zsh", "fish")
 
 def _changed(option: Option, help: str | None, panel: str = "Options") -> Option:
     """Return an option of `run` as a verb has it that changes a job: what is not given is None."""
-    has_opposite = option.is_flag and "/" not in option.flags[-1] and option.long[:5] != "--no-"
+    has_opposite = (
+        option.is_flag and "/" not in option.flags[-1] and not option.long.startswith("--no-")
+    )
     last = f"{option.long}/--no-{option.long[2:]}"
     flags = (*option.flags[:-1], last) if has_opposite else option.flags
     kind = option.annotation.removesuffix(" | None")

@@ -39,6 +39,9 @@ def no_daemon(path: StrPath, error: Exception) -> NoDaemon:
     path = Path(path)
     shown = os.fsencode(path).decode(errors="replace")
     start = _personal_hint() if path == config.personal_socket() else _NO_DAEMON_HINT
+    if path.is_dir():
+        hint = f"name a socket: --socket {shown}/gpuleased.sock"
+        return NoDaemon(f"cannot reach the daemon: {shown} is a directory", hint)
     if isinstance(error, PermissionError | ConnectionRefusedError):
         owner = _owner(path)
         if owner is not None and owner not in trusted_users():
@@ -46,8 +49,6 @@ def no_daemon(path: StrPath, error: Exception) -> NoDaemon:
     match error:
         case FileNotFoundError() | NotADirectoryError():
             why, hint = f"no socket {shown}", start
-        case ConnectionRefusedError() if path.is_dir():
-            why, hint = f"{shown} is a directory", "name the socket in it: gpuleased.sock"
         case ConnectionRefusedError():
             why, hint = f"nothing listens on {shown}", start
         case PermissionError():

@@ -112,7 +112,7 @@ class PredictionsView:
     """The jobs that waited with an expected start; the first one counts."""
     start_error: float | None
     runs: int
-    """The jobs with a predicted run time."""
+    """The jobs with a predicted run time whose end shows how long they run."""
     run_error: float | None
     ranges: int = 0
     """The jobs that waited with a range for their start; the first one counts."""
