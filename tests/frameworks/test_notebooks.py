@@ -279,9 +279,9 @@ tell(len(ask("api/kernels")))
 gpulease.Client().cancel({blocker})
 name = "kernel-%s.json" % made["id"]
 path = os.path.join(os.environ["JUPYTER_RUNTIME_DIR"], name)
-client = BlockingKernelClient(connection_file=path)
-client.load_connection_file()
 while True:
+    client = BlockingKernelClient(connection_file=path)
+    client.load_connection_file()
     client.start_channels()
     try:
         client.wait_for_ready(60)
