@@ -74,7 +74,8 @@ def plans(store: SqlStore) -> Iterator[list[str]]:
     event.remove(store.engine, "before_cursor_execute", note)
     with store.engine.connect() as connection:
         for statement, parameters in asked:
-            found = connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {statement}", parameters)  # type: ignore[call-overload]
+            one = parameters[0] if isinstance(parameters, list) else parameters
+            found = connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {statement}", one)  # type: ignore[call-overload]
             steps += [str(row[3]) for row in found]
 
 
