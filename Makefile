@@ -162,6 +162,7 @@ $(VENV)/.release: pyproject.toml $(BIN)/python
 	@touch $@
 
 # Debian and Ubuntu keep venv in a package of its own.
+# The pip of an older Python takes twice as long to install the same.
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "gpulease needs Python 3.11 or later; try: make PYTHON=python3.12 ..." >&2; exit 1; }
@@ -172,3 +173,4 @@ $(BIN)/python:
 	  $$as_root apt-get update -qq && $$as_root apt-get install -qq -y python3-venv >/dev/null \
 	    && $(PYTHON) -m venv $(VENV); } || \
 	  { echo "cannot make $(VENV); install python3-venv and try again" >&2; exit 1; }
+	@$(PIP) install --upgrade pip 2>/dev/null || true
