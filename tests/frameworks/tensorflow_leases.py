@@ -29,7 +29,7 @@ ZYGOTE = Path(__file__).with_name("tensorflow_zygote.py")
 LEASE = POOL * MIB + default_overhead("tensorflow", 2)
 SMALL = 512 * MIB
 BASE = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
-BASE |= {"TF_CPP_MIN_LOG_LEVEL": "2", "PYTHONDONTWRITEBYTECODE": "1"}
+BASE |= {"TF_CPP_MIN_LOG_LEVEL": "2"}
 
 
 def variables(

@@ -10,11 +10,18 @@ configuration is read at the last line of Python that has it. Runs on Python 3.6
   seen    the value that the scenario left in `seen`
   error   type and text of the exception that ended it, or null
   sent    every configuration that reached C++, in order, as `told` below writes it
+
+With the number of a socket as its argument, it is faked_gpus.py in a fork for each message instead:
+JSON of {"variables": those of its lease, "arguments": its own}, with its stdin and its stdout. It
+answers with the pid.
 """
 
 import importlib.util
 import json
 import os
+import runpy
+import signal
+import socket
 import sys
 import traceback
 from pathlib import Path
@@ -131,7 +138,35 @@ def in_a_fork(scenario):
     return json.loads(text) if text else {"seen": None, "error": f"status {status}", "sent": []}
 
 
+def serve(channel):
+    import tensorflow  # noqa: F401
+
+    # Nobody waits for them.
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    while True:
+        message, fds, _, _ = socket.recv_fds(channel, 1 << 16, 2)
+        if not message:
+            return
+        pid = os.fork()
+        if pid == 0:
+            channel.close()
+            for number, fd in enumerate(fds):
+                os.dup2(fd, number)
+            os.closerange(min(fds), max(fds) + 1)
+            wanted = json.loads(message)
+            enter(wanted["variables"])
+            sys.argv[1:] = wanted["arguments"]
+            runpy.run_path(str(Path(__file__).with_name("faked_gpus.py")), run_name="__main__")
+            os._exit(0)
+        for fd in fds:
+            os.close(fd)
+        channel.send(str(pid).encode())
+
+
 def main():
+    if sys.argv[1:]:
+        serve(socket.socket(fileno=int(sys.argv[1])))
+        return
     scenarios = json.load(sys.stdin)
     import tensorflow as tf
 

@@ -5,6 +5,8 @@ The frameworks are real, the GPUs are not: see faked_gpus.py.
 
 import json
 import os
+import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -15,6 +17,7 @@ from typing import Any
 import pytest
 
 from frameworks.environments import TORCHES, python_of
+from frameworks.tensorflow_leases import BASE, ZYGOTE
 from gpulease.host.state_dir import ensure_ledger
 from gpulease.worker.environment import HOOKS, LeasedGpu, WorkerOptions, worker_environment
 from gpulease.worker.overhead import MIB, default_overhead
@@ -33,23 +36,27 @@ needs_tensorflow = [
 ]
 
 
+Launch = Callable[[dict[str, str], tuple[str, ...], int, int], tuple[int, Callable[[], object]]]
+"""Starts faked_gpus.py with variables, arguments, stdin and stdout; returns its pid and a wait."""
+
+
 class Process:
     """A process with frameworks."""
 
-    def __init__(self, python: str, variables: dict[str, str], *arguments: str) -> None:
-        self.running = subprocess.Popen(
-            [python, "-W", "ignore", SCRIPT, *arguments], env=variables,
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
-        )  # fmt: skip
+    def __init__(self, launch: Launch, variables: dict[str, str], *arguments: str) -> None:
+        stdin, write = os.pipe()
+        read, stdout = os.pipe()
+        self.pid, self._wait = launch(variables, arguments, stdin, stdout)
+        os.close(stdin)
+        os.close(stdout)
+        self._expressions, self._answers = os.fdopen(write, "w"), os.fdopen(read)
 
     def tell(self, expression: str) -> None:
-        assert self.running.stdin is not None
-        self.running.stdin.write(expression + "\n")
-        self.running.stdin.flush()
+        self._expressions.write(expression + "\n")
+        self._expressions.flush()
 
     def answer(self) -> dict[str, Any]:
-        assert self.running.stdout is not None
-        found: dict[str, Any] = json.loads(self.running.stdout.readline())
+        found: dict[str, Any] = json.loads(self._answers.readline())
         return found
 
     def ask(self, expression: str) -> Any:
@@ -63,18 +70,57 @@ class Process:
         return str(self.answer()["error"])
 
     def kill(self) -> None:
-        self.running.kill()
-        self.running.wait()
-        for stream in (self.running.stdin, self.running.stdout):
-            assert stream is not None
-            stream.close()
+        if self._answers.closed:
+            return
+        os.kill(self.pid, signal.SIGKILL)
+        self._wait()
+        self._expressions.close()
+        self._answers.close()
+
+
+def launched(python: str) -> Launch:
+    """Return what starts a Python."""
+
+    def launch(
+        variables: dict[str, str], arguments: tuple[str, ...], stdin: int, stdout: int
+    ) -> tuple[int, Callable[[], object]]:
+        made = subprocess.Popen(
+            [python, "-W", "ignore", SCRIPT, *arguments],
+            env=variables, stdin=stdin, stdout=stdout, stderr=subprocess.DEVNULL,
+        )  # fmt: skip
+        return made.pid, made.wait
+
+    return launch
+
+
+@pytest.fixture(scope="module")
+def forked() -> Iterator[Launch]:
+    """Yield what forks a Python that has imported TensorFlow, which takes seconds."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    zygote = subprocess.Popen(
+        [sys.executable, "-W", "ignore", ZYGOTE, str(theirs.fileno())],
+        env=BASE, pass_fds=[theirs.fileno()],
+    )  # fmt: skip
+    theirs.close()
+
+    def launch(
+        variables: dict[str, str], arguments: tuple[str, ...], stdin: int, stdout: int
+    ) -> tuple[int, Callable[[], object]]:
+        message = json.dumps({"variables": variables, "arguments": arguments})
+        socket.send_fds(ours, [message.encode()], [stdin, stdout])
+        pid = int(ours.recv(64))
+        return pid, lambda: wait_until(lambda: not Path(f"/proc/{pid}").exists(), "its end")
+
+    with ours, zygote:
+        yield launch
+        ours.shutdown(socket.SHUT_RDWR)
 
 
 Start = Callable[..., Process]
 
 
 @pytest.fixture
-def start(tmp_path: Path) -> Iterator[Start]:
+def start(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Start]:
     started: list[Process] = []
 
     def process(
@@ -82,7 +128,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
         processes: int | None = None, **inside: str,
     ) -> Process:  # fmt: skip
         made = worker_environment(
-            {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ},
+            BASE,
             job="1",
             marker="m",
             gpus=[LeasedGpu(f"GPU-{n}", n, "H100", LEASE, TOTAL) for n in range(gpus)],
@@ -93,11 +139,14 @@ def start(tmp_path: Path) -> Iterator[Start]:
             overhead_of=lambda framework, _: default_overhead(framework, 1),
             ledger=ensure_ledger(tmp_path / "1", None),
         )
-        python = python_of(environment) if environment else sys.executable
+        if environment:
+            launch = launched(python_of(environment))
+        else:
+            launch = launched(sys.executable) if beside else request.getfixturevalue("forked")
         started.append(
             Process(
-                python,
-                made | {"TF_CPP_MIN_LOG_LEVEL": "2"} | inside,
+                launch,
+                made | inside,
                 str(gpus),
                 str(TOTAL),
                 *(packages(python_of(other)) for other in beside),
@@ -107,8 +156,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
 
     yield process
     for each in started:
-        if each.running.returncode is None:
-            each.kill()
+        each.kill()
 
 
 def packages(python: str) -> str:
@@ -129,7 +177,7 @@ class TestTensorFlow:
         refused = two.refused("tensorflow()")
         one.kill()
 
-        assert f"process {one.running.pid} (" in refused
+        assert f"process {one.pid} (" in refused
         assert two.ask("tensorflow()") == [LEASE - TF]
 
     def test_what_a_script_asks_for_itself_is_what_it_takes(self, start: Start) -> None:
