@@ -30,10 +30,10 @@ demo-tensorflow: $(VENV)/.tensorflow  ## train a network under a 4 GiB lease, an
 test: $(VENV)/.dev  ## run the quick tests, in some minutes
 	$(BIN)/python -m pytest -m 'not slow' $(QUICK)
 
-# What mostly waits has a line of its own, with more workers than cores.
+# What mostly waits has a line of its own, with more workers than cores. The longest tests come first.
 test-slow: $(VENV)/.tensorflow  ## run the other end-to-end tests, real frameworks, Slurm, the web page and fuzzing
 	@PYTHONPATH=tests $(BIN)/python -m frameworks.environments
-	$(BIN)/python -m pytest -m 'slow and not more_versions' tests/component tests/frameworks tests/fuzz tests/web $(PYTEST)
+	$(BIN)/python -m pytest -m 'slow and not more_versions' tests/web tests/component tests/fuzz tests/frameworks $(PYTEST)
 	$(BIN)/python -m pytest -m slow tests/e2e tests/slurm $(WAITING)
 
 test-frameworks: $(VENV)/.tensorflow  ## run the tests of frameworks with all of their versions

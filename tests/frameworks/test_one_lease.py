@@ -79,7 +79,7 @@ class Process:
 
 
 def launched(python: str) -> Launch:
-    """Return what starts a Python."""
+    """Return what starts a Python for each process."""
 
     def launch(
         variables: dict[str, str], arguments: tuple[str, ...], stdin: int, stdout: int
@@ -95,7 +95,7 @@ def launched(python: str) -> Launch:
 
 @pytest.fixture(scope="module")
 def forked() -> Iterator[Launch]:
-    """Yield what forks a Python that has imported TensorFlow, which takes seconds."""
+    """Yield what forks a Python that has imported TensorFlow, which takes seconds, for each."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     zygote = subprocess.Popen(
         [sys.executable, "-W", "ignore", ZYGOTE, str(theirs.fileno())],
