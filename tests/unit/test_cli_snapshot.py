@@ -193,8 +193,10 @@ def test_what_cannot_be_copied_is_refused(project: Path, monkeypatch: pytest.Mon
         with pytest.raises(BadUsage):
             take_directory(directory, ["python", script], project, {})
     with monkeypatch.context() as patch:
-        # As of a checkout of another user.
+        # As of a checkout of another user, where git is not told to trust all.
         patch.setenv("GIT_TEST_ASSUME_DIFFERENT_OWNER", "1")
+        patch.setenv("GIT_CONFIG_GLOBAL", os.devnull)
+        patch.setenv("GIT_CONFIG_NOSYSTEM", "1")
         with pytest.raises(GpuleaseError, match=r"git says: .*ownership"):
             take_directory(".", ["true"], project, {})
     with (project / "new.py").open("wb") as file:
