@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from sqlalchemy import event
@@ -63,10 +64,10 @@ def verbs(sent: list[str]) -> list[str]:
 @contextmanager
 def plans(store: SqlStore) -> Iterator[list[str]]:
     """Collect how SQLite reads what it is asked for."""
-    asked: list[tuple[str, object]] = []
+    asked: list[tuple[str, Any]] = []
     steps: list[str] = []
 
-    def note(_: object, __: object, statement: str, parameters: object, *___: object) -> None:
+    def note(_: object, __: object, statement: str, parameters: Any, *___: object) -> None:
         asked.append((statement, parameters))
 
     event.listen(store.engine, "before_cursor_execute", note)
@@ -75,7 +76,7 @@ def plans(store: SqlStore) -> Iterator[list[str]]:
     with store.engine.connect() as connection:
         for statement, parameters in asked:
             one = parameters[0] if isinstance(parameters, list) else parameters
-            found = connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {statement}", one)  # type: ignore[call-overload]
+            found = connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {statement}", one)
             steps += [str(row[3]) for row in found]
 
 

@@ -28,7 +28,7 @@ _FIRST = ("test_node.py", "test_setup.py", "test_views.py")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip where no cluster can run, or no Slurm of the release that is asked for."""
+    """Put half of the tests first; skip all where no cluster of the release asked for can run."""
     items.sort(key=lambda item: item.path.name not in _FIRST)
     here = [item for item in items if item.path.is_relative_to(Path(__file__).parent)]
     if here and (why := obstacle() or _no_release()):

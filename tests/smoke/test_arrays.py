@@ -55,7 +55,7 @@ def test_a_limit_runs_so_many_at_once_and_alike_elements_share_a_row(daemon: Dae
 def test_a_gpu_names_the_element_that_has_it_or_waits_for_it(
     make_daemon: Callable[..., Daemon],
 ) -> None:
-    # How soon memory is kept depends else on the run times that other tests left to learn from.
+    # Otherwise memory is kept after a time that depends on the run times of other tests' jobs.
     early = '[queue]\nsoft_reservation_after = "1s"\n'
     daemon = make_daemon(settings={"grace": "2s"}, tables=early).start()
     blocking = daemon.submit("--mem", "1G", "--gpu", "0", "--", "sleep", "60")
