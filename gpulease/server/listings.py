@@ -97,7 +97,7 @@ class Listings:
         drawn = msgspec.json.encode(view)
         del view
         self._explainer.start()
-        _return_memory(drawn)
+        return_memory(drawn)
         return drawn
 
     async def jobs(
@@ -127,7 +127,7 @@ class Listings:
             drawn = msgspec.json.encode(listed)
             del listed
             self._explainer.start()
-            _return_memory(drawn)
+            return_memory(drawn)
             return drawn
 
         return await asyncio.get_running_loop().run_in_executor(self._list_thread, draw)
@@ -138,7 +138,7 @@ class Listings:
             thread.shutdown(wait=True, cancel_futures=True)
 
 
-def _return_memory(reply: bytes) -> None:
+def return_memory(reply: bytes) -> None:
     """Return what a large reply took to the system: glibc's malloc(3) would keep it.
 
     The pieces of a list of 10,000 jobs lie among small objects that stay, 26 MiB of them.

@@ -1,9 +1,7 @@
 """A queue that is longer than a screen: what `status` shows of it, and lists in pages."""
 
 import json
-import re
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -97,22 +95,3 @@ def test_an_array_hides_no_job_behind_it_on_a_terminal(standing: Daemon, array: 
             assert options or "--limit" not in terminal.shown
     finally:
         standing.run("cancel", many, behind.strip())
-
-
-def test_a_list_of_thousands_leaves_no_memory_behind(standing: Daemon) -> None:
-    held = standing.run("run", "--mem", "1G", "--held", "--array", "0-4999", "true").stdout.strip()
-    try:
-        standing.client.jobs_json(limit=1)
-        before = _memory_of(standing)
-        reply = len(standing.client.jobs_json())
-        # The reasons of all jobs stay, which are a part of it.
-        assert _memory_of(standing) - before < reply / 2
-    finally:
-        standing.run("cancel", held)
-
-
-def _memory_of(daemon: Daemon) -> int:
-    """Return the bytes of memory that only this daemon has."""
-    assert daemon.process is not None
-    rollup = Path(f"/proc/{daemon.process.pid}/smaps_rollup").read_text()
-    return sum(int(size) << 10 for size in re.findall(r"^Private_\w+: +(\d+) kB", rollup, re.M))
