@@ -4,6 +4,8 @@ import shutil
 import time
 from pathlib import Path
 
+import psutil
+
 from daemon_rig import Daemon, alive, wait_for
 
 from .asking import G, client, leased, submit, when, when_in
@@ -23,10 +25,14 @@ def empty(state: Path) -> None:
 
 
 def running(daemon: Daemon, *argv: str) -> tuple[int, int]:
-    """Return a job that runs, and its pid."""
+    """Return a job that runs and its pid, once the daemon is told of its end by its shim."""
     job = submit(daemon, *(argv or ("sleep", "600")), memory=2 * G)
     pid = when_in(daemon, job, "active").pid
     assert pid
+    shim = psutil.Process(pid).parent()
+    assert shim is not None
+    # One socket listens, another is the connection.
+    wait_for("the daemon is connected", lambda: len(shim.net_connections("unix")) > 1)
     return job, pid
 
 
