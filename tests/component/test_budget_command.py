@@ -130,6 +130,6 @@ def cpu_s(program: str, socket: Path, *line: str) -> float:
 def test_an_everyday_command_takes_little_more_time_than_python(
     standing: StandIn, line: list[str]
 ) -> None:
-    # Another load slows both of a pair; a single Python that it spared would not be compared with.
+    # Other load slows both of a pair; the least of each may be of different moments.
     starts = [cpu_s(_MAIN, standing.path, *line) / cpu_s("pass", standing.path) for _ in range(9)]
     assert median(starts) <= STARTS, starts

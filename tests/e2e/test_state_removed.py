@@ -25,13 +25,13 @@ def empty(state: Path) -> None:
 
 
 def running(daemon: Daemon, *argv: str) -> tuple[int, int]:
-    """Return a job that runs and its pid, once the daemon is told of its end by its shim."""
+    """Return a running job and its pid, once the daemon is connected to its shim."""
     job = submit(daemon, *(argv or ("sleep", "600")), memory=2 * G)
     pid = when_in(daemon, job, "active").pid
     assert pid
     shim = psutil.Process(pid).parent()
     assert shim is not None
-    # One socket listens, another is the connection.
+    # The shim has a socket that listens, and one for each connection.
     wait_for("the daemon is connected", lambda: len(shim.net_connections("unix")) > 1)
     return job, pid
 

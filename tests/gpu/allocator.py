@@ -1,6 +1,6 @@
 """A process that takes memory of the first GPU through CUDA itself, and stays: no framework needed.
 
-It is what `gpulease doctor --prove` runs, so that a driver is all that these tests ask for.
+It allocates as `gpulease doctor --prove` does, so that a driver is all that these tests ask for.
 """
 
 import json
