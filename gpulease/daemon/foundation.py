@@ -85,7 +85,7 @@ def open_foundation(settings: Settings, clock: Clock) -> Foundation:
         GpuleaseError: the daemon cannot run.
     """
     state, store, (installation, secret) = open_record(settings)
-    nvml_crashed = _IN_NVML in _crashed_thread(_log_last_crash(state.path / CRASH))
+    nvml_crashed = crashed_in_nvml(_log_last_crash(state.path / CRASH))
     return Foundation(
         settings=CurrentSettings(settings),
         state=state,
@@ -113,9 +113,14 @@ def _log_last_crash(file: Path) -> str:
     return text
 
 
-def _crashed_thread(text: str) -> str:
-    """Return the calls of the thread that crashed, from what faulthandler has written."""
-    return text.partition("Current thread ")[2].partition("\n\n")[0]
+def crashed_in_nvml(text: str) -> bool:
+    """Return whether a call of NVML has crashed the daemon that wrote `text` by its faulthandler.
+
+    A second thread that crashes meanwhile cuts the text short. Only calls of NVML crash together:
+    each GPU has a thread for its readings.
+    """
+    _, is_told, rest = text.partition("Current thread ")
+    return _IN_NVML in rest.partition("\n\n")[0] if is_told else bool(text)
 
 
 def open_probe(
