@@ -12,7 +12,7 @@ import sqlite3
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, closing, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -64,23 +64,26 @@ class SqlStore:
             # SQLite gives its other files the same mode. They contain the environments of jobs.
             path.touch(mode=0o600)
             self.engine = open_engine(path)
-            bring_up_to_date(path, self.engine)
-            with self.engine.connect() as connection:
-                ids = connection.scalars(select(JobRow.id).where(statements.LIVE)).all()
-                live = jobs_with(connection, ids)
-                last = connection.scalar(select(func.max(JobRow.id)))
-                users = connection.scalars(statements.LATEST_USERS).all()
-                self.metrics = JobMetrics(steady_s, live, last, users)
-                present = Machine(
-                    frozenset(map(GpuUuid, connection.scalars(select(GpuRow.uuid)))),
-                    machine.availabilities(connection),
-                    machine.pause_of(connection),
-                    tuple(machine.all_windows(connection)),
-                )
-                sizes = statements.invocation_sizes(connection)
-                self._state = LiveState(live, sizes, present, self.metrics)
-            self.commits = CommitMetrics(steady_s)
-            self._writer = Writer(path, self.engine, self.reserve, self._state, self.commits)
+            with ExitStack() as opened:
+                opened.callback(self.engine.dispose)
+                bring_up_to_date(path, self.engine)
+                with self.engine.connect() as connection:
+                    ids = connection.scalars(select(JobRow.id).where(statements.LIVE)).all()
+                    live = jobs_with(connection, ids)
+                    last = connection.scalar(select(func.max(JobRow.id)))
+                    users = connection.scalars(statements.LATEST_USERS).all()
+                    self.metrics = JobMetrics(steady_s, live, last, users)
+                    present = Machine(
+                        frozenset(map(GpuUuid, connection.scalars(select(GpuRow.uuid)))),
+                        machine.availabilities(connection),
+                        machine.pause_of(connection),
+                        tuple(machine.all_windows(connection)),
+                    )
+                    sizes = statements.invocation_sizes(connection)
+                    self._state = LiveState(live, sizes, present, self.metrics)
+                self.commits = CommitMetrics(steady_s)
+                self._writer = Writer(path, self.engine, self.reserve, self._state, self.commits)
+                opened.pop_all()
         except DatabaseError as error:
             raise startup_error(path, error.orig) from error
         except OSError as error:
