@@ -30,19 +30,17 @@ def how_it_ended(job: JobView) -> str:
     """Say how a job ended, once: its outcome, the reason, the exit status."""
     outcome, status = label(job), job.exit_status
     why = sentence(job.reason, job.hint) if job.reason else ""
+    how = opening = outcome
     if outcome == "signaled" and status is not None:
-        # The reason begins with these words, and may say more after a colon, or is another one.
-        how, plain = f"signaled by {_signal(status - _SIGNALED)}", "ended by signal"
-        why = why.partition(": ")[2] if why.startswith(plain) else why
+        number = status - _SIGNALED
+        how, opening = f"signaled by {_signal(number)}", f"ended by signal {number}"
     elif outcome == "exited" and status is not None:
-        how = f"exited with {status}"
-        why = why.removeprefix(f"exited with {status}").removeprefix(": ")
+        how = opening = f"exited with {status}"
         status = None
-    else:
-        # A reason such as "cancelled by root" begins with the outcome.
-        how, why = (why, "") if why.startswith(outcome) else (outcome, why)
-    shown = "" if status is None else f"; exit status {status}"
-    return ": ".join(filter(None, (how, why))) + shown
+    # A reason often begins with how it ended, and goes on after a colon or a semicolon.
+    begins_so = why.startswith(opening)
+    said = how + why.removeprefix(opening) if begins_so else ": ".join(filter(None, (how, why)))
+    return said if status is None else f"{said}; exit status {status}"
 
 
 def _signal(number: int) -> str:

@@ -31,6 +31,7 @@ def test_run_follows_each_try_and_exits_as_the_last_one_does(
     page = daemon.run("show", "2").stdout.split("\n")
     rows = {words[0]: " ".join(words[1:]) for words in map(str.split, page) if len(words) > 1}
     assert (rows["try"], rows["continues"], rows["continued"]) == ("2 of 4", "job 1", "as job 3")
+    assert rows["state"].startswith("exited with 3; job 3 is try 3 of 4")
 
     ledger.unlink()
     words = ("--retries", "1", "--retry-on", "75,3", *SOON)
@@ -40,6 +41,10 @@ def test_run_follows_each_try_and_exits_as_the_last_one_does(
     words = ("--retries", "1", "--retry-on", "75", *SOON)
     assert daemon.run("run", *words, *fails(ledger, 9), check=False).returncode == 3
     assert ledger.read_text().split() == ["6"]
+    killed = daemon.submit("--retries", "1", "--", "sh", "-c", "kill -9 $$")
+    following = daemon.wait_until(killed, "ended")["retried_as"]
+    shown = daemon.run("show", str(killed)).stdout
+    assert mentions(shown, f"signaled by 9 (SIGKILL); job {following} is try 2 of 2")
 
 
 def test_a_try_says_what_it_waits_for_and_can_be_brought_forward_or_given_up(
