@@ -28,7 +28,7 @@ from gpulease.drawing.words import (
     requested,
     sentence,
 )
-from gpulease.errors import EXIT_GAVE_UP, BadValue, GpuleaseError
+from gpulease.errors import EXIT_GAVE_UP, EXIT_OWN_FAILURE, BadValue, GpuleaseError
 from gpulease.light_json import indent
 from gpulease.units import format_span
 from gpulease.wire.text import claimed, has_failed, ordinal
@@ -194,7 +194,8 @@ def _row(group: Sequence[JobView], now: datetime) -> tuple[Line, ...]:
 def dry_run(
     client: LightClient, request: SubmitRequest, outer: NestedView | None, *, json: bool
 ) -> int:
-    """Print what would happen to a job; return 0 if it would start now, else 75.
+    """Print what would happen to a job; return 0 if it would start now, 75 if it would wait, and
+    125 if it would never start.
 
     `outer` is the lease that the command would run within.
     """
@@ -208,6 +209,8 @@ def dry_run(
     else:
         now = local_time()
         show_page(dry_run_page(view, now))
+    if view.never_starts:
+        return EXIT_OWN_FAILURE
     return 0 if view.starts_now else EXIT_GAVE_UP
 
 
@@ -225,6 +228,8 @@ def _summary(view: ExplainView) -> str:
         return f"would start now on {'GPU' if len(view.gpus) == 1 else 'GPUs'} " + ", ".join(
             clean(each) for each in view.gpus
         )
+    if view.never_starts:
+        return "would not start"
     if view.preempts:
         jobs = ", ".join(map(str, view.preempts))
         named, have = ("job", "has") if len(view.preempts) == 1 else ("jobs", "have")

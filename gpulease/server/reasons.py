@@ -260,6 +260,9 @@ def explain_view(rehearsal: Rehearsal, smallest: int, store: Store) -> ExplainVi
     view = _view(plan, job, placement)
     if placement is not None:
         return view
+    if job.state is State.ENDED:
+        view.never_starts, view.reason = True, job.detail
+        return view
     explained = Explanations(plan)
     if not rehearsal.closed:
         start = explained.starts.get(job.id)

@@ -411,7 +411,7 @@ class ExplainView:
     runs_for: float
     """A prediction from similar jobs, in seconds, at most its time limit."""
     reason: str | None
-    """Why it would wait, for people."""
+    """Why it would not start now, for people."""
     position: int | None
     expected_start_at: str | None
     """As in JobView; null if it starts now."""
@@ -427,6 +427,8 @@ class ExplainView:
     """As in JobView."""
     behind_label: str | None = None
     expected_start: ExpectedStartView | None = None
+    never_starts: bool = False
+    """A job that it would wait for has ended otherwise than it asks."""
 
 
 @dataclass(slots=True)

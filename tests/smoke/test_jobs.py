@@ -131,6 +131,11 @@ def test_a_dry_run_says_what_blocks_a_job_other_than_memory(daemon: Daemon) -> N
     assert mentions(said("--mem", "1G", "--after", str(job))["reason"], f"job {job}")
     unknown = daemon.run("run", "--dry-run", "--after", "999", "--", "true", check=False)
     assert (unknown.returncode, unknown.stdout) == (125, "")
+    failed = daemon.submit("--mem", "1G", "--", "false")
+    daemon.wait_until(failed, "ended")
+    never = daemon.run("run", "--dry-run", "--after", str(failed), "--", "true", check=False)
+    assert never.returncode == 125
+    assert mentions(never.stdout, "would not start", f"job {failed} did not succeed")
     assert mentions(said("--held")["reason"], "held")
     later = said("--begin", "+2h")
     assert later["begin_at"] is not None
