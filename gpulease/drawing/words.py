@@ -204,9 +204,9 @@ def id_of(job: JobView) -> str:
 
 
 def in_the_way(job: JobView | ExplainView) -> str:
-    """Write which job has to end for a waiting one, or how many may; empty for none."""
+    """Write which job has to end for a waiting one, or of how many some do; empty for none."""
     if len(job.waits_for) > 1:
-        return f"one of {len(job.waits_for)} jobs"
+        return f"some of {len(job.waits_for)} jobs"
     return "".join(f"job {clean(str(each))}" for each in job.waits_for_labels or job.waits_for)
 
 
