@@ -81,15 +81,15 @@ class Listings:
         started = {job.id for job in holding}
         shown = without(rows, started)
         view = self._machine.status(holding, self._clock.now())
-        # While the queue changes, the two may differ.
-        view.waiting = max(sum(map(len, shown)), len(self._machine.live()) - len(holding))
-        view.more = None if len(shown) == view.waiting else _ALL_IN_QUEUE
         live = self._machine.live()
         if live is not self._counted[0]:
             # While nothing changes, a long queue is gone through once.
             waiting = (job.owner.user for job in live if job.state is State.QUEUED)
             self._counted = live, list(starmap(UserWaitingView, Counter(waiting).items()))
         view.waiting_by_user = self._counted[1]
+        # While the queue changes, the rows may be of fewer or more jobs.
+        view.waiting = sum(each.jobs for each in view.waiting_by_user)
+        view.more = None if len(shown) == view.waiting else _ALL_IN_QUEUE
         view = redact_machine(view, viewer)
         views = self._status_views
         jobs = chain(map(views.job, holding), map(views.row, shown))
