@@ -38,7 +38,7 @@ def attach(
       gpulease attach --watch sweep-7
 
     \b
-    Exit code: that of the job, see gpulease run --help; 0 after detaching
+    Exit code: that of the job, see gpulease run --help-all; 0 after detaching
     """
     return follow_jobs.attach(jobs=jobs, socket=named_socket(ctx, socket), **typed)
 

@@ -154,4 +154,4 @@ def _short(verb: str) -> Iterator[Block]:
     for example in short.examples:
         yield line(f"  {example}")
     yield line("")
-    yield line(f"gpulease {verb} --help-all describes all {len(options)} options.")
+    yield line(f"gpulease {verb} --help-all describes all options.")

@@ -286,7 +286,7 @@ TABLE: Final = (
     Row(
         "gpulease_user_memory_queued_bytes", _USER,
         "What queued jobs ask for, on all their GPUs, without those that may not start yet: held, "
-        "before their time, or after other jobs.",
+        "before their time, after other jobs, or while their array runs enough.",
         _of_user(lambda it: it.queued_memory),
     ),
     Row(
