@@ -9,7 +9,7 @@ from __future__ import annotations
 from gpulease.cli.render import own_name, print_error, print_stderr, print_stdout
 from gpulease.cluster_choice import may_be_a_node
 from gpulease.drawing.words import clean, id_of
-from gpulease.errors import BadUsage, GpuleaseError, NoDaemon, NoSuchJob
+from gpulease.errors import BadUsage, GpuleaseError, NoDaemon, NoSuchJob, WrongState
 from gpulease.record import record
 from gpulease.units import counted
 
@@ -66,7 +66,15 @@ _APPLIES: dict[str, Callable[[JobView], bool]] = {
     "edit": lambda job: job.state == "queued",
     "move": lambda job: job.state == "queued",
 }
-"""What --all and a range leave out of the jobs of the caller, by verb: these would be refused."""
+"""What --all, --name, a range and an array leave out, by verb: these jobs would be refused."""
+_WHICH = {
+    "extend": "waits or runs with a time limit",
+    "keep": "runs",
+    "requeue": "runs",
+    "edit": "waits",
+    "move": "waits",
+}
+"""What errors say of the jobs to which a verb applies, unless it is all that wait or run."""
 
 
 @record(frozen=True)
@@ -133,9 +141,8 @@ def select_jobs(client: LightClient, wanted: Selection) -> list[int]:
     if wanted.pattern is not None:
         from fnmatch import fnmatchcase
 
-        found = [job for job in jobs if fnmatchcase(job.name, wanted.pattern)]
-    else:
-        found = _applicable(jobs, verb)
+        jobs = [job for job in jobs if fnmatchcase(job.name, wanted.pattern)]
+    found = _applicable(jobs, verb)
     if not found and not wanted.every:
         raise no_match(wanted)
     if verb == "attach":
@@ -319,7 +326,7 @@ def _element(client: LightClient, verb: Verb, array: int, index: int) -> int:
 
 
 def _with_array(client: LightClient, verb: Verb, number: int) -> list[int]:
-    """Return a number, or for a verb that changes jobs the live elements of an array.
+    """Return a number, or for a verb that changes jobs those elements of an array that it changes.
 
     `cancel` asks the daemon to choose them.
     """
@@ -327,7 +334,7 @@ def _with_array(client: LightClient, verb: Verb, number: int) -> list[int]:
         return [number]
     live = verb not in FINDS_ENDED
     elements = client.elements(number, everything=not live)
-    return [job.id for job in elements if array_of(job) == number] or [number]
+    return _all_of([job for job in elements if array_of(job) == number], verb) or [number]
 
 
 def _with_rest(jobs: Sequence[JobView], verb: Verb, job: JobView) -> list[int]:
@@ -339,8 +346,28 @@ def _with_rest(jobs: Sequence[JobView], verb: Verb, job: JobView) -> list[int]:
     if verb in READS:
         # The first element may have been purged.
         return [array] if array in {each.id for each in elements} else [job.id]
-    rest = [each.id for each in elements if verb in FINDS_ENDED or each.state != "ended"]
-    return rest or [job.id]
+    rest = [each for each in elements if verb in FINDS_ENDED or each.state != "ended"]
+    return _all_of(rest, verb) or [job.id]
+
+
+def _all_of(elements: Sequence[JobView], verb: Verb) -> list[int]:
+    """Return the elements of an array to which a verb applies.
+
+    Raises:
+        WrongState: it applies to none of them.
+    """
+    found = _applicable(elements, verb)
+    if elements and not found:
+        array = array_of(elements[0])
+        raise WrongState(
+            f"cannot {doing(verb)} array {array}: none of its elements {_which(verb)}",
+            f"gpulease show {array} lists them",
+        )
+    return [job.id for job in found]
+
+
+def _which(verb: Verb) -> str:
+    return _WHICH.get(verb, "waits or runs")
 
 
 def _applicable(jobs: Sequence[JobView], verb: Verb) -> list[JobView]:
@@ -396,7 +423,7 @@ def no_match(wanted: Selection, owner: str = "yours") -> NoSuchJob:
     """Return the error for a name or a pattern that no job of `owner` has."""
     verb, words = wanted.verb, [each[:_LONGEST_WORD] for each in wanted.words]
     hint = "gpulease list shows the jobs that wait or run, gpulease list --all ended ones as well"
-    yours = f"job of {owner}" if verb in READS else f"job of {owner} that waits or runs"
+    yours = f"job of {owner}" if verb in READS else f"job of {owner} that {_which(verb)}"
     if wanted.pattern is not None:
         return NoSuchJob(f"cannot {doing(verb)} {wanted.pattern!r}: no {yours} matches it", hint)
     if (ends := range_of(words[0])) is not None:

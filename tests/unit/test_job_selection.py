@@ -11,7 +11,7 @@ from goldens import mentions
 from gpulease.cli.job_selection import names_array, select_jobs, selection
 from gpulease.cli.render import own_name
 from gpulease.client import Client
-from gpulease.errors import BadUsage, NoSuchJob
+from gpulease.errors import BadUsage, NoSuchJob, WrongState
 from gpulease.wire.jobs import JobList, JobView, QueueView
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ def test_a_name_of_several_live_jobs_cancels_none_and_names_them() -> None:
     with pytest.raises(BadUsage) as refused:
         select(twice, "cancel", "x")
     assert "3 (x), 4 (x)" in refused.value.message
-    assert select(twice, "extend", pattern="x") == [3, 4]
+    assert select(twice, "wait", pattern="x") == [3, 4]
 
 
 @pytest.mark.parametrize(
@@ -111,7 +111,8 @@ def test_all_is_the_live_jobs_that_the_verb_applies_to(
 
 def test_a_pattern_matches_ended_jobs_where_nothing_is_changed() -> None:
     assert selected("show", pattern="sweep*") == [3, 5, 6]
-    assert selected("extend", pattern="sweep*") == [3, 6]
+    assert selected("wait", pattern="sweep*") == [3, 6]
+    assert selected("requeue", pattern="sweep*") == [3]
     with pytest.raises(NoSuchJob):
         selected("extend", pattern="nothing*")
 
@@ -128,7 +129,7 @@ def test_the_hint_for_a_name_of_several_jobs_matches_that_name_only() -> None:
         select(Listing(*named), "cancel", "lr[0.1]")
     hint = refused.value.hint or ""
     pattern = shlex.split(hint[hint.index("--name") :])[1]
-    assert select(Listing(*named), "extend", pattern=pattern) == [3, 4]
+    assert select(Listing(*named), "wait", pattern=pattern) == [3, 4]
 
 
 def test_all_of_no_jobs_is_none_and_no_error(capsys: pytest.CaptureFixture[str]) -> None:
@@ -164,7 +165,7 @@ ARRAY = (
     _element(20, 0, "ended"),
     _element(21, 1),
     _element(22, 2),
-    _element(23, 1),
+    _element(23, 1, "active"),
 )
 
 
@@ -173,20 +174,27 @@ ARRAY = (
     [
         ("show", "20_2", [22]),
         ("logs", "20_1", [23]),
-        ("extend", "20", [21, 22, 23]),
+        ("requeue", "20", [23]),
+        ("edit", "20", [21, 22]),
         ("cancel", "20", [20]),
         ("show", "20", [20]),
         ("cancel", "last", [21, 22, 23]),
         ("show", "last", [20]),
         ("logs", "sweep", [20]),
         ("wait", "sweep", [20, 21, 22, 23]),
-        ("keep", "sweep", [21, 22, 23]),
+        ("keep", "sweep", [23]),
     ],
 )
 def test_an_element_is_found_by_its_index_and_an_array_is_all_its_elements(
     verb: "Verb", word: str, found: list[int]
 ) -> None:
     assert select(Arrays(*ARRAY), verb, word) == found
+
+
+def test_an_array_of_which_a_verb_applies_to_no_element_is_refused() -> None:
+    for verb, word in (("requeue", "20"), ("keep", "sweep"), ("extend", "last")):
+        with pytest.raises(WrongState, match="array 20: none of its elements"):
+            select(Arrays(*ARRAY[:3]), cast("Verb", verb), word)
 
 
 def test_the_elements_of_an_array_are_not_several_jobs_of_one_name(
