@@ -132,8 +132,8 @@ def keep(store: Store, job_id: JobId, span: timedelta, who: str, clock: Clock) -
         job = existing(tx, job_id)
         if job.state not in (State.GRANTED, State.ACTIVE):
             raise WrongState(
-                f"cannot keep job {job_id}: {_WHY_NOT_KEPT[job.state]}",
-                f"gpulease show {job_id} shows its state",
+                f"cannot keep job {job.label}: {_WHY_NOT_KEPT[job.state]}",
+                f"gpulease show {job.label} shows its state",
             )
         at = clock.now()
         kept = replace(job, kept_until_at=at + span)

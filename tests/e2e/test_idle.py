@@ -68,11 +68,11 @@ def test_a_kept_lease_stays_and_its_time_counts_anew_afterwards(
 
 def test_what_cannot_be_kept_is_said(make_daemon: Callable[..., Daemon]) -> None:
     daemon = make_daemon(settings=IDLE).start()
-    job = daemon.submit("--", "true")
+    job = daemon.submit("--array", "0", "--", "true")
     daemon.wait_until(job, "ended")
     late = daemon.run("keep", str(job), check=False)
     assert late.returncode == 125
-    assert "job 1" in late.stderr
+    assert "job 1_0:" in late.stderr
     long = daemon.run("keep", str(job), "--for", "2d", check=False)
     assert long.returncode == 2
     assert "cannot use --for 2d: it is 1s to 1d" in long.stderr
