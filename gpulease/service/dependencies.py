@@ -16,6 +16,7 @@ from gpulease.domain.lease import State, Trigger
 from gpulease.domain.queue_options import Condition, Dependency, WantedDependency
 from gpulease.errors import BadValue, NoSuchJob
 from gpulease.service.ports import Event, Transaction
+from gpulease.service.requeue import last_attempt
 
 _MET = "dependency_met"
 _TRIED_AGAIN = "dependency_tried_again"
@@ -38,9 +39,7 @@ def resolve(
             dependency = Dependency(target.id, each.condition, whole_array=True)
             seen, failed = _array_verdict(tx, dependency)
         else:
-            # The last of its retries.
-            while (again := target.usage.retried_as) and (after := tx.job(again)) is not None:
-                target = after
+            target = last_attempt(tx, target)
             dependency = Dependency(target.id, each.condition)
             seen, failed = _verdict(dependency, target), target
         if seen is Verdict.FAILED:

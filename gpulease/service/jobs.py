@@ -33,7 +33,7 @@ from gpulease.service.ports import (
     WorkerStarted,
 )
 from gpulease.service.refusals import refuse_longer
-from gpulease.service.requeue import after_end
+from gpulease.service.requeue import after_end, last_attempt
 from gpulease.service.transactions import add_once, change_jobs
 from gpulease.units import format_size, format_span
 
@@ -52,9 +52,17 @@ def cancel(store: Store, job_id: JobId, by: str, clock: Clock) -> Job:
         WrongState: it has ended.
     """
     at = clock.now()
-    return _change(
-        store, job_id, lambda job: cancelled(job, by, at), Event(at, Trigger.CANCEL, f"by {by}")
-    )
+
+    def ended(job: Job) -> Job | None:
+        last = last_attempt(store, job)
+        if job.state is State.ENDED and last.state is not State.ENDED:
+            raise WrongState(
+                f"cannot cancel job {job.label}: it has ended, and job {last.id} continues it",
+                f"gpulease cancel {last.id}",
+            )
+        return cancelled(job, by, at)
+
+    return _change(store, job_id, ended, Event(at, Trigger.CANCEL, f"by {by}"))
 
 
 def _change(store: Store, job_id: JobId, change: Callable[[Job], Job | None], event: Event) -> Job:

@@ -10,13 +10,20 @@ from gpulease.domain.gpu import JobId
 from gpulease.domain.job import QUEUED_AGAIN, Job, Outcome
 from gpulease.domain.retries import delay_of_retry, is_refusal, is_tried_again
 from gpulease.errors import NoSuchJob, split_hint, with_hint
-from gpulease.service.ports import Event, Submission, Transaction, WorkerExited
+from gpulease.service.ports import Event, Store, Submission, Transaction, WorkerExited
 from gpulease.units import format_span
 
 _LOST = "its command was lost"
 """With a damaged database, which was recovered without it."""
 MOST_FAILURES = 3
 """Failures of the machine in a row after which a job is not queued again: it may cause them."""
+
+
+def last_attempt(records: Transaction | Store, job: Job) -> Job:
+    """Return the last job that continues this one, or this one."""
+    while (again := job.usage.retried_as) and (after := records.job(again)) is not None:
+        job = after
+    return job
 
 
 def after_end(tx: Transaction, before: Job, ended: Job, news: WorkerExited | None = None) -> Job:

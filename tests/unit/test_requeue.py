@@ -224,6 +224,18 @@ def test_what_cannot_be_requeued_is_refused_with_a_reason() -> None:
             jobs.requeue(store, job.id, "alice", FakeClock())
 
 
+def test_cancel_of_a_job_that_is_continued_names_the_last_attempt() -> None:
+    store = MemoryStore()
+    first = jobs.note_exited(store, running(store).id, LOST)
+    second = jobs.note_exited(store, started(store, continued(store, first)).id, LOST)
+    with pytest.raises(WrongState) as refused:
+        jobs.cancel(store, first.id, "alice", FakeClock())
+    assert refused.value.hint == "gpulease cancel 3"
+    jobs.cancel(store, continued(store, second).id, "alice", FakeClock())
+    with pytest.raises(WrongState, match="see gpulease show 1"):
+        jobs.cancel(store, first.id, "alice", FakeClock())
+
+
 # A GPU that fails under a job.
 
 
