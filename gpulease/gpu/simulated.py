@@ -4,7 +4,7 @@ They report what NVML would: an identity that survives restarts, memory in use, 
 
 Processes: a process is on a GPU if its environment names the GPU, no matter who launched it. A
 process that leased a GPU while it ran has changed its environment, which the kernel does not show.
-Such claims are passed in.
+Such claims are passed in. gpulease's own commands, also those in such a job, open no GPU.
 
 Memory: anonymous pages stand in for GPU memory. After `import tensorflow` a process has about 180
 MiB of them, beside 300 MiB of mapped libraries that processes share. Mapped files and shared memory
@@ -78,6 +78,9 @@ def simulated_uuid(seed: str, index: int) -> GpuUuid:
 
 
 _VARIABLE = b"\0CUDA_VISIBLE_DEVICES="
+_OWN_COMMAND = re.compile(
+    rb"[^\0]+\0(-P\0)?(([^\0]*/)?gpulease(d|-web)?|-m\0gpulease\.(cli|daemon|web))\0"
+)
 _CONTEXT = 64 * 1024**2
 """Bytes above which a process with a claim counts as on the GPU; a shell, or a Python without
 frameworks, has less."""
@@ -174,7 +177,8 @@ class SimulatedGpus:
             value = environment.partition(_VARIABLE)[2].partition(b"\0")[0]
             words = {GpuUuid(each.strip()) for each in value.decode(errors="replace").split(",")}
             if gpus := self.gpus.keys() & words:
-                yield int(pid), frozenset(gpus)
+                if not _OWN_COMMAND.match(read_proc(f"/proc/{pid}/cmdline")):
+                    yield int(pid), frozenset(gpus)
             else:
                 self._nameless[pid] = seen._replace(read_s=now_s)
 

@@ -158,6 +158,22 @@ def test_children_that_name_the_gpu_count_too(gpus: SimulatedGpus) -> None:
     assert sum(memory.values()) >= 100 * M
 
 
+def test_a_command_of_gpulease_does_not_count_but_the_job_that_it_becomes_does(
+    gpus: SimulatedGpus, tmp_path: Path
+) -> None:
+    first, _ = uuids(gpus)
+    become = "import os, sys; os.execv(sys.executable, [sys.executable, '-c', 'input()'])"
+    command = tmp_path / "gpulease"
+    command.write_text(f"print('ready', flush=True); input(); {become}")
+    start = f"import os, sys; os.execv(sys.executable, [sys.executable, {str(command)!r}, 'run'])"
+    with running(start, first) as process:
+        assert process.stdin is not None
+        assert gpus.read()[0].processes == ()
+        process.stdin.write("\n")
+        process.stdin.flush()
+        assert held(read_until(gpus, lambda readings: bool(readings[0].processes))[0])
+
+
 def test_what_a_fork_shares_with_its_parent_counts_once(gpus: SimulatedGpus) -> None:
     first, _ = uuids(gpus)
     program = (
