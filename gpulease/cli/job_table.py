@@ -83,9 +83,9 @@ def page(
 def _ids(group: Sequence[JobView], last: JobView | None) -> str:
     """Return the ids of a row; with `last`, the job where the listing was cut, it may have more."""
     ids = ids_of(group)
-    if last is None or len(group) == 1 or all(job is not last for job in group):
+    if last is None or len(group) == 1 or all(job.id != last.id for job in group):
         return ids
-    if last is group[0]:
+    if last.id == group[0].id:
         return ids.replace("[", "[...,")
     return ids if ids.endswith("...]") else ids.replace("]", ",...]")
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpulease.drawing.words import label, reason_of
+from gpulease.drawing.words import first_of_row, label, reason_of
 from gpulease.record import record
 from gpulease.wire.text import has_failed, ranges
 
@@ -49,7 +49,7 @@ def array_of(jobs: Sequence[JobView], now: datetime) -> Array:
         key: tuple[object, ...] = label(job), job.exit_status, reason_of(job, now)
         groups.setdefault((*key, job.id) if job.state in _RUNNING else key, []).append(job)
     ordered = sorted(groups.values(), key=lambda group: group[0].state not in _RUNNING)
-    return Array(jobs[0], list(last.values()), ordered)
+    return Array(first_of_row(jobs), list(last.values()), ordered)
 
 
 def indices_of(jobs: Sequence[JobView]) -> str:

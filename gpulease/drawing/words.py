@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 
 from gpulease.units import GIB, counted, format_instant, format_size, format_span
-from gpulease.wire.text import claimed, leased, most_of, ordinal, ranges, spoken
+from gpulease.wire.text import claimed, leased, most_of, name_of_row, ordinal, ranges, spoken
 from gpulease.wire.text import clean as clean  # noqa: PLC0414 -- a word for people, too
 
 TYPE_CHECKING = False
@@ -331,7 +331,18 @@ def alike(jobs: Iterable[JobView]) -> list[list[JobView]]:
         if array is not None and job.started_at is None and job.state in ("queued", "ended"):
             key = array, job.state, job.outcome, job.reason, _begin_of(job)
         groups.setdefault(key, []).append(job)
-    return list(groups.values())
+    return [[first_of_row(group), *group[1:]] for group in groups.values()]
+
+
+def first_of_row(jobs: Sequence[JobView]) -> JobView:
+    """Return the first of jobs that share a row, with the name of the row."""
+    first = jobs[0]
+    if (name := name_of_row([job.name for job in jobs])) != first.name:
+        from copy import copy
+
+        first = copy(first)
+        first.name = name
+    return first
 
 
 def reason_of(job: JobView, now: datetime) -> str | None:

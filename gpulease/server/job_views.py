@@ -56,7 +56,7 @@ from gpulease.wire.jobs import (
     UnheldView,
 )
 from gpulease.wire.machine import OveruseView
-from gpulease.wire.text import ranges
+from gpulease.wire.text import name_of_row, ranges
 
 FRAMEWORK = EnforcementLevel.FRAMEWORK
 
@@ -400,6 +400,7 @@ class JobViews:
         if len(row) > 1 and view.queue is not None:
             arrays = (each.queue.array for each, _ in row)
             indices = sorted(array.index for array in arrays if array is not None)
+            view.name = name_of_row([each.name for each, _ in row])
             view.queue.array_waiting = ArrayWaitingView(ranges(indices), len(indices))
         return view
 

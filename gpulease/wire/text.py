@@ -120,6 +120,12 @@ def ranges(numbers: Sequence[int]) -> str:
     return ",".join([*shown[:_MOST_RANGES], *["..."] * (len(shown) > _MOST_RANGES)])
 
 
+def name_of_row(names: Sequence[str]) -> str:
+    """Return the words with which all names begin: those of a grid end with different values."""
+    shared = os.path.commonprefix([f"{each} " for each in names])  # noqa: RUF071  no paths
+    return shared.rpartition(" ")[0] or names[0]
+
+
 def clean(text: str) -> str:
     """Return text without characters that control a terminal or turn text around, on one line."""
     if text.isprintable():

@@ -147,6 +147,11 @@ def test_a_grid_is_an_array_of_all_combinations(daemon: Daemon) -> None:
     assert names == [f"sweep lr={lr} seed={seed}" for lr in ("1e-3", "1e-4") for seed in (0, 1)]
     assert daemon.run("logs", f"{array}_2").stdout == "1e-4 0 1e-4/0\n"
 
+    held = int(daemon.run("run", "--mem", "1G", "--held", *line, "true").stdout)
+    (row,) = json.loads(daemon.run("status", "--json", "--queue", "1").stdout)["jobs"]
+    assert (row["name"], row["queue"]["array_waiting"]["indices"]) == ("sweep", "0-3")
+    daemon.run("cancel", str(held))
+
     again = int(daemon.run("again", f"{array}_2").stdout)
     assert daemon.wait_until(again, "ended")["name"] == names[2]
     assert daemon.run("logs", f"{again}_2").stdout == "1e-4 0 1e-4/0\n"

@@ -1,5 +1,6 @@
 """--begin and --after as they are typed, and elements of arrays that share a row."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import cast
@@ -16,6 +17,7 @@ from gpulease.cli.resolved_options import begin_instant, dependencies
 from gpulease.cli.show_jobs import array_page as page
 from gpulease.cli.tables import draw
 from gpulease.client import Client
+from gpulease.drawing.arrays import array_of
 from gpulease.drawing.words import alike, id_of, ids_of, reason_of
 from gpulease.errors import BadValue, NoSuchJob
 from gpulease.wire.jobs import (
@@ -108,6 +110,24 @@ def test_an_element_that_stands_for_others_has_their_row_and_they_count_as_shown
         drawn = draw(status_page.page(views.status(jobs=jobs, waiting=waiting), now), None)
         assert ("more: " in drawn) is bool(more)
         assert (more or "17_[0-299]") in drawn
+
+
+@pytest.mark.parametrize(
+    ("values", "name"),
+    [
+        (("lr=1e-3 seed=0", "lr=1e-3 seed=1", "lr=1e-4 seed=0"), "train.py"),
+        (("lr=1e-3 seed=0", "lr=1e-3 seed=1", "lr=1e-3 seed=10"), "train.py lr=1e-3"),
+    ],
+)
+def test_a_row_of_a_grid_is_named_by_what_its_elements_share(
+    values: Sequence[str], name: str
+) -> None:
+    jobs = [replace(_element(17 + n, n), name=f"train.py {it}") for n, it in enumerate(values)]
+    assert [group[0].name for group in alike(jobs)] == [name]
+    now = datetime(2026, 7, 1, 10, tzinfo=UTC)
+    assert array_of(jobs, now).first.name == name
+    page = draw(job_table.page(JobList(jobs, total=300), now, newest=True), None)
+    assert "17_[...,0-2]" in page
 
 
 def test_a_row_at_which_a_listing_was_cut_is_marked() -> None:
