@@ -6,7 +6,8 @@ import pytest
 
 from gpulease.shim.accounting import HostUse, host_use
 
-MIB = 1 << 20
+MIB, GIB = 1 << 20, 1 << 30
+"""Peaks are in GiB: no child that the tests have had was so large, which would be a lower bound."""
 SCOPE = "gpulease.slice/gpulease-job-7.scope"
 OWN_LIMIT = "low 0\nhigh 0\nmax 9\noom 4\noom_kill 3\noom_group_kill 0\n"
 OTHERS = "low 0\nhigh 0\nmax 0\noom 0\noom_kill 1\noom_group_kill 0\n"
@@ -34,8 +35,8 @@ class Kernel:
 def version_2(tmp_path: Path) -> Kernel:
     kernel = Kernel(tmp_path, f"0::/{SCOPE}")
     kernel.write(
-        SCOPE, memory__peak=900 * MIB, memory__max="max", memory__events=OTHERS,
-        memory__stat=f"anon 0\nfile {600 * MIB}\nshmem {100 * MIB}", cpu__stat="usage_usec 2500000",
+        SCOPE, memory__peak=900 * GIB, memory__max="max", memory__events=OTHERS,
+        memory__stat=f"anon 0\nfile {600 * GIB}\nshmem {100 * GIB}", cpu__stat="usage_usec 2500000",
     )  # fmt: skip
     return kernel
 
@@ -43,7 +44,7 @@ def version_2(tmp_path: Path) -> Kernel:
 def test_files_that_the_kernel_keeps_are_not_what_a_job_used(version_2: Kernel) -> None:
     # 900 of which 500 are of files; what is left in /dev/shm is the job's.
     used = version_2.use()
-    assert (used.ram_peak, used.cpu_s) == (400 * MIB, 2.5)
+    assert (used.ram_peak, used.cpu_s) == (400 * GIB, 2.5)
 
 
 def test_without_a_limit_of_its_own_it_was_the_machine_that_ran_out(version_2: Kernel) -> None:
@@ -71,11 +72,11 @@ def test_an_older_kernel_knows_no_peak_and_none_is_not_zero(version_2: Kernel) -
 def test_version_1_has_the_same(tmp_path: Path) -> None:
     kernel = Kernel(tmp_path, f"4:memory:/{SCOPE}\n0::/{SCOPE}")
     kernel.write(
-        f"memory/{SCOPE}", memory__max_usage_in_bytes=900 * MIB, memory__failcnt=5,
+        f"memory/{SCOPE}", memory__max_usage_in_bytes=900 * GIB, memory__failcnt=5,
         memory__limit_in_bytes=9223372036854771712, memory__oom_control="oom_kill 1",
-        memory__stat=f"cache 0\ntotal_cache {600 * MIB}\ntotal_shmem {100 * MIB}",
+        memory__stat=f"cache 0\ntotal_cache {600 * GIB}\ntotal_shmem {100 * GIB}",
     )  # fmt: skip
     used = kernel.use()
-    assert (used.ram_peak, used.oom_kills, used.ram_limit) == (400 * MIB, 1, None)
-    kernel.write(f"memory/{SCOPE}", memory__limit_in_bytes=900 * MIB)
-    assert kernel.use().ram_limit == 900 * MIB
+    assert (used.ram_peak, used.oom_kills, used.ram_limit) == (400 * GIB, 1, None)
+    kernel.write(f"memory/{SCOPE}", memory__limit_in_bytes=900 * GIB)
+    assert kernel.use().ram_limit == 900 * GIB
