@@ -206,7 +206,7 @@ def id_of(job: JobView) -> str:
 def in_the_way(job: JobView | ExplainView) -> str:
     """Write which job has to end for a waiting one, or of how many some do; empty for none."""
     if len(job.waits_for) > 1:
-        return f"some of {len(job.waits_for)} jobs"
+        return f"one or more of {len(job.waits_for)} jobs"
     return "".join(f"job {clean(str(each))}" for each in job.waits_for_labels or job.waits_for)
 
 

@@ -135,7 +135,7 @@ def test_each_waiting_job_has_one_line_and_says_what_it_waits_for() -> None:
     blocked = replace(first, id=9, position=None, queue=held, reason="held by its owner")
     lines = shown(machine(1, [first, replace(queue(2)[1], behind=60), blocked]))
 
-    assert row_of(lines, "1").endswith("in 1-10 h, after some of 4 jobs")
+    assert row_of(lines, "1").endswith("in 1-10 h, after one or more of 4 jobs")
     assert row_of(lines, "2").endswith("in 1-10 h, after job 60")
     assert any(line.split()[0] == "9" and line.endswith("held") for line in lines if line)
 
@@ -148,7 +148,7 @@ def test_a_reason_is_shown_whole_or_left_out_beside_a_time() -> None:
     wide = replace(sweep[0], id=41, position=4, name="llm", claim=views.claim(70 * GIB, gpus=4))
     array = replace(wide, id=42, position=5, label="13_1999", expected_start_at=None)
     jobs = [replace(job, behind=None, waits_for=[1, 2, 3, 4, 14]) for job in (*sweep, wide, array)]
-    reason = "after some of 5 jobs"
+    reason = "after one or more of 5 jobs"
     lines = shown(machine(1, jobs), 80)
     assert row_of(lines, "5").endswith(reason)
     for first in ("1-3", "4"):
@@ -167,7 +167,7 @@ def test_elements_are_named_as_they_stand_in_other_rows() -> None:
     behind = replace(job, waits_for=[1, 38], behind=38, behind_label="9_7")
     assert row_of(shown(machine(1, [behind]), 100), "1").endswith("after job 9_7")
     text = draw(job_page.page(behind, NOW), None)
-    assert "some of 2 jobs" in text
+    assert "one or more of 2 jobs" in text
     assert "the reservation of job 9_7" in text
 
 
