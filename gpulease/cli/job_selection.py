@@ -67,7 +67,7 @@ _APPLIES: dict[str, Callable[[JobView], bool]] = {
     "move": lambda job: job.state == "queued",
 }
 """What --all, --name, a range and an array leave out, by verb: these jobs would be refused."""
-_WHICH = {
+_APPLIES_TO = {
     "extend": "waits or runs with a time limit",
     "keep": "runs",
     "requeue": "runs",
@@ -367,7 +367,7 @@ def _all_of(elements: Sequence[JobView], verb: Verb) -> list[int]:
 
 
 def _which(verb: Verb) -> str:
-    return _WHICH.get(verb, "waits or runs")
+    return _APPLIES_TO.get(verb, "waits or runs")
 
 
 def _applicable(jobs: Sequence[JobView], verb: Verb) -> list[JobView]:

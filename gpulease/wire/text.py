@@ -122,7 +122,7 @@ def ranges(numbers: Sequence[int]) -> str:
 
 def name_of_row(names: Sequence[str]) -> str:
     """Return the words with which all names begin: those of a grid end with different values."""
-    shared = os.path.commonprefix([f"{each} " for each in names])  # noqa: RUF071  no paths
+    shared = os.path.commonprefix([f"{each} " for each in names])  # noqa: RUF071 -- no paths
     return shared.rpartition(" ")[0] or names[0]
 
 
